@@ -1,0 +1,133 @@
+"""The JSON of the HTTP interface, as pydantic models: what /docs shows and tests compare with."""
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from app.stages import Combined, Fault
+
+
+class Answered(BaseModel):
+    """One class and its probability, 0..1."""
+
+    index: int
+    label: str
+    probability: float
+
+
+class MemberOpinion(BaseModel):
+    """What one member alone says: its first choice, and its own top-k."""
+
+    label: str
+    probability: float
+    predictions: list[Answered]
+
+
+class Stage(BaseModel):
+    """One bar of the timeline; times in ms from the request's arrival at the Gateway.
+
+    ``read`` is the body, ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine`` the
+    average. What lies between two bars is transport.
+    """
+
+    stage: str
+    member: str | None = None
+    start_ms: float
+    duration_ms: float
+    batch_size: int | None = None
+
+
+class Timings(BaseModel):
+    """Where the request's milliseconds went."""
+
+    total: float
+    stages: list[Stage]
+
+
+class Classified(BaseModel):
+    """The answer for one image."""
+
+    model_set: str
+    predictions: list[Answered]
+    members: dict[str, MemberOpinion]
+    agreement: bool = Field(description="all members have the same first choice")
+    degraded: bool = Field(description="fewer members answered than the set has")
+    request_id: str
+    timings_ms: Timings
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong, the limit, and what to do next."""
+
+    code: str
+    message: str
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every status from 400 up has this body."""
+
+    error: ErrorDetail
+
+
+class Results(BaseModel):
+    """The answer for a multipart request: one entry per file, in order."""
+
+    results: list[Classified | ErrorAnswer]
+    request_id: str
+
+
+class ServedMember(BaseModel):
+    """One member of the served set."""
+
+    name: str
+    precision: str
+    weight: float
+    source: str
+
+
+class ServedModels(BaseModel):
+    """The answer of /v1/models."""
+
+    model_set: str
+    description: str
+    hint: str
+    input_size: int
+    labels: list[str]
+    members: list[ServedMember]
+    accuracy: list[dict[str, Any]]
+
+
+class Ready(BaseModel):
+    """The answer of /readyz and /healthz."""
+
+    ready: bool
+
+
+def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
+    """Dress a fault for the outside."""
+    detail = ErrorDetail(code=fault.code, message=fault.message, request_id=request_id)
+    return ErrorAnswer(error=detail)
+
+
+def classified(
+    combined: Combined, model_set: str, num_members: int, request_id: str, timings: Timings
+) -> Classified:
+    """Dress the Combiner's answer for the outside."""
+    members = {}
+    for name, predictions in combined.members.items():
+        rows = [Answered(**asdict(prediction)) for prediction in predictions]
+        first = rows[0]
+        members[name] = MemberOpinion(
+            label=first.label, probability=first.probability, predictions=rows
+        )
+    return Classified(
+        model_set=model_set,
+        predictions=[Answered(**asdict(prediction)) for prediction in combined.predictions],
+        members=members,
+        agreement=combined.agreement,
+        degraded=len(members) < num_members,
+        request_id=request_id,
+        timings_ms=timings,
+    )

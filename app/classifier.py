@@ -1,0 +1,61 @@
+"""The Classifier deployment: one member, one compiled network, one batch queue a replica."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from models.cpus import available_cpus
+from models.ensemble import Probabilities
+from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+from app.batching import BatchQueue
+from app.settings import Settings
+from app.stages import MemberAnswer
+
+
+class Classifier:
+    """Runs one member; the network works on a thread of its own, off the replica's loop."""
+
+    def __init__(self, settings: Settings, member: str) -> None:
+        model_set = load_model_set(settings.model_set, settings.model_search)
+        share = max(1, available_cpus() // len(model_set.manifest.members))
+        options = RuntimeOptions(
+            num_threads=settings.threads_per_member or share,
+            batch_sizes=settings.batch_sizes,
+            cache_dir=settings.compile_cache,
+        )
+        self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
+        manifest = model_set.manifest
+        self._network.check_fits(manifest.image.input_size, manifest.num_classes)
+        self._network.warm_up()
+        self._thread = ThreadPoolExecutor(1, f"infer-{member}")
+        self._queue = BatchQueue(
+            self._infer, self._network.max_batch_size, settings.max_queued_images
+        )
+
+    async def classify(self, images: Pixels, timeout_s: float) -> MemberAnswer:
+        """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DeadlineError: ``timeout_s`` passed before every image had its turn.
+
+        """
+        futures = self._queue.submit(images, timeout_s)
+        try:
+            results = await asyncio.gather(*futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()  # what still waits is dropped when its turn comes
+            raise
+        return MemberAnswer(
+            np.stack([result.probabilities for result in results]),
+            tuple(result.queued_s * 1e3 for result in results),
+            tuple(result.infer_s * 1e3 for result in results),
+            tuple(result.batch_size for result in results),
+        )
+
+    async def _infer(self, batch: Pixels) -> Probabilities:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._network.infer, batch)

@@ -1,0 +1,60 @@
+"""``tandem``: the command line. Each command's work is done in a module of its own."""
+
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from models.errors import TandemError
+from rich.console import Console
+
+from app.classify_command import classify
+from app.models_command import models_app
+
+app = typer.Typer(
+    help="An image-classification ensemble on CPUs: INT8 networks as a Ray Serve graph.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command()(classify)
+app.add_typer(models_app, name="models")
+for _entry in entry_points(
+    group="tandem.commands"
+):  # calibration adds its own: app never imports it
+    app.command(_entry.name)(_entry.load())
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Ray Serve configuration  [default: serve_config.yaml]")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+) -> None:
+    """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it."""
+    from app.serve_command import run_service
+
+    run_service(model_set, config, host, port)
+
+
+def main() -> None:
+    """Run the command line; a :class:`TandemError` becomes one line and exit code 2."""
+    try:
+        app()
+    except TandemError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"[red]tandem:[/] {error.message}", highlight=False
+        )
+        raise SystemExit(2) from None

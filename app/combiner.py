@@ -1,0 +1,28 @@
+"""The Combiner deployment: members' probabilities to one readable answer per image."""
+
+from models.ensemble import Probabilities, average, top_k
+from models.model_set import load_model_set
+
+from app.settings import Settings
+from app.stages import Combined
+
+
+class Combiner:
+    """Averages with the manifest's weights and names the classes."""
+
+    def __init__(self, settings: Settings) -> None:
+        model_set = load_model_set(settings.model_set, settings.model_search)
+        self._labels = model_set.labels
+        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+
+    async def combine(self, members: dict[str, Probabilities], k: int) -> list[Combined]:
+        """Return one answer per image from float32 (K, C) of every member that answered."""
+        rows = average(members, self._weights)
+        return [self._one(i, rows[i], members, k) for i in range(len(rows))]
+
+    def _one(
+        self, index: int, row: Probabilities, members: dict[str, Probabilities], k: int
+    ) -> Combined:
+        own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
+        firsts = {predictions[0].index for predictions in own.values()}
+        return Combined(top_k(row, self._labels, k), own, len(firsts) == 1)

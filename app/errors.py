@@ -1,0 +1,52 @@
+"""Errors of a request's way through the graph, beside :mod:`models.errors`' errors of images."""
+
+from models.errors import TandemError
+
+
+class ClientGoneError(TandemError):
+    """The caller hung up before its request was read; nobody will see the status."""
+
+    status = 499
+    code = "client_gone"
+
+
+class BadParameterError(TandemError):
+    """A query parameter, header or form that does not make sense."""
+
+    status = 422
+    code = "bad_parameter"
+
+
+class BodyTooLargeError(TandemError):
+    """More bytes than the limit; what came over it was dropped as it arrived."""
+
+    status = 413
+    code = "too_many_bytes"
+
+
+class TooManyFilesError(TandemError):
+    """More files in one request than the limit."""
+
+    status = 413
+    code = "too_many_files"
+
+
+class OverloadedError(TandemError):
+    """Every queue place is taken: come back later (the answer carries Retry-After)."""
+
+    status = 429
+    code = "overloaded"
+
+
+class NotReadyError(TandemError):
+    """A member has not answered yet, or no longer does."""
+
+    status = 503
+    code = "not_ready"
+
+
+class DeadlineError(TandemError):
+    """The request's time is over; work that was still queued for it is dropped."""
+
+    status = 504
+    code = "deadline"

@@ -1,0 +1,175 @@
+"""The Gateway: the graph's root. Sends a request through the stages and keeps its time.
+
+HTTP itself is in :mod:`app.http_api`; no pixel is touched here.
+"""
+
+import asyncio
+import base64
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from models.ensemble import Probabilities
+from models.errors import TandemError
+from models.model_set import load_model_set
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from app.answers import Classified, ServedMember, ServedModels, classified
+from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.http_api import create_api
+from app.settings import Settings
+from app.stages import Combined, Decoded, Fault, MemberAnswer, call
+from app.timeline import Span, Timeline
+
+# One grey pixel as PNG: the smallest picture that passes every stage.
+WARM_UP_IMAGE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+)
+READY_FOR_S = 5.0  # a member that answered is taken as ready this long before it is asked again
+
+
+class Gateway:
+    """Decoder, then every member in parallel, then the Combiner."""
+
+    def __init__(
+        self, settings: Settings, decoder: Any, members: Mapping[str, Any], combiner: Any
+    ) -> None:
+        self.settings = settings
+        self._model_set = load_model_set(settings.model_set, settings.model_search)
+        self._decoder, self._members, self._combiner = decoder, dict(members), combiner
+        self._ready_until = 0.0
+        self._probe: asyncio.Task[None] | None = None
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the HTTP interface; Serve calls this once per replica."""
+        return create_api(self)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes an answer can have."""
+        return self._model_set.manifest.num_classes
+
+    async def classify(
+        self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
+    ) -> list[Classified | Fault]:
+        """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
+
+        Raises:
+            OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
+
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._through_the_graph(files, top_k, timeout_s, request_id, timeline)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no answer within {timeout_s:g} s; the service is busy or a member hangs: try "
+                "again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+            ) from error
+        except BackPressureError as error:
+            raise OverloadedError("every queue place is taken; try again in a second") from error
+        except (RayError, RayServeException) as error:
+            raise _as_tandem(error) from error
+
+    async def _through_the_graph(
+        self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
+    ) -> list[Classified | Fault]:
+        with timeline.measure() as decoding:
+            decoded: Decoded = await call(self._decoder, "decode", files)
+        answers: dict[str, MemberAnswer] = {}
+        hops: dict[str, Span] = {}
+        combined: list[Combined] = []
+        if len(decoded.images):
+            left = timeout_s - timeline.elapsed_s()
+            answers, hops = await self._ask_members(decoded, left, timeline)
+            rows = {name: answer.probabilities for name, answer in answers.items()}
+            combined = await self._combine(rows, top_k, timeline)
+        good = iter(enumerate(combined))
+        results: list[Classified | Fault] = []
+        for position in range(len(files)):
+            if fault := decoded.faults.get(position):
+                results.append(fault)
+                continue
+            index, one = next(good)
+            timings = timeline.of_image(index, decoding, decoded, hops, answers)
+            results.append(
+                classified(one, self._model_set.name, len(self._members), request_id, timings)
+            )
+        return results
+
+    async def _ask_members(
+        self, decoded: Decoded, timeout_s: float, timeline: Timeline
+    ) -> tuple[dict[str, MemberAnswer], dict[str, Span]]:
+        """Send the one tensor to all members at once; it was resolved before it is fanned out."""
+
+        async def ask(member: Any) -> tuple[MemberAnswer, Span]:
+            with timeline.measure() as hop:
+                answer: MemberAnswer = await call(member, "classify", decoded.images, timeout_s)
+            return answer, hop
+
+        tasks = {name: asyncio.create_task(ask(m)) for name, m in self._members.items()}
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:  # when one member fails, the others' work is of no use
+            for task in tasks.values():
+                task.cancel()
+        done = {name: task.result() for name, task in tasks.items()}
+        return {n: d[0] for n, d in done.items()}, {n: d[1] for n, d in done.items()}
+
+    async def _combine(
+        self, rows: dict[str, Probabilities], top_k: int, timeline: Timeline
+    ) -> list[Combined]:
+        with timeline.measure() as timeline.combining:
+            combined: list[Combined] = await call(self._combiner, "combine", rows, top_k)
+        return combined
+
+    async def check_ready(self) -> None:
+        """Send the warm-up image through the graph unless one just came through.
+
+        Raises:
+            NotReadyError: a stage does not answer.
+
+        """
+        if time.monotonic() < self._ready_until:
+            return
+        if self._probe is None:  # one probe at a time, however many ask
+            self._probe = asyncio.create_task(self._probe_graph())
+            self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
+        await asyncio.shield(self._probe)
+
+    async def _probe_graph(self) -> None:
+        try:
+            results = await self.classify([WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline())
+        except TandemError as error:
+            raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
+        if isinstance(results[0], Fault):
+            raise NotReadyError(f"the warm-up image failed: {results[0].message}")
+        self._ready_until = time.monotonic() + READY_FOR_S
+
+    def served_models(self) -> ServedModels:
+        """Say what is served."""
+        manifest, precision = self._model_set.manifest, self.settings.precision
+        return ServedModels(
+            model_set=manifest.name,
+            description=manifest.description,
+            hint=manifest.hint,
+            input_size=manifest.image.input_size,
+            labels=list(self._model_set.labels),
+            members=[
+                ServedMember(name=m.name, precision=precision, weight=m.weight, source=m.source)
+                for m in manifest.members
+            ],
+            accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
+        )
+
+
+def _as_tandem(error: Exception) -> TandemError:
+    """Unwrap the error of a stage; what is not ours means that the stage is not there."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, TandemError):
+        return cause
+    if isinstance(cause, TaskCancelledError):
+        return DeadlineError("the request was cancelled on its way through the graph")
+    return NotReadyError(f"a stage of the graph failed ({type(cause).__name__}); try again")

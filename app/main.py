@@ -1,0 +1,30 @@
+"""The graph, bound: ``serve run serve_config.yaml`` calls :func:`build` with the file's ``args``.
+
+client ─▶ Gateway ─▶ Decoder
+             │  ├──▶ resnet50    ─┐  one Classifier per member,
+             │  └──▶ densenet169 ─┤  all at the same time
+             └─────▶ Combiner ◀───┘
+"""
+
+from models.model_set import load_model_set
+from ray import serve
+from ray.serve import Application
+
+from app.classifier import Classifier
+from app.combiner import Combiner
+from app.decoder import Decoder
+from app.gateway import Gateway
+from app.settings import Settings
+
+
+def build(settings: Settings) -> Application:
+    """Bind the stages; how many replicas each has is serve_config.yaml's business."""
+    manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    decoder = serve.deployment(name="Decoder")(Decoder).bind(settings)
+    members = {
+        member.name: serve.deployment(name=member.name)(Classifier).bind(settings, member.name)
+        for member in manifest.members
+    }
+    combiner = serve.deployment(name="Combiner")(Combiner).bind(settings)
+    ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
+    return ingress.bind(settings, decoder, members, combiner)

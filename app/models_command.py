@@ -1,0 +1,90 @@
+"""``tandem models``: which sets there are, and whether their files are what the manifests say."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from models.errors import ModelSetError
+from models.manifest import Manifest
+from models.model_set import BUNDLED_DIR, ModelSet, list_folders, load_model_set
+from rich.console import Console
+from rich.table import Table
+
+models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
+console = Console()
+Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched before the bundled")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+
+
+def _search(dirs: list[Path] | None) -> tuple[Path, ...]:
+    return (*(dirs or ()), BUNDLED_DIR)
+
+
+@models_app.command("list")
+def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
+    """Show every model set that a name can stand for."""
+    sets = [load_model_set(str(folder.resolve())) for folder in list_folders(_search(model_dir))]
+    if as_json:
+        typer.echo(json.dumps([{"folder": str(s.folder), **_facts(s.manifest)} for s in sets]))
+        return
+    table = Table("set", "classes", "input", "members", "top-1 of the ensemble", "folder")
+    for model_set in sets:
+        facts = _facts(model_set.manifest)
+        table.add_row(
+            facts["name"],
+            str(facts["num_classes"]),
+            f"{facts['input_size']} px",
+            ", ".join(facts["members"]),
+            ", ".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
+            str(model_set.folder),
+        )
+    console.print(table)
+
+
+def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
+    return {
+        "name": manifest.name,
+        "num_classes": manifest.num_classes,
+        "input_size": manifest.image.input_size,
+        "members": [member.name for member in manifest.members],
+        "top1": {record.precision: record.top1["ensemble"] for record in manifest.accuracy},
+    }
+
+
+@models_app.command("verify")
+def verify(
+    name: Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")],
+    model_dir: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file of a set with its manifest, and run each network once."""
+    model_set = load_model_set(name, _search(model_dir))
+    problems = model_set.problems() or _problems_running(model_set)
+    if as_json:
+        typer.echo(json.dumps({"set": model_set.name, "ok": not problems, "problems": problems}))
+    else:
+        for problem in problems:
+            console.print(f"[red]bad[/] {problem}", highlight=False, soft_wrap=True)
+        if not problems:
+            num_files = len(model_set.manifest.files)
+            console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network runs")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _problems_running(model_set: ModelSet) -> list[str]:
+    """Compile every network and run one image: right files may still not fit the manifest."""
+    from models.runtime import CompiledNetwork, RuntimeOptions
+
+    image, found = model_set.manifest.image, []
+    for member in model_set.manifest.members:
+        for precision in member.networks:
+            path = model_set.network_path(member.name, precision)
+            try:
+                network = CompiledNetwork(path, RuntimeOptions(batch_sizes=(1,)))
+                network.check_fits(image.input_size, model_set.manifest.num_classes)
+                network.warm_up()
+            except (ModelSetError, RuntimeError) as error:
+                found.append(f"{path}: {error}")
+    return found

@@ -1,0 +1,211 @@
+// Everything the page draws. What the server or a file name says becomes text nodes and nothing else, and sizes are set
+// through element.style: the content security policy allows neither markup nor style in strings.
+
+const LISTED_CLASSES = 30;
+const NUM_GHOSTS = 5;
+const NUM_HUES = 4;
+
+export const byId = (id) => document.getElementById(id);
+const $ = byId;
+
+/** Makes an element; strings among the children become text nodes. */
+function make(tag, className = "", ...children) {
+  const node = document.createElement(tag);
+  node.className = className;
+  node.append(...children);
+  return node;
+}
+
+/** Shows a text in the element, or hides it when there is nothing to say. */
+function say(id, text) {
+  $(id).textContent = text;
+  $(id).hidden = !text;
+}
+
+function percent(share) {
+  if (share > 0.999 && share < 1) return ">99.9%";
+  return share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(1)}%`;
+}
+
+const milliseconds = (ms) => `${ms.toFixed(ms < 100 ? 1 : 0)} ms`;
+
+/** Tells those who do not see the page; errors have a live region of their own. */
+export function announce(text) {
+  if ($("status").textContent !== text) $("status").textContent = text;
+}
+
+// ---- the answer panel
+
+/** Puts the panel into one of its states (idle, waiting, busy, done, error) and clears what the last one left. */
+export function phase(name, headline, verdict) {
+  const isPending = name === "busy" || name === "waiting";
+  $("answer").dataset.phase = name;
+  $("answer").setAttribute("aria-busy", isPending);
+  $("headline").textContent = headline;
+  $("verdict").textContent = verdict;
+  $("share").textContent = $("problem").textContent = "";
+  $("degraded").hidden = $("retry").hidden = true;
+  $("bars").replaceChildren(...Array.from({ length: NUM_GHOSTS }, () => make("li", "ghost", make("span", "track"))));
+  $("details").classList.toggle("stale", isPending);
+  if (isPending) announce(`${headline} ${verdict}`);
+}
+
+export function failure(headline, message, mayRetry) {
+  phase("error", headline, "");
+  $("problem").textContent = message;
+  $("retry").hidden = !mayRetry;
+  $("details").hidden = true;
+}
+
+/**
+ * Draws one answer: the ensemble's and each member's classes, and the time it took.
+ * @param {object} result one answer of POST /v1/classify
+ * @param {{name: string, precision?: string}[]} roster the members of the served set, in its order
+ */
+export function answer(result, roster) {
+  const [best] = result.predictions;
+  phase("done", best.label, verdict(result));
+  $("share").textContent = percent(best.probability);
+  $("bars").replaceChildren(...result.predictions.map(bar));
+  say("degraded", result.degraded ? degraded(result, roster) : "");
+  members(result.members, roster);
+  timeline(result.timings_ms, roster);
+  $("request-id").textContent = result.request_id;
+  $("details").hidden = false;
+  announce(`${best.label}, ${percent(best.probability)}. ${$("verdict").textContent} ${$("degraded").textContent}`);
+}
+
+function verdict({ members, agreement }) {
+  const names = Object.keys(members);
+  if (names.length < 2) return "";
+  if (agreement) return names.length === 2 ? "Both members agree." : `All ${names.length} members agree.`;
+  return `The members disagree: ${names.map((name) => `${name} says ${members[name].label}`).join(", ")}.`;
+}
+
+function degraded({ members }, roster) {
+  const missing = roster.map(({ name }) => name).filter((name) => !(name in members));
+  return missing.length ? `Degraded: this answer came about without ${missing.join(" and ")}.` : "Degraded: not every member took part in this answer.";
+}
+
+function bar({ label, probability }) {
+  const fill = make("span", "fill");
+  fill.style.width = `${100 * probability}%`;
+  return make("li", "", make("span", "label", label), make("span", "percent", percent(probability)), make("span", "track", fill));
+}
+
+// ---- members and timeline
+
+/** The hue that marks a member wherever it appears: its place in the model set. */
+function hue(name, roster) {
+  return Math.max(roster.findIndex((member) => member.name === name), 0) % NUM_HUES;
+}
+
+function dot(name, roster) {
+  const node = make("span", "dot");
+  node.dataset.hue = hue(name, roster);
+  return node;
+}
+
+function members(answers, roster) {
+  $("members").replaceChildren(...Object.entries(answers).map(([name, { predictions }]) => {
+    const precision = roster.find((member) => member.name === name)?.precision ?? "";
+    const list = make("ol", "bars", ...predictions.map(bar));
+    list.dataset.hue = hue(name, roster);
+    return make("div", "member", make("h3", "", dot(name, roster), name, make("span", "soft", precision)), list);
+  }));
+}
+
+/** One row per stage; rows of the same stage stand together, so that members at work at once are seen to be. */
+function timeline({ total, stages }, roster) {
+  const order = [...new Set(stages.map(({ stage }) => stage))];
+  const rows = [...stages].sort((a, b) => order.indexOf(a.stage) - order.indexOf(b.stage));
+  const end = Math.max(total, 0.1);
+  $("total").textContent = milliseconds(total);
+  $("round-trip").textContent = "in the service";
+  $("axis").replaceChildren(...ticks(end).map((ms) => {
+    const tick = make("span", "tick", make("span", "", `${ms}`));
+    tick.style.left = `${(100 * ms) / end}%`;
+    return tick;
+  }));
+  $("stages").replaceChildren(...rows.map((row) => stageRow(row, end, roster)));
+}
+
+export function roundTrip(ms) {
+  $("round-trip").textContent = `in the service, ${milliseconds(ms)} as seen from this browser`;
+}
+
+function stageRow({ stage, member, start_ms, duration_ms }, end, roster) {
+  const start = Math.min(Math.max(start_ms, 0), end);
+  const span = make("span", "span");
+  span.style.left = `${(100 * start) / end}%`;
+  span.style.width = `${(100 * Math.min(duration_ms, end - start)) / end}%`;
+  span.dataset.stage = stage;
+  if (member) span.dataset.hue = hue(member, roster);
+  const name = member ? [dot(member, roster), stage, " ", make("span", "of", member)] : [stage];
+  return make("li", "", make("span", "stage", ...name), make("span", "lane", span), make("span", "percent", milliseconds(duration_ms)));
+}
+
+/** At most six round numbers from 0 to end. */
+function ticks(end) {
+  const rough = end / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  return Array.from({ length: Math.floor(end / step) + 1 }, (_, i) => Number((i * step).toPrecision(3)));
+}
+
+// ---- pictures and the cards of several
+
+export function preview({ file, url }) {
+  $("drop").classList.add("filled");
+  $("preview").src = url;
+  $("preview").hidden = $("caption").hidden = false;
+  $("filename").textContent = file.name;
+}
+
+/** The list of several files; each card opens its own answer. */
+export function cards(items, chosen, onSelect) {
+  $("batch").hidden = items.length < 2;
+  if ($("batch").hidden) return;
+  const focused = [...$("cards").children].findIndex((row) => row.contains(document.activeElement));
+  $("batch-title").textContent = `${items.length} files`;
+  $("cards").replaceChildren(...items.map((item, i) => make("li", "", card(item, i === chosen, () => onSelect(i)))));
+  $("cards").children[focused]?.firstChild.focus();
+}
+
+function card({ file, url, result }, isChosen, onClick) {
+  const picture = make("img");
+  picture.alt = "";
+  picture.addEventListener("error", () => picture.replaceWith(make("span", "no-picture")));
+  picture.src = url;
+  const node = make("button", "card", picture, make("span", "name", file.name), ...cardText(result));
+  node.type = "button";
+  node.disabled = !result;
+  node.setAttribute("aria-pressed", isChosen);
+  node.addEventListener("click", onClick);
+  return node;
+}
+
+function cardText(result) {
+  if (!result) return [make("span", "aside", "Looking…")];
+  if (result.error) return [make("span", "wrong", result.error.message)];
+  const [best] = result.predictions;
+  const said = make("span", "said", make("span", "label", best.label), make("span", "percent", percent(best.probability)));
+  return [said, make("span", "aside", result.degraded ? "Degraded answer." : verdict(result))];
+}
+
+// ---- what the served set knows
+
+/** Says what the served set can answer at all, and how to get more. */
+export function classes({ model_set, labels, hint }) {
+  const isShort = labels.length <= LISTED_CLASSES;
+  $("classes").textContent = `The served set, ${model_set}, knows ${labels.length} classes${isShort ? ":" : "."}`;
+  $(isShort ? "labels" : "all-labels").replaceChildren(...labels.map((label) => make("li", "", label)));
+  $("labels").hidden = !isShort;
+  $("more").hidden = isShort;
+  $("forced").hidden = false;
+  say("hint", hint ?? "");
+}
+
+export function noClasses(message) {
+  $("classes").textContent = message;
+}

@@ -1,0 +1,162 @@
+// The page's behaviour: takes pictures, sends them to the service, keeps what came back. draw.js puts it on the screen.
+
+import * as draw from "/page/draw.js";
+
+const RETRY_MS = 2000;
+const TOP_K = 5;
+const IDLE = ["idle", "Nothing yet", "The answer appears here."];
+const NOT_A_FILE = "That was not a file. Save the picture first, or copy the picture itself and paste it here.";
+
+/** Errors that may pass by themselves, by status (0: no answer at all); only these offer another try. */
+const PASSING = { 0: "No connection", 429: "Busy right now", 500: "Something broke", 503: "Not available", 504: "Too slow" };
+
+const $ = draw.byId;
+
+/**
+ * @typedef {{file: File, url: string, result?: object}} Item  a picture; its result is an answer or {error}
+ * @type {{models: ?object, items: Item[], sending: AbortController}}
+ */
+const state = { models: null, items: [], sending: new AbortController() };
+
+/** An error of the service, or of the way to it (status 0). */
+class ServiceError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Fetches JSON; anything but a good answer becomes a ServiceError in the server's own words. */
+async function call(path, options = {}) {
+  const response = await fetch(path, options).catch(() => {
+    throw new ServiceError("The service cannot be reached. Is it still running?", 0);
+  });
+  const body = await response.json().catch(() => null);
+  if (response.ok && body) return body;
+  throw new ServiceError(body?.error?.message ?? `The service answered ${response.status} and did not say why.`, response.status);
+}
+
+/** One answer per file, in order. A single picture travels as the body itself, several as multipart. */
+async function send(files, signal) {
+  const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}`;
+  if (files.length === 1) return [await call(path, { method: "POST", body: files[0], signal })];
+  const form = new FormData();
+  for (const file of files) form.append("files", file, file.name);
+  return (await call(path, { method: "POST", body: form, signal })).results;
+}
+
+/** Polls /readyz until the service is ready, and says so meanwhile. False when something else took over. */
+async function untilReady(signal) {
+  while (!signal.aborted) {
+    try {
+      await call("/readyz", { signal });
+      return true;
+    } catch (error) {
+      if (signal.aborted) break;
+      draw.phase("waiting", error.status ? "Starting up" : PASSING[0], `${error.message} This page keeps trying.`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+  return false;
+}
+
+async function loadModels() {
+  if (state.models) return;
+  try {
+    state.models = await call("/v1/models");
+    draw.classes(state.models);
+  } catch (error) {
+    draw.noClasses(`Which classes are served could not be read. ${error.message}`);
+  }
+}
+
+/** Classifies the files held; a service that is not ready is waited for once, any other error is shown. */
+async function classify(mayWait = true) {
+  state.sending.abort();
+  const { signal } = (state.sending = new AbortController());
+  draw.phase("busy", "Looking…", "");
+  draw.cards(state.items, 0, openAnswer);
+  await loadModels();
+  const started = performance.now();
+  try {
+    const results = await send(state.items.map(({ file }) => file), signal);
+    const roundTripMs = performance.now() - started;
+    if (!signal.aborted) finish(results, roundTripMs);
+  } catch (error) {
+    if (signal.aborted) return;
+    if (error.status === 503 && mayWait) {
+      if (await untilReady(signal)) await classify(false);
+    } else fail(error);
+  }
+}
+
+function fail(error) {
+  draw.failure(PASSING[error.status] ?? "No answer for this", error.message, error.status in PASSING);
+  $("batch").hidden = true;
+}
+
+function finish(results, roundTripMs) {
+  results.forEach((result, i) => (state.items[i].result = result));
+  const good = results.filter((result) => !result.error).length;
+  select(Math.max(results.findIndex((result) => !result.error), 0));
+  if (results.length === 1) draw.roundTrip(roundTripMs);
+  else draw.announce(`${good} of ${results.length} files classified.`);
+}
+
+/** Opens one of the classified files in full; on a phone its answer may be out of sight. */
+function openAnswer(chosen) {
+  select(chosen);
+  $("answer").scrollIntoView({ block: "nearest" });
+}
+
+function select(chosen) {
+  const item = state.items[chosen];
+  draw.preview(item);
+  draw.cards(state.items, chosen, openAnswer);
+  if (item.result.error) draw.failure("No answer for this", item.result.error.message, false);
+  else draw.answer(item.result, state.models?.members ?? []);
+}
+
+/** Takes over new files in place of the ones before. */
+function take(files) {
+  if (!files.length) return;
+  for (const { url } of state.items) URL.revokeObjectURL(url);
+  state.items = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
+  draw.preview(state.items[0]);
+  classify();
+}
+
+/** Files may be dropped anywhere: next to the drop area the browser would leave the page and open them. */
+function listenToDrops() {
+  const mark = (isOver) => $("drop").classList.toggle("over", isOver);
+  addEventListener("dragover", (event) => {
+    event.preventDefault();
+    mark(true);
+  });
+  addEventListener("dragleave", (event) => event.relatedTarget || mark(false));
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    mark(false);
+    const files = [...event.dataTransfer.files];
+    if (files.length) take(files);
+    else if (event.dataTransfer.types.includes("text/uri-list")) draw.failure("No answer for this", NOT_A_FILE, false);
+  });
+}
+
+function listen() {
+  listenToDrops();
+  addEventListener("paste", (event) => take([...event.clipboardData.files]));
+  $("file").addEventListener("change", () => {
+    take([...$("file").files]);
+    $("file").value = ""; // so that the same file can be chosen again
+  });
+  $("retry").addEventListener("click", () => classify());
+  $("preview").addEventListener("error", () => ($("preview").hidden = true));
+}
+
+draw.phase(...IDLE);
+listen();
+if (await untilReady(state.sending.signal)) {
+  await loadModels();
+  if (!state.items.length) draw.phase(...IDLE);
+}

@@ -1,0 +1,84 @@
+"""Every setting of the application, in one place: the ``args:`` of serve_config.yaml.
+
+Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml. This is also the only
+module that touches the process environment.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from models.image import DEFAULT_MAX_PIXELS
+from models.manifest import Precision
+from models.model_set import BUNDLED_DIR
+from platformdirs import user_cache_path
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 2**20
+HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
+
+
+class Settings(BaseModel):
+    """What ``app.main:build`` takes; a key it does not know is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
+    model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
+    precision: Precision = Field("INT8", description="which of the set's networks are served")
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
+        (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
+    )
+    threads_per_member: int = Field(0, ge=0, description="0: the CPUs shared out among members")
+    decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    compile_cache: Path | None = Field(
+        user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
+    )
+    max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
+    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
+    max_files: int = Field(64, ge=1, description="files in one multipart request")
+    max_queued_images: int = Field(512, ge=1, description="waiting per member and replica")
+    default_top_k: int = Field(5, ge=1, description="classes in an answer when not asked")
+    request_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="a request's time; a client may ask for less"
+    )
+
+    @property
+    def model_search(self) -> tuple[Path, ...]:
+        """Where model sets are looked for, in order."""
+        return (*self.model_dirs, BUNDLED_DIR)
+
+
+def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
+    """Return the environment that makes Ray Serve fast; needed on every node before Ray starts.
+
+    HAProxy as the ingress and Serve's throughput mode belong together (gRPC between deployments,
+    user code on the replica's own loop). ``run_dir`` and ``free_ports`` (metrics, statistics) keep
+    two services on one machine apart: HAProxy's files and ports are fixed otherwise.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_dir / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_dir / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_ports[0]),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_ports[1]),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        # Ctrl-C on a laptop should not wait for a load balancer to notice.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Put ``values`` into the environment; what the user set already wins."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,61 @@
+"""What travels between the stages of the graph, and how a stage is called."""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from models.ensemble import Prediction, Probabilities
+from models.errors import TandemError
+from models.runtime import Pixels
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An image's error as a value: one bad file must not fail its neighbours."""
+
+    status: int
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, error: TandemError) -> "Fault":
+        return cls(error.status, error.code, error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The Decoder's answer: the good images stacked, in order, and the bad ones' faults."""
+
+    images: Pixels  # (K, H, W, 3) uint8 BGR
+    faults: dict[int, Fault]  # by position in the request
+    decode_ms: tuple[float, ...]  # per good image
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAnswer:
+    """A Classifier's answer for K images."""
+
+    probabilities: Probabilities  # (K, C) float32
+    queue_ms: tuple[float, ...]  # per image
+    infer_ms: tuple[float, ...]  # of the batch that the image was in
+    batch_size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The Combiner's answer for one image; every list is likeliest first."""
+
+    predictions: list[Prediction]
+    members: dict[str, list[Prediction]]
+    agreement: bool  # all members that answered have the same top-1
+
+
+async def call(stage: Any, method: str, *args: Any) -> Any:
+    """Call a stage, be it a deployment's handle or an object in this process.
+
+    A handle's ``method.remote(...)`` and an object's coroutine are awaited alike, so the graph can
+    put a stage into the Gateway's process without another line changing.
+    """
+    bound = getattr(stage, method)
+    return await getattr(bound, "remote", bound)(*args)

@@ -1,0 +1,85 @@
+"""The float networks of the bundled set, as torchvision defines them, and their checkpoints."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from models.errors import ModelSetError
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+NETWORKS = ("resnet50", "densenet169")
+MEAN_RGB = (
+    123.675,
+    116.28,
+    103.53,
+)  # ImageNet channel means on 0-255 pixels (torchvision's reference training)
+SCALE_RGB = (58.395, 57.12, 57.375)  # the matching standard deviations
+
+
+def _torchvision_models() -> Any:
+    """Import ``torchvision.models`` beside a CPU build of torch.
+
+    The registry's torchvision is built for CUDA: with CPU torch its extension does not load, and
+    its Python side then fails on two operators whose schemas it takes for granted. Only models are
+    needed here, so the schemas are declared first; the library object must outlive the import.
+    """
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    schemas = torch.library.Library("torchvision", "DEF")
+    schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    module = importlib.import_module("torchvision.models")
+    module._tandem_schemas = schemas  # type: ignore[attr-defined]
+    return module
+
+
+def build_network(name: str, num_classes: int) -> torch.nn.Module:
+    """Return a new network: float32 (N, 3, H, W) RGB, normalised, to logits (N, C)."""
+    if name not in NETWORKS:
+        raise ModelSetError(f"unknown network {name!r}; there are: {', '.join(NETWORKS)}")
+    network: torch.nn.Module = getattr(_torchvision_models(), name)(
+        weights=None, num_classes=num_classes
+    )
+    return network
+
+
+def load_weights(network: torch.nn.Module, path: Path) -> None:
+    """Load a safetensors state dict (FP16 or FP32); no key may be missing or left over."""
+    state = load_file(path)
+    own = network.state_dict()
+    if missing := own.keys() ^ state.keys():
+        raise ModelSetError(
+            f"{path} does not fit this network: {len(missing)} keys differ, as {min(missing)!r}"
+        )
+    network.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
+
+
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write ``tensors`` to ``path`` in one step: a reader never sees half a file."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    contiguous = {key: value.detach().contiguous() for key, value in tensors.items()}
+    save_file(contiguous, partial, metadata={"tandem": json.dumps(metadata or {})})
+    partial.replace(path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the JSON object :func:`save_tensors` stored with the tensors."""
+    with safe_open(path, framework="pt") as opened:
+        stored: dict[str, Any] = json.loads((opened.metadata() or {}).get("tandem", "{}"))
+    return stored
+
+
+def half(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state dict with its float tensors in FP16, integers as they are."""
+    return {
+        key: value.half() if value.is_floating_point() else value for key, value in state.items()
+    }

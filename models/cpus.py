@@ -1,0 +1,34 @@
+"""How many CPUs this process may really use."""
+
+import math
+import os
+from pathlib import Path
+
+CGROUP_MAX = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<quota> <period>" or "max <period>"
+
+
+def available_cpus(cgroup_max: Path = CGROUP_MAX) -> int:
+    """Return the cores of the affinity mask, cut to the container's CPU quota; at least one.
+
+    OpenVINO's threads know neither (its wheel uses TBB), so they are counted here.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cgroup_max.read_text("ascii").split()
+    except (OSError, ValueError):
+        return cores
+    if quota == "max":
+        return cores
+    return max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's name and the instruction sets that decide how INT8 runs on it."""
+    try:
+        pairs = [line.partition(":") for line in cpuinfo.read_text("utf-8").splitlines()]
+    except OSError:
+        return "unknown"
+    facts = {key.strip(): value.strip() for key, _, value in reversed(pairs)}
+    flags = set(facts.get("flags", "").split())
+    found = [flag for flag in ("avx2", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
+    return f"{facts.get('model name', 'unknown')} ({' '.join(found) or 'no int8 extensions'})"

@@ -1,0 +1,38 @@
+"""The combiner's arithmetic: members' probabilities in, average and readable labels out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Probabilities = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One class of an answer; ``probability`` in 0..1."""
+
+    index: int
+    label: str
+    probability: float
+
+
+def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) -> Probabilities:
+    """Return the weighted mean of the members' probabilities, each float32 (N, C).
+
+    The weights of the members that answered are scaled to sum to one, so the rows still sum to one
+    when a member is absent.
+    """
+    if not members:
+        raise ValueError("no member answered: there is nothing to average")
+    total = sum(weights[name] for name in members)
+    shares = [np.float32(weights[name] / total) * rows for name, rows in members.items()]
+    rows: Probabilities = np.sum(shares, axis=0, dtype=np.float32)  # (N, C)
+    return rows
+
+
+def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:
+    """Return the ``k`` likeliest classes of one row (C,), likeliest first; ties by lower index."""
+    order = np.argsort(-row, kind="stable")[:k]
+    return [Prediction(int(i), labels[i], float(row[i])) for i in order]

@@ -1,0 +1,56 @@
+"""Every error that a caller may see, each with its HTTP status and a stable code.
+
+A message carries the offending value, the limit, and what to do next. Every constructor hands all
+of its arguments to ``Exception``: errors cross process borders by pickle, which calls the class
+with ``args`` again.
+"""
+
+from typing import ClassVar
+
+
+class TandemError(Exception):
+    """Root of the tree; the one argument is the message."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class ImageError(TandemError):
+    """The image itself is at fault: sending it again cannot help."""
+
+    status = 400
+    code = "not_an_image"
+
+
+class NotAnImageError(ImageError):
+    """The bytes are no image of any format known here (text, an empty body, zeros)."""
+
+
+class CorruptImageError(ImageError):
+    """The header announces a known format, but its pixels are truncated or damaged."""
+
+    code = "corrupt_image"
+
+
+class UnsupportedFormatError(ImageError):
+    """An image, but of a format that is not decoded (GIF, SVG, TIFF, HEIC...)."""
+
+    status = 415
+    code = "unsupported_format"
+
+
+class TooManyPixelsError(ImageError):
+    """The header announces more pixels than the limit; nothing was decoded."""
+
+    status = 422
+    code = "too_many_pixels"
+
+
+class ModelSetError(TandemError):
+    """A model set cannot be used: a file missing or altered, a manifest that does not fit."""
+
+    code = "model_set"

@@ -1,0 +1,143 @@
+"""Bytes of a JPEG, PNG or WebP file -> the uint8 tensor that the networks take.
+
+The one place where pixels are made: serving, calibration and evaluation all call ``read_image``.
+Limits are checked on the header, before anything is allocated. ICC profiles are ignored: numbers
+are taken as sRGB, as torchvision does. Of an animation the first picture is taken (for APNG: the
+default picture, which every viewer shows).
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import CorruptImageError, TandemError
+from models.image_alpha import lay_over_white
+from models.image_header import ImageHeader, read_header
+from models.image_limits import check_complete, check_limits
+from models.image_resize import Axis, resize_region, source_region
+
+# 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: DECISIONS.md, "Limits".
+DEFAULT_MAX_PIXELS = 50 * 2**20
+# A JPEG is decoded at 1/2, 1/4 or 1/8 if it then still is this many times the resize target.
+# Largest and mean difference this makes, and the time it saves: DECISIONS.md, "Reduced decoding".
+_REDUCED_MARGIN = 2
+_REDUCED_FLAGS = {
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+
+# EXIF orientation -> whether the stored rows, and the stored columns, run backwards (5 to 8 are
+# transposed besides).
+_MIRRORED = {
+    1: (False, False),
+    2: (False, True),
+    3: (True, True),
+    4: (True, False),
+    5: (False, False),
+    6: (True, False),
+    7: (True, True),
+    8: (False, True),
+}
+
+
+@dataclass(frozen=True)
+class ImageRule:
+    """How a picture becomes the networks' input, as torchvision's classification presets do.
+
+    The shorter side is resized to ``resize_shorter`` pixels (bilinear, antialiased), then the
+    central square of ``input_size`` pixels is taken.
+    """
+
+    input_size: int
+    resize_shorter: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.input_size <= self.resize_shorter:
+            raise ValueError(
+                f"input_size must be from 1 to resize_shorter; "
+                f"got {self.input_size} and {self.resize_shorter}"
+            )
+
+
+def read_image(
+    data: bytes | memoryview, rule: ImageRule, *, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> NDArray[np.uint8]:
+    """Decode, turn upright, resize and crop one picture.
+
+    Returns:
+        (input_size, input_size, 3) uint8, BGR, 0 to 255. Transparency is laid over white; 16-bit
+        samples keep their high byte.
+
+    Raises:
+        NotAnImageError: the bytes are no image.
+        UnsupportedFormatError: an image, but not JPEG, PNG or WebP, or of a kind not decoded.
+        TooManyPixelsError: more than ``max_pixels``; nothing was allocated.
+        CorruptImageError: the file is truncated or damaged.
+        TandemError: OpenCV could not get the memory it needs.
+
+    """
+    view = memoryview(data)
+    header = read_header(view)
+    check_limits(header, max_pixels)
+    check_complete(view, header)
+    reduction = _choose_reduction(header, rule)
+    pixels = _decode(view, header, reduction)  # (height, width) grey, or (..., 3 | 4) BGR[A]
+    y, x = _crop_axes(header, rule, reduction)
+    region = lay_over_white(pixels[source_region(y, x)], header)
+    return _turn_upright(resize_region(region, y, x), header.orientation)
+
+
+def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
+    """Return 1, 2, 4 or 8: how many times smaller to decode; formats other than JPEG cannot."""
+    if header.format != "jpeg":
+        return 1
+    shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
+    return next((reduction for reduction in (8, 4, 2) if shrink >= reduction), 1)
+
+
+def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np.uint8]:
+    """Decode as stored, not turned: BGR, or what the file holds where transparency matters."""
+    flags = _REDUCED_FLAGS.get(reduction, cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
+    if header.has_alpha or header.transparent_gray is not None:
+        flags = cv2.IMREAD_UNCHANGED
+    try:
+        pixels = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            raise TandemError(f"No memory for {header.width} x {header.height} pixels.") from error
+        pixels = None
+    expected = -(-header.height // reduction), -(-header.width // reduction)
+    if pixels is None or pixels.shape[:2] != expected:
+        raise CorruptImageError(
+            f"The {header.format.upper()} announces {header.width} x {header.height} pixels, "
+            "but they cannot be decoded: the file is damaged. Send it again, or save it anew."
+        )
+    return pixels  # type: ignore[return-value]
+
+
+def _crop_axes(header: ImageHeader, rule: ImageRule, reduction: int) -> tuple[Axis, Axis]:
+    """Return where the crop lies along the stored y and x; sizes and rounding as torchvision's."""
+    short = min(header.width, header.height)
+    is_y_mirrored, is_x_mirrored = _MIRRORED[header.orientation]
+
+    def axis(length: int, is_mirrored: bool) -> Axis:
+        resized = int(rule.resize_shorter * length / short)
+        offset = round((resized - rule.input_size) / 2)
+        if is_mirrored:
+            offset = resized - rule.input_size - offset
+        scale = length / resized / reduction
+        return Axis(-(-length // reduction), scale, offset, rule.input_size)
+
+    return axis(header.height, is_y_mirrored), axis(header.width, is_x_mirrored)
+
+
+def _turn_upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Turn the crop as EXIF's orientation (1 to 8) asks: mirror the stored axes, then transpose."""
+    is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
+    square = square[:: -1 if is_y_mirrored else 1, :: -1 if is_x_mirrored else 1]
+    if orientation >= 5:
+        square = square.transpose(1, 0, 2)
+    return np.ascontiguousarray(square)

@@ -1,0 +1,62 @@
+"""Names the format of some bytes by the first few of them, whether it is decoded here or not.
+
+Signatures are from each format's specification; those of boxes (HEIC, AVIF) are the brands
+registered at mp4ra.org.
+"""
+
+import re
+
+DECODED = ("jpeg", "png", "webp")
+
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"\x89PNG", "png"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"II+\x00", "TIFF"),
+    (b"MM\x00+", "TIFF"),
+    (b"II\xbc\x01", "JPEG XR"),
+    (b"\x00\x00\x00\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\x00\x00\x01\x00", "ICO"),
+    (b"\x00\x00\x02\x00", "CUR"),
+    (b"%PDF-", "PDF"),
+    (b"%!PS", "PostScript"),
+    (b"8BPS", "PSD"),
+    (b"qoif", "QOI"),
+    (b"\x76\x2f\x31\x01", "OpenEXR"),
+    (b"#?RADIANCE", "Radiance HDR"),
+)
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC"),
+    **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
+}
+_PORTABLE_ANYMAP = re.compile(rb"P[1-7]\s[\s\d#]")
+# An XML prologue, comments or a doctype may come first; 1 KB of them is plenty.
+_SVG = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*<(?:svg\b|(?:\?xml|!--|!DOCTYPE)(?s:.){,1000}<svg\b)", re.I
+)
+# Sizes of the BMP information headers in use (OS/2 1.x, 3.x, and Windows 3 to 5), at byte 14.
+_BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+
+
+def name_format(view: memoryview) -> str | None:
+    """Return one of ``DECODED``, the name of a format that is not decoded, or None if unknown."""
+    start = bytes(view[:1100])
+    for signature, name in _SIGNATURES:
+        if start.startswith(signature):
+            return name
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "webp"
+    if start[4:8] == b"ftyp":
+        return _BRANDS.get(start[8:12])
+    if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADERS:
+        return "BMP"
+    if _PORTABLE_ANYMAP.match(start):
+        return "PNM"
+    return "SVG" if _SVG.match(start) else None

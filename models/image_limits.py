@@ -1,0 +1,65 @@
+"""Refuses a file by its header and its end, before any pixel is decoded or allocated."""
+
+import re
+
+from models.errors import CorruptImageError, TooManyPixelsError, UnsupportedFormatError
+from models.image_header import ImageHeader, jpeg_segments
+
+# OpenCV's own limit on either side (CV_IO_MAX_IMAGE_WIDTH, CV_IO_MAX_IMAGE_HEIGHT).
+_MAX_SIDE = 2**20
+# Each scan goes over the whole picture again; encoders write about 10, an attack thousands.
+_MAX_SCANS = 100
+# In compressed data FF is followed by 00 or a restart marker, so this is found nowhere else in it.
+_JPEG_END = re.compile(rb"\xff\xd9")
+_PNG_END = re.compile(rb"IEND\xaeB`\x82")
+
+
+def check_limits(header: ImageHeader, max_pixels: int) -> None:
+    """Raise TooManyPixelsError if the announced size is over ``max_pixels`` or OpenCV's limit."""
+    width, height = header.width, header.height
+    if width * height > max_pixels:
+        raise TooManyPixelsError(
+            f"The {header.format.upper()} has {width} x {height} = {width * height:,} pixels; "
+            f"at most {max_pixels:,} are decoded: send a smaller picture."
+        )
+    if max(width, height) > _MAX_SIDE:
+        raise TooManyPixelsError(
+            f"The {header.format.upper()} has {width} x {height} pixels; "
+            f"at most {_MAX_SIDE:,} a side are decoded: send a smaller picture."
+        )
+
+
+def check_complete(view: memoryview, header: ImageHeader) -> None:
+    """Refuse a file whose end is missing; bytes after its end do no harm."""
+    if header.format == "webp":
+        is_complete = int.from_bytes(view[4:8], "little") + 8 <= view.nbytes
+    elif header.format == "png":
+        is_complete = _found(_PNG_END, view, header)
+    else:
+        is_complete = _found(_JPEG_END, view, header)
+    if not is_complete:
+        raise CorruptImageError(
+            f"The {header.format.upper()} is truncated: its {view.nbytes} bytes hold no end of "
+            "the picture. Send the whole file."
+        )
+    if header.has_many_scans:
+        _check_scans(view, header)
+
+
+def _found(pattern: re.Pattern[bytes], view: memoryview, header: ImageHeader) -> bool:
+    """Whether the end is there: nearly always it is the last thing, so look there first."""
+    near_end = max(header.data_offset, view.nbytes - 16)
+    return bool(pattern.search(view, near_end) or pattern.search(view, header.data_offset))
+
+
+def _check_scans(view: memoryview, header: ImageHeader) -> None:
+    num_scans = 1
+    for marker, _, _ in jpeg_segments(view, header.data_offset):
+        if marker == 0xD9 or num_scans > _MAX_SCANS:
+            break
+        num_scans += marker == 0xDA
+    if num_scans > _MAX_SCANS:
+        raise UnsupportedFormatError(
+            f"The JPEG has more than {_MAX_SCANS} scans, the most that are decoded: "
+            "save it again as an ordinary JPEG."
+        )

@@ -1,0 +1,112 @@
+"""Antialiased resize of a crop: the pixels that Pillow's BILINEAR gives, without Pillow.
+
+A pixel of the result is a weighted mean of source pixels under a triangle, two source-to-result
+scales wide (one pixel each side when enlarging): Pillow's ``ImagingResample``, and so torchvision's
+classification preprocessing. The axes are done one after the other, on the crop alone, in 16-bit
+integers: weights are in 1/256 and add up to 256, so a sum is at most 255 * 256 + 128 < 2**16.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+# Weights of 8 bits are too coarse for many of them: a larger shrink starts with a mean over
+# whole blocks, which leaves a factor of 4 to 8 for the triangle (measured: DECISIONS.md).
+_MAX_TRIANGLE_SHRINK = 8
+_CACHED_AXES = 1024  # about 10 KB each
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where the crop lies along one axis of the source.
+
+    The whole source (``length`` pixels) would become ``length / scale`` pixels; the crop is
+    ``size`` of these, from ``offset`` on.
+    """
+
+    length: int
+    scale: float
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """Rows ``first:stop`` of the source, and how each output row is made of them."""
+
+    first: int
+    stop: int
+    block: int  # rows to average first
+    rows: NDArray[np.intp]  # (taps, size), from first, in blocks
+    weights: NDArray[np.uint16]  # (taps, size, 1), 1/256; add up to 256 over taps
+
+
+def source_region(y: Axis, x: Axis) -> tuple[slice, slice]:
+    """Return the rows and columns of the source that the crop is made of."""
+    down, across = _taps(y), _taps(x)
+    return slice(down.first, down.stop), slice(across.first, across.stop)
+
+
+def resize_region(region: NDArray[np.uint8], y: Axis, x: Axis) -> NDArray[np.uint8]:
+    """Resize the source's ``source_region``: (rows, columns, 3) uint8 -> (y.size, x.size, 3) uint8.
+
+    The order of the colours is kept.
+    """
+    down, across = _taps(y), _taps(x)
+    if down.block > 1 or across.block > 1:
+        blocks = region.shape[1] // across.block, region.shape[0] // down.block
+        region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
+    half = _transpose(_resample_rows(region, down))  # (columns, y.size, 3)
+    return _transpose(_resample_rows(half, across))
+
+
+def _transpose(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
+    return np.asarray(cv2.transpose(pixels), np.uint8)
+
+
+def _resample_rows(pixels: NDArray[np.uint8], taps: _Taps) -> NDArray[np.uint8]:
+    """Combine rows: (source rows, width, 3) uint8 -> (size, width, 3) uint8."""
+    source = pixels.astype(np.uint16).reshape(pixels.shape[0], -1)
+    total = source.take(taps.rows[0], axis=0)
+    total *= taps.weights[0]
+    part = np.empty_like(total)
+    for rows, weights in zip(taps.rows[1:], taps.weights[1:], strict=True):
+        source.take(rows, axis=0, out=part, mode="clip")  # "clip" lets numpy write into `part`
+        part *= weights
+        total += part
+    total += 128
+    total >>= 8
+    rounded: NDArray[np.uint8] = total.astype(np.uint8).reshape(-1, *pixels.shape[1:])
+    return rounded
+
+
+@lru_cache(maxsize=_CACHED_AXES)
+def _taps(axis: Axis) -> _Taps:
+    """Compute the triangle's weights for each output row (Pillow's ``precompute_coeffs``)."""
+    block = int(axis.scale / 4) if axis.scale > _MAX_TRIANGLE_SHRINK else 1
+    scale, length = axis.scale / block, max(axis.length // block, 1)
+    reach = max(scale, 1.0)
+    centre = (np.arange(axis.offset, axis.offset + axis.size) + 0.5) * scale  # (size,)
+    low = np.maximum((centre - reach + 0.5).astype(np.intp), 0)
+    high = np.minimum((centre + reach + 0.5).astype(np.intp), length)
+    first, stop = int(low[0]), int(high[-1])
+    rows = low + np.arange(int((high - low).max()))[:, None]  # (taps, size)
+    weights = np.maximum(1 - np.abs(rows + (0.5 - centre)) / reach, 0) * (rows < high)
+    return _Taps(
+        first * block,
+        stop * block,
+        block,
+        np.minimum(rows, stop - 1) - first,
+        _as_256ths(weights / weights.sum(axis=0))[..., None],
+    )
+
+
+def _as_256ths(weights: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Round weights (taps, size) to 1/256 so that they still add up: the largest takes the rest."""
+    whole = np.floor(weights * 256 + 0.5).astype(np.int64)
+    whole[whole.argmax(axis=0), np.arange(whole.shape[1])] += 256 - whole.sum(axis=0)
+    return whole.astype(np.uint16)

@@ -1,0 +1,117 @@
+"""One compiled network: OpenVINO on the CPU, for a few fixed batch sizes, padding up to the next.
+
+DenseNet169 compiled for a dynamic batch dimension took 33 ms for one image where static shapes take
+23 (INT8, one thread): hence one compilation per size. The wheel uses TBB, which knows neither
+OMP_NUM_THREADS nor cgroup quotas, and pins every process to the same first cores: so the number of
+threads is always given and pinning is off.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How one network is compiled."""
+
+    num_threads: int = 1
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    cache_dir: Path | None = None  # compiled models are kept here between starts
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 1:
+            raise ModelSetError(f"num_threads is {self.num_threads}; it must be 1 or more")
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ModelSetError(f"batch_sizes is {self.batch_sizes}; give sizes of 1 or more")
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Return OpenVINO's own names for these options."""
+        chosen: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_NUM_THREADS": self.num_threads,
+            "ENABLE_CPU_PINNING": False,
+        }
+        if self.cache_dir is not None:
+            chosen["CACHE_DIR"] = str(self.cache_dir)
+        return chosen
+
+
+class CompiledNetwork:
+    """A network ready to run. Not for use by two threads at once: one infer request per size."""
+
+    def __init__(self, xml: Path, options: RuntimeOptions) -> None:
+        core = ov.Core()
+        self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
+        self._requests: list[ov.InferRequest] = []
+        for size in self.batch_sizes:
+            model = core.read_model(xml)
+            self.input_shape, self.num_classes = check_network(model, xml)
+            model.reshape([size, *self.input_shape])
+            compiled = core.compile_model(model, "CPU", options.properties)
+            self._requests.append(compiled.create_infer_request())
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch that :meth:`infer` takes."""
+        return self.batch_sizes[-1]
+
+    def infer(self, batch: Pixels) -> Probabilities:
+        """Run uint8 (N, H, W, 3), N up to ``max_batch_size``; return float32 (N, C)."""
+        size = len(batch)
+        if not 1 <= size <= self.max_batch_size:
+            raise ValueError(f"a batch of {size} images; 1 to {self.max_batch_size} are compiled")
+        slot = bisect_left(self.batch_sizes, size)
+        compiled_size = self.batch_sizes[slot]
+        if compiled_size > size:
+            padding = np.zeros((compiled_size - size, *batch.shape[1:]), np.uint8)
+            batch = np.concatenate([batch, padding])
+        request = self._requests[slot]
+        request.infer([np.ascontiguousarray(batch)], share_inputs=True, share_outputs=True)
+        return np.array(request.get_output_tensor(0).data[:size], np.float32)
+
+    def check_fits(self, input_size: int, num_classes: int) -> None:
+        """Raise :class:`ModelSetError` unless the network is what its manifest says."""
+        found = (self.input_shape[:2], self.num_classes)
+        if found != ((input_size, input_size), num_classes):
+            raise ModelSetError(
+                f"the network takes {found[0][0]}x{found[0][1]} and gives {found[1]} classes; the "
+                f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
+            )
+
+    def warm_up(self) -> None:
+        """Run every compiled size once: the first run allocates."""
+        for size in self.batch_sizes:
+            self.infer(np.zeros((size, *self.input_shape), np.uint8))
+
+
+def check_network(model: ov.Model, where: Path) -> tuple[tuple[int, ...], int]:
+    """Return ((H, W, 3), C) of an IR that takes uint8 NHWC and gives (N, C), or raise why not."""
+    if len(model.inputs) != 1 or len(model.outputs) != 1:
+        raise ModelSetError(
+            f"{where} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; "
+            "a member has one of each"
+        )
+    shape, kind = model.input().partial_shape, model.input().element_type
+    height_width = [d.get_length() if d.is_static else -1 for d in shape][1:]
+    if kind != ov.Type.u8 or len(height_width) != 3 or height_width[2] != 3 or -1 in height_width:
+        raise ModelSetError(
+            f"{where} takes {kind} {shape}; a member takes u8 [?,H,W,3] with H and W fixed: "
+            "fold the preprocessing in (calibration.convert does)"
+        )
+    out = model.output().partial_shape
+    if len(out) != 2 or not out[1].is_static:
+        raise ModelSetError(f"{where} gives {out}; a member gives probabilities [?,C]")
+    return tuple(height_width), out[1].get_length()

@@ -1,0 +1,23 @@
+"""Fixtures that every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(
+    os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if SHARED_DATA.is_dir():
+        return
+    absent = [item for item in items if item.get_closest_marker("shared_data")]
+    items[:] = [item for item in items if item not in absent]
+    config.hook.pytest_deselected(items=absent)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    return SHARED_DATA

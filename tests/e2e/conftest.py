@@ -1,0 +1,82 @@
+"""One real service for all e2e tests: the real command, the bundled set, a free port."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TANDEM = Path(sys.executable).with_name("tandem")
+READY_WITHIN_S = 120  # a loaded CI machine; the benchmark in tests/load measures the real figure
+
+
+class Service:
+    """A ``tandem serve`` of our own; stopped by its pid."""
+
+    def __init__(self, port: int, *arguments: str, log: Path) -> None:
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [TANDEM, "serve", "--port", str(port), *arguments],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"serve ended:\n{self.log.read_text()}"
+            if "ready at" in self.log.read_text():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def start_service(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Callable[..., Service]]:
+    """Start a service with further arguments; every one is stopped at the end."""
+    started: list[Service] = []
+
+    def start(*arguments: str) -> Service:
+        log = tmp_path_factory.mktemp("serve") / "log.txt"
+        service = Service(free_port(), *arguments, log=log)
+        started.append(service)
+        return service
+
+    yield start
+    for service in started:
+        service.stop()
+
+
+@pytest.fixture(scope="session")
+def service(start_service: Callable[..., Service]) -> Service:
+    """The running service that the tests share."""
+    shared = start_service()
+    shared.wait_ready()
+    return shared
+
+
+@pytest.fixture(scope="session")
+def service_url(service: Service) -> str:
+    return service.url
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service_url, timeout=60) as client:
+        yield client

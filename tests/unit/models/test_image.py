@@ -1,0 +1,248 @@
+"""Good files, bad files, and files at the limits."""
+
+import pickle
+import struct
+import threading
+import tracemalloc
+
+import cv2
+import numpy as np
+import pytest
+from images import difference, encode, make_png, make_scene, png_chunk, reference
+from PIL import Image
+
+from models.errors import (
+    CorruptImageError,
+    NotAnImageError,
+    TandemError,
+    TooManyPixelsError,
+    UnsupportedFormatError,
+)
+from models.image import DEFAULT_MAX_PIXELS, ImageRule, read_image
+from models.image_resize import Axis, resize_region, source_region
+
+RULE = ImageRule(input_size=56, resize_shorter=64)
+KINDS = ["JPEG", "PNG", "WEBP"]
+
+
+@pytest.fixture
+def forbid_decoding(monkeypatch):
+    def decode(*_args):
+        pytest.fail("limits must be checked before anything is decoded")
+
+    monkeypatch.setattr(cv2, "imdecode", decode)
+
+
+def resized_header(width: int, height: int) -> bytes:
+    jpeg = encode(make_scene(20, 20), "JPEG")
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + struct.pack(">HH", height, width) + jpeg[at + 4 :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_and_memoryview_give_the_same_pixels(kind):
+    data = encode(make_scene(100, 80), kind)
+    view = memoryview(b"before" + data + b"after")[6:-5]
+    assert (read_image(view, RULE) == read_image(data, RULE)).all()
+
+
+def test_the_result_owns_ordered_memory():
+    pixels = read_image(encode(make_scene(100, 80), "JPEG"), RULE)
+    assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
+
+
+def test_rule_is_a_value():
+    assert pickle.loads(pickle.dumps(RULE)) == RULE
+    assert len({RULE, ImageRule(56, 64), ImageRule(55, 64)}) == 2
+
+
+@pytest.mark.parametrize(("input_size", "resize_shorter"), [(0, 10), (11, 10), (-1, -1)])
+def test_rule_that_cannot_be_followed(input_size, resize_shorter):
+    with pytest.raises(ValueError, match=f"got {input_size} and {resize_shorter}"):
+        ImageRule(input_size, resize_shorter)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_pixel_gives_a_uniform_picture(kind):
+    pixels = read_image(encode(np.full((1, 1, 3), 130, np.uint8), kind), RULE)
+    assert pixels.shape == (56, 56, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) == 1
+    assert abs(int(pixels[0, 0, 0]) - 130) <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "height"), [(1, 10_000), (10_000, 1), (3, 10_000)])
+def test_strips_show_their_middle(kind, width, height):
+    strip = np.zeros((height, width, 3), np.uint8)
+    middle = slice(4900, 5100)
+    strip[middle if height > width else slice(None), middle if width > height else slice(None)] = (
+        200
+    )
+    pixels = read_image(encode(strip, kind), ImageRule(224, 256))
+    assert np.abs(pixels.astype(int) - 200).max() <= 4
+
+
+def test_a_strip_matches_pillow():
+    data = encode(make_scene(2, 400), "PNG")
+    assert difference(read_image(data, RULE), reference(data, RULE))[0] <= 2
+
+
+def test_an_empty_body_says_so():
+    with pytest.raises(NotAnImageError, match="empty"):
+        read_image(b"", RULE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"progressive": True}], ids=["plain", "progressive"])
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.9, 0.99, -20, -4, -2, -1])
+def test_truncated_files_are_corrupt(kind, options, kept, capfd):
+    data = encode(make_scene(120, 90), kind, **options)
+    cut = data[:kept] if kept < 0 else data[: int(len(data) * kept)]
+    with pytest.raises(CorruptImageError, match=f"{len(cut)} bytes hold no end"):
+        read_image(cut, RULE)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("garbage", [b"\0", b"\r\n--boundary--\r\n", b"\xff\xd8\xff\xd9" * 3000])
+def test_garbage_after_the_end_does_no_harm(kind, garbage):
+    data = encode(make_scene(120, 90), kind)
+    assert (read_image(data + garbage, RULE) == read_image(data, RULE)).all()
+
+
+def test_a_truncated_picture_with_a_whole_thumbnail_is_corrupt():
+    thumbnail = encode(make_scene(16, 16), "JPEG")
+    data = encode(make_scene(120, 90), "JPEG", comment=thumbnail)
+    with pytest.raises(CorruptImageError, match="hold no end"):
+        read_image(data[:-500], RULE)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_damage_in_the_middle_is_corrupt(kind):
+    data = bytearray(encode(make_scene(120, 90), kind, lossless=True))
+    data[200:240] = bytes(40)
+    with pytest.raises(CorruptImageError, match="120 x 90 pixels"):
+        read_image(bytes(data), RULE)
+
+
+@pytest.mark.usefixtures("forbid_decoding")
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (resized_header(65_000, 65_000), "65000 x 65000"),
+        (make_png(65_000, 65_000, 8, 2, png_chunk(b"IDAT", bytes(2000))), "65000 x 65000"),
+        (make_png(2**31 - 1, 2**31 - 1, 16, 6, png_chunk(b"IDAT", b"")), "2147483647 x"),
+        (make_png(2**20 + 1, 1, 8, 0, png_chunk(b"IDAT", b"")), "1048577 x 1 pixels; at most 1,0"),
+    ],
+    ids=["JPEG", "PNG bomb", "largest PNG", "side"],
+)
+def test_huge_headers_are_refused_before_decoding(data, size):
+    with pytest.raises(TooManyPixelsError, match=size):
+        read_image(data, RULE)
+
+
+@pytest.mark.usefixtures("forbid_decoding")
+def test_huge_webp_canvas_is_refused_before_decoding():
+    body = b"VP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + b"\xff" * 6
+    with pytest.raises(TooManyPixelsError, match="16777216 x 16777216"):
+        read_image(b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body, RULE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_limit_is_the_last_size_allowed(kind):
+    data = encode(make_scene(100, 80), kind)
+    assert read_image(data, RULE, max_pixels=8000).shape == (56, 56, 3)
+    with pytest.raises(TooManyPixelsError, match=r"100 x 80 = 8,000 pixels; at most 7,999"):
+        read_image(data, RULE, max_pixels=7999)
+
+
+def test_photos_of_fifty_megapixel_phones_are_within_the_default():
+    assert DEFAULT_MAX_PIXELS >= 8160 * 6144
+
+
+@pytest.mark.parametrize("between", [b"", b"\xff\xfe\0\4\xff\xd9"], ids=["plain", "hidden"])
+def test_a_progressive_jpeg_of_very_many_scans_is_refused(between):
+    data = encode(make_scene(120, 90), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    with pytest.raises(UnsupportedFormatError, match="more than 100 scans"):
+        read_image(data[:-2] + (between + data[last:-2]) * 120 + data[-2:], RULE)
+
+
+def test_scans_are_not_counted_beyond_the_end():
+    data = encode(make_scene(120, 90), "JPEG", progressive=True)
+    film = b"\xff\xda\0\2" * 500  # what a motion photo carries behind the picture
+    assert (read_image(data + film, RULE) == read_image(data, RULE)).all()
+
+
+def test_pixels_of_another_size_than_announced_are_refused(monkeypatch):
+    monkeypatch.setattr(cv2, "imdecode", lambda *_args: np.zeros((80, 99, 3), np.uint8))
+    with pytest.raises(CorruptImageError, match="announces 100 x 80"):
+        read_image(encode(make_scene(100, 80), "PNG"), RULE)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "reduction"), [(255, 400, 1), (256, 400, 2), (512, 600, 4), (1200, 1024, 8)]
+)
+def test_large_jpegs_are_decoded_at_reduced_scale(monkeypatch, width, height, reduction):
+    decode, shapes = cv2.imdecode, []
+
+    def spy(*args):
+        pixels = decode(*args)
+        shapes.append(pixels.shape)
+        return pixels
+
+    monkeypatch.setattr(cv2, "imdecode", spy)
+    read_image(encode(np.zeros((height, width, 3), np.uint8), "JPEG"), RULE)
+    assert shapes == [(-(-height // reduction), -(-width // reduction), 3)]
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "PNG"])
+def test_of_an_animation_the_first_picture_is_taken(kind):
+    frames = [Image.fromarray(np.full((80, 80, 3), level, np.uint8)) for level in (40, 200)]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert np.unique(read_image(data, RULE)).tolist() == [40]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(cv2.Error.StsNoMem, TandemError), (cv2.Error.StsAssert, CorruptImageError)],
+)
+def test_whatever_opencv_raises_becomes_ours(monkeypatch, code, kind):
+    def fail(*_args):
+        error = cv2.error("made to fail")
+        error.code = code
+        raise error
+
+    monkeypatch.setattr(cv2, "imdecode", fail)
+    with pytest.raises(TandemError) as caught:
+        read_image(encode(make_scene(20, 20), "PNG"), RULE)
+    assert type(caught.value) is kind
+
+
+def test_threads_share_the_function():
+    files = [encode(make_scene(90 + n, 80, seed=n), "JPEG") for n in range(4)]
+    alone = [read_image(data, RULE) for data in files]
+    together: dict[int, list[bool]] = {n: [] for n in range(4)}
+
+    def work(n):
+        together[n] += [bool((read_image(files[n], RULE) == alone[n]).all()) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(same == [True] * 20 for same in together.values())
+
+
+def test_a_large_shrink_allocates_a_fraction_of_its_source():
+    source = np.zeros((2400, 2400, 3), np.uint8)
+    axis = Axis(length=2400, scale=2400 / 64, offset=4, size=56)
+    region = source[source_region(axis, axis)]
+    tracemalloc.start()
+    resize_region(region, axis, axis)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < region.nbytes / 4

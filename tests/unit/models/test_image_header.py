@@ -1,0 +1,193 @@
+"""What a file says about itself is read right, and cheaply, whatever its bytes."""
+
+import struct
+import time
+
+import numpy as np
+import pytest
+from images import encode, make_alpha, make_png, make_scene, png_chunk, with_orientation
+from PIL import Image
+
+from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
+from models.image_header import read_header
+
+MAX_HEADER_S = 0.5  # generous: a hostile file costs milliseconds, never a scan per byte in Python
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"icc_profile": b"p" * 200_000}])
+def test_jpeg(options):
+    header = read_header(encode(make_scene(37, 21), "JPEG", **options))
+    assert (header.format, header.width, header.height) == ("jpeg", 37, 21)
+    assert header.has_many_scans is options.get("progressive", False)
+    assert not header.has_alpha
+
+
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": Image.Exif()}])
+@pytest.mark.parametrize("has_alpha", [False, True])
+def test_webp(options, has_alpha):
+    scene = Image.fromarray(make_scene(37, 21))
+    if has_alpha:
+        scene.putalpha(Image.fromarray(make_alpha(37, 21)))
+    header = read_header(encode(scene, "WEBP", **options))
+    assert (header.format, header.width, header.height) == ("webp", 37, 21)
+    assert header.has_alpha is has_alpha
+
+
+def test_png():
+    header = read_header(encode(make_scene(37, 21), "PNG"))
+    assert (header.format, header.width, header.height) == ("png", 37, 21)
+    assert (header.bit_depth, header.has_alpha, header.transparent_gray) == (8, False, None)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", [1, 3, 8])
+def test_orientation(kind, orientation):
+    assert read_header(with_orientation(make_scene(9, 9), kind, orientation)).orientation == (
+        orientation
+    )
+
+
+def test_webp_orientation_behind_a_chunk_of_odd_length():
+    exif = Image.Exif()
+    exif[0x0112] = 5
+    body = exif.tobytes()
+    chunks = b"VP8X\x0a\0\0\0\x08\0\0\0" + b"\7\0\0\5\0\0" + b"ICCP\3\0\0\0abc\0"
+    chunks += b"EXIF" + struct.pack("<I", len(body)) + body
+    header = read_header(b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WEBP" + chunks)
+    assert (header.width, header.height, header.orientation) == (8, 6, 5)
+
+
+@pytest.mark.parametrize("value", [0, 9, 40_000])
+def test_an_orientation_out_of_range_is_ignored(value):
+    assert read_header(with_orientation(make_scene(9, 9), "PNG", value)).orientation == 1
+
+
+@pytest.mark.parametrize("cut", range(0, 40, 3))
+def test_damaged_exif_is_ignored(cut):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole = exif.tobytes().removeprefix(b"Exif\0\0")
+    data = encode(make_scene(9, 9), "PNG")
+    chunk = png_chunk(b"eXIf", whole[:cut])
+    assert read_header(data[:33] + chunk + data[33:]).orientation in (1, 6)
+
+
+def test_a_memoryview_is_read_without_a_copy():
+    whole = encode(make_scene(37, 21), "JPEG")
+    assert read_header(memoryview(b"..." + whole)[3:]) == read_header(whole)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "empty"),
+        (b"hello, this is text", "no image"),
+        (b'{"image": "base64..."}', "no image"),
+        (b"<html><body>not found</body></html>", "no image"),
+        (b"BM is how this text begins", "no image"),
+        (b"RIFF\x10\0\0\0WAVEfmt ", "no image"),
+        (b"\0\0\0\x20ftypisom", "no image"),
+    ],
+)
+def test_other_bytes_are_no_image(data, says):
+    with pytest.raises(NotAnImageError, match=says):
+        read_header(data)
+
+
+def test_forty_megabytes_of_zeros_are_refused_at_once():
+    zeros = bytes(40_000_000)
+    start = time.process_time()
+    with pytest.raises(NotAnImageError):
+        read_header(zeros)
+    assert time.process_time() - start < MAX_HEADER_S
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "BMP", "ICO", "PDF", "JPEG2000", "PPM", "AVIF"])
+def test_formats_that_pillow_writes_but_are_not_decoded(kind):
+    data = encode(make_scene(40, 40), kind)
+    name = {"JPEG2000": "JPEG 2000", "PPM": "PNM"}.get(kind, kind)
+    with pytest.raises(UnsupportedFormatError, match=f"^{name} is not decoded: send JPEG, PNG or"):
+        read_header(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
+        (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- a drawing -->\n<svg width="1">', "SVG"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0", "HEIF"),
+        (b"\xff\x0a\xfa\x7f", "JPEG XL"),
+        (b"8BPS\0\x01", "PSD"),
+        (b"MM\0*\0\0\0\x08", "TIFF"),
+    ],
+)
+def test_formats_known_by_their_first_bytes(data, name):
+    with pytest.raises(UnsupportedFormatError, match=f"^{name} is not decoded"):
+        read_header(data)
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [(b"\xff\xc3", "Lossless or hierarchical"), (b"\xff\xf7", "Lossless or hierarchical")],
+)
+def test_rare_jpeg_processes(frame, says):
+    data = encode(make_scene(20, 20), "JPEG").replace(b"\xff\xc0\x00", frame + b"\x00", 1)
+    with pytest.raises(UnsupportedFormatError, match=says):
+        read_header(data)
+
+
+def test_twelve_bit_jpeg():
+    data = encode(make_scene(20, 20), "JPEG")
+    at = data.index(b"\xff\xc0") + 4
+    with pytest.raises(UnsupportedFormatError, match="12 bits"):
+        read_header(data[:at] + b"\x0c" + data[at + 1 :])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_header_cut_anywhere_is_corrupt_or_no_image(kind):
+    data = encode(make_scene(20, 20), kind)
+    end = {"JPEG": data.find(b"\xff\xda"), "PNG": data.find(b"IDAT"), "WEBP": 29}[kind]
+    for cut in range(1, end):
+        with pytest.raises((CorruptImageError, NotAnImageError)):
+            read_header(data[:cut])
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
+def test_no_pixels_is_corrupt(width, height):
+    with pytest.raises(CorruptImageError, match=f"{width} x {height} pixels"):
+        read_header(make_png(width, height, 8, 2, png_chunk(b"IDAT", b"")))
+    jpeg = encode(make_scene(20, 20), "JPEG")
+    at = jpeg.index(b"\xff\xc0") + 5
+    with pytest.raises(CorruptImageError, match=f"{width} x {height} pixels"):
+        read_header(jpeg[:at] + struct.pack(">HH", height, width) + jpeg[at + 4 :])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xd8" + b"\xff" * 10_000_000,
+        b"\xff\xd8\xff\xfe\0\2" + bytes(10_000_000),
+        b"\xff\xd8" + b"\xff\xfe\0\2" * 2_500_000,
+        b"\xff\xd8" + b"\xff\xd0" * 5_000_000,
+        make_png(9, 9, 8, 2, png_chunk(b"tEXt", b"") * 800_000),
+    ],
+    ids=["fill bytes", "zeros", "tiny comments", "restarts", "tiny PNG chunks"],
+)
+def test_hostile_headers_cost_little(data):
+    start = time.process_time()
+    with pytest.raises(CorruptImageError):
+        read_header(data)
+    assert time.process_time() - start < MAX_HEADER_S
+
+
+def test_bytes_between_jpeg_segments_are_skipped_as_libjpeg_does():
+    data = encode(make_scene(20, 30), "JPEG")
+    header = read_header(data[:20] + b"\x00\x07junk" + data[20:])  # after JFIF's segment
+    assert (header.width, header.height) == (20, 30)
+
+
+def test_a_thumbnail_does_not_pass_for_the_picture():
+    thumbnail = encode(np.zeros((5, 5, 3), np.uint8), "JPEG")
+    data = encode(make_scene(20, 30), "JPEG", comment=thumbnail)
+    assert (read_header(data).width, read_header(data).height) == (20, 30)

@@ -1,0 +1,195 @@
+"""The same pixels as torchvision's preprocessing by Pillow, within named tolerances."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from images import (
+    as_pillow_reads,
+    difference,
+    encode,
+    make_alpha,
+    make_gray_png,
+    make_scene,
+    png_chunk,
+    reference,
+    reference_crop,
+    with_orientation,
+)
+from PIL import Image
+
+from models.image import ImageRule, read_image
+
+RULE = ImageRule(input_size=56, resize_shorter=64)
+# Levels of 255. Weights of 1/256 and two roundings move a value by two at most.
+EXACT_LARGEST, EXACT_MEAN = 2, 0.35
+# Shrinking more than 8 times starts with whole blocks (models/image_resize.py).
+BLOCKS_LARGEST, BLOCKS_MEAN = 3, 0.35
+# A JPEG decoded at 1/2, 1/4 or 1/8: DCT scaling is a slightly different filter.
+REDUCED_LARGEST, REDUCED_MEAN = 14, 1.5
+# OpenCV multiplies by K with another rounding than Pillow: one level darker.
+CMYK_LARGEST, CMYK_MEAN = 3, 1.1
+# The real photos: nothing of theirs is reduced at 224 of 256, some 116 of 120 are at 56 of 64.
+PHOTO_LARGEST, PHOTO_MEAN = 2, 0.2
+PHOTO_REDUCED_LARGEST, PHOTO_REDUCED_MEAN = 12, 0.7
+
+
+def check(data: bytes, rule: ImageRule, largest: int, mean: float) -> None:
+    pixels = read_image(data, rule)
+    assert pixels.shape == (rule.input_size, rule.input_size, 3)
+    assert pixels.dtype == np.uint8
+    got_largest, got_mean = difference(pixels, reference(data, rule))
+    assert got_largest <= largest
+    assert got_mean <= mean
+
+
+@pytest.mark.parametrize("shrink", [0.5, 0.8, 1.0, 1.25, 1.46, 2.0, 3.3, 7.9])
+@pytest.mark.parametrize("aspect", [(1.0, 1.0), (1.37, 1.0), (1.0, 1.51)])
+def test_png_matches_pillow_at_every_scale(shrink, aspect):
+    width, height = (round(64 * shrink * side) for side in aspect)
+    check(encode(make_scene(width, height), "PNG"), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+@pytest.mark.parametrize(("width", "height"), [(640, 600), (700, 1010), (1500, 1100)])
+def test_shrinking_beyond_eight_times_stays_close(width, height):
+    check(encode(make_scene(width, height), "PNG"), RULE, BLOCKS_LARGEST, BLOCKS_MEAN)
+
+
+def test_shrinking_a_hundred_times_stays_close():
+    check(encode(make_scene(901, 800), "PNG"), ImageRule(7, 8), BLOCKS_LARGEST, BLOCKS_MEAN)
+
+
+@pytest.mark.parametrize("rule", [ImageRule(64, 64), ImageRule(63, 64), ImageRule(1, 64)])
+def test_crops_of_any_size_lie_where_torchvision_puts_them(rule):
+    check(encode(make_scene(117, 84), "PNG"), rule, EXACT_LARGEST, EXACT_MEAN)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "quality": 95}])
+def test_jpeg_matches_pillow(options):
+    check(encode(make_scene(123, 100), "JPEG", **options), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+def test_gray_jpeg_matches_pillow():
+    gray = Image.fromarray(make_scene(123, 100)).convert("L")
+    check(encode(gray, "JPEG"), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+@pytest.mark.parametrize("transform", [0, 2], ids=["CMYK", "YCCK"])
+def test_adobe_cmyk_matches_pillow(transform):
+    data = encode(Image.fromarray(make_scene(123, 100)).convert("CMYK"), "JPEG", quality=95)
+    marker = data.index(b"Adobe")
+    data = data[: marker + 11] + bytes([transform]) + data[marker + 12 :]
+    check(data, RULE, CMYK_LARGEST, CMYK_MEAN)
+
+
+@pytest.mark.parametrize(("width", "height"), [(301, 260), (530, 777), (1601, 1100)])
+def test_reduced_decoding_stays_close(width, height):
+    data = encode(make_scene(width, height), "JPEG", quality=90)
+    check(data, RULE, REDUCED_LARGEST, REDUCED_MEAN)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_turned_upright(kind, orientation):
+    # Odd margins on both sides: a mirrored crop must be the crop of the mirrored picture.
+    data = with_orientation(make_scene(131, 90), kind, orientation)
+    check(data, ImageRule(57, 64), EXACT_LARGEST, EXACT_MEAN)
+
+
+def test_reduced_decoding_is_turned_upright_too():
+    data = with_orientation(make_scene(601, 480), "JPEG", 6)
+    check(data, RULE, REDUCED_LARGEST, REDUCED_MEAN)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA"])
+def test_png_modes_match_pillow(mode):
+    scene = Image.fromarray(make_scene(123, 100))
+    if mode in ("LA", "RGBA"):
+        scene.putalpha(Image.fromarray(make_alpha(123, 100)))
+    picture = scene.quantize(40) if mode == "P" else scene.convert(mode)
+    check(encode(picture, "PNG"), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+@pytest.mark.parametrize("transparency", [3, bytes(range(0, 240, 6))], ids=["one", "table"])
+def test_palette_transparency_is_laid_over_white(transparency):
+    palette = Image.fromarray(make_scene(123, 100)).quantize(40)
+    data = encode(palette, "PNG", transparency=transparency)
+    check(data, RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+def test_colour_key_is_laid_over_white():
+    scene = make_scene(123, 100)
+    scene[40:70, 30:80] = (1, 2, 3)
+    check(encode(scene, "PNG", transparency=(1, 2, 3)), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_transparent_gray_level_becomes_white(depth):
+    top = 2**depth - 1
+    samples = (make_scene(123, 100)[..., 0].astype(int) * top // 255).astype(np.uint16)
+    samples[30:60, 20:90] = transparent = top // 3
+    shown = samples >> 8 if depth == 16 else samples * 255 // top
+    shown = np.where(samples == transparent, 255, shown).astype(np.uint8)
+    pixels = read_image(make_gray_png(samples, depth, transparent), RULE)
+    expected = reference_crop(Image.fromarray(shown).convert("RGB"), RULE)
+    assert difference(pixels, expected)[0] <= EXACT_LARGEST
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_sixteen_bits_keep_their_high_byte(channels):
+    noise = np.random.default_rng(1).integers(0, 2**16, (100, 123, 4), dtype=np.uint16)
+    noise[..., 3] = make_alpha(123, 100).astype(np.uint16) * 257
+    samples = noise[..., :channels].squeeze()
+    data = cv2.imencode(".png", samples)[1].tobytes()
+    high = np.ascontiguousarray((samples >> 8).astype(np.uint8))
+    swapped = high if channels == 1 else high[..., [2, 1, 0, 3][:channels]]
+    shown = as_pillow_reads(encode(np.ascontiguousarray(swapped), "PNG"))
+    assert difference(read_image(data, RULE), reference_crop(shown, RULE))[0] <= EXACT_LARGEST
+
+
+def test_sixteen_bit_colour_key_is_laid_over_white():
+    data = cv2.imencode(".png", np.full((80, 80, 3), 0x1234, np.uint16))[1].tobytes()
+    key = png_chunk(b"tRNS", b"\x12\x34" * 3)
+    assert np.unique(read_image(data[:33] + key + data[33:], RULE)).tolist() == [255]
+
+
+@pytest.mark.parametrize("has_alpha", [False, True])
+def test_lossless_webp_matches_pillow(has_alpha):
+    scene = Image.fromarray(make_scene(123, 100))
+    if has_alpha:
+        scene.putalpha(Image.fromarray(make_alpha(123, 100)))
+    check(encode(scene, "WEBP", lossless=True, exact=True), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+def test_lossy_webp_with_alpha_matches_pillow():
+    scene = Image.fromarray(make_scene(123, 100))
+    scene.putalpha(Image.fromarray(make_alpha(123, 100)))
+    check(encode(scene, "WEBP", quality=90), RULE, EXACT_LARGEST, EXACT_MEAN)
+
+
+def test_order_of_colours_is_blue_green_red():
+    orange = np.full((80, 80, 3), (250, 130, 10), np.uint8)
+    assert np.unique(read_image(encode(orange, "PNG"), RULE).reshape(-1, 3), axis=0).tolist() == [
+        [10, 130, 250]
+    ]
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(
+    ("rule", "largest", "mean"),
+    [
+        (ImageRule(224, 256), PHOTO_LARGEST, PHOTO_MEAN),
+        (ImageRule(56, 64), PHOTO_REDUCED_LARGEST, PHOTO_REDUCED_MEAN),
+    ],
+    ids=["full", "reduced"],
+)
+def test_real_photos_match_pillow(shared_data: Path, rule, largest, mean):
+    photos = sorted((shared_data / "photos").glob("*.JPEG"))
+    assert len(photos) >= 100
+    apart = [
+        difference(read_image(data, rule), reference(data, rule))
+        for data in (photo.read_bytes() for photo in photos)
+    ]
+    assert max(photo[0] for photo in apart) <= largest
+    assert float(np.mean([photo[1] for photo in apart])) <= mean
