@@ -6,7 +6,6 @@ client ─▶ Gateway ─▶ Decoder
              └─────▶ Combiner ◀───┘
 """
 
-from models.model_set import load_model_set
 from ray import serve
 from ray.serve import Application
 
@@ -15,6 +14,7 @@ from app.combiner import Combiner
 from app.decoder import Decoder
 from app.gateway import Gateway
 from app.settings import Settings
+from models.model_set import load_model_set
 
 
 def build(settings: Settings) -> Application:
@@ -25,6 +25,8 @@ def build(settings: Settings) -> Application:
         member.name: serve.deployment(name=member.name)(Classifier).bind(settings, member.name)
         for member in manifest.members
     }
-    combiner = serve.deployment(name="Combiner")(Combiner).bind(settings)
+    combiner: Combiner | Application = Combiner(settings)
+    if settings.combiner == "deployment":
+        combiner = serve.deployment(name="Combiner")(Combiner).bind(settings)
     ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
     return ingress.bind(settings, decoder, members, combiner)

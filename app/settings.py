@@ -7,13 +7,14 @@ module that touches the process environment.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+
+from platformdirs import user_cache_path
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.image import DEFAULT_MAX_PIXELS
 from models.manifest import Precision
 from models.model_set import BUNDLED_DIR
-from platformdirs import user_cache_path
-from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 2**20
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
@@ -29,6 +30,9 @@ class Settings(BaseModel):
     precision: Precision = Field("INT8", description="which of the set's networks are served")
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
+    )
+    combiner: Literal["deployment", "gateway"] = Field(
+        "gateway", description="where the Combiner runs: its own replicas, or the Gateway's process"
     )
     threads_per_member: int = Field(0, ge=0, description="0: the CPUs shared out among members")
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")

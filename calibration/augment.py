@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from models.errors import ModelSetError
-from models.runtime import Pixels
 
 from calibration.folder import class_names, list_folder
 from calibration.networks import MEAN_RGB, SCALE_RGB
+from models.errors import ModelSetError
+from models.runtime import Pixels
 
 
 @dataclass(frozen=True)

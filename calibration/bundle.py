@@ -13,6 +13,14 @@ from typing import Annotated
 
 import openvino as ov
 import typer
+from rich.console import Console
+
+from calibration.convert import convert_checkpoint
+from calibration.evaluate import Evaluation, evaluate
+from calibration.folder import class_names, list_folder, read_pixels
+from calibration.model_card import write_model_card
+from calibration.networks import NETWORKS
+from calibration.quantize import quantize
 from models.cpus import cpu_model
 from models.errors import ModelSetError
 from models.manifest import (
@@ -27,14 +35,6 @@ from models.manifest import (
     write_manifest,
 )
 from models.model_set import ModelSet
-from rich.console import Console
-
-from calibration.convert import convert_checkpoint
-from calibration.evaluate import Evaluation, evaluate
-from calibration.folder import class_names, list_folder, read_pixels
-from calibration.model_card import write_model_card
-from calibration.networks import NETWORKS
-from calibration.quantize import quantize
 
 IMAGENETTE = {
     "n01440764": "tench",

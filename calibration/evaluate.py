@@ -6,15 +6,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from rich.progress import track
+
+from calibration.folder import LabelledFile, class_names, list_folder, read_pixels
 from models.cpus import available_cpus
 from models.ensemble import average
 from models.errors import ModelSetError
 from models.manifest import Precision
 from models.model_set import ModelSet
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
-from rich.progress import track
-
-from calibration.folder import LabelledFile, class_names, list_folder, read_pixels
 
 BATCH = 8
 Batch = list[tuple[LabelledFile, Pixels]]

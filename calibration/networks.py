@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models.errors import ModelSetError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from models.errors import ModelSetError
 
 NETWORKS = ("resnet50", "densenet169")
 MEAN_RGB = (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import nncf
 import numpy as np
 import openvino as ov
+
 from models.errors import ModelSetError
 from models.runtime import Pixels
 

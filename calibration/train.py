@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from models.errors import ModelSetError, TandemError
-from models.image import ImageRule
 from rich.console import Console
 from rich.progress import track
 
@@ -23,6 +21,8 @@ from calibration.folder import class_names, list_folder, read_pixels
 from calibration.networks import NETWORKS
 from calibration.recipe import Recipe, parse_sizes
 from calibration.trainer import Trainer
+from models.errors import ModelSetError, TandemError
+from models.image import ImageRule
 
 console = Console()
 

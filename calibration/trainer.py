@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from models.runtime import Pixels
 from safetensors.torch import load_file
 
 from calibration.augment import LabelledImages, mix, normalised, random_crop
 from calibration.networks import build_network, half, load_weights, read_metadata, save_tensors
 from calibration.recipe import Recipe
+from models.runtime import Pixels
 
 Indices = npt.NDArray[np.int64]
 
@@ -68,6 +68,11 @@ class Trainer:
                 slots.setdefault(int(index), {})[slot] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        # The fused optimizer walks memory, not indices: moments must lie as their weights do.
+        for parameter, own_slots in self.optimizer.state.items():
+            for slot, value in own_slots.items():
+                if value.shape == parameter.shape:
+                    own_slots[slot] = torch.empty_like(parameter).copy_(value)
         self.epoch = int(read_metadata(self.checkpoint)["epoch"])
 
     def run_epoch(self, data: LabelledImages, max_steps: int | None = None) -> Iterator[float]:

@@ -1,0 +1,64 @@
+"""What a benchmark's result says of the machine and the versions it was made with."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from models.cpus import available_cpus, cpu_model
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
+
+
+def describe() -> dict[str, Any]:
+    """Return commit, command, CPU and versions, to be stored with every result."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "commit": commit,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": available_cpus(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }
+
+
+def process_tree(pid: int) -> list[psutil.Process]:
+    """Return the process and everything below it."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def pss_mb(processes: list[psutil.Process]) -> dict[str, float]:
+    """Return the proportional set size by process name, in MB (10^6 bytes)."""
+    sizes: dict[str, float] = {}
+    for process in processes:
+        try:
+            name = (process.cmdline() or [process.name()])[0].rsplit("/", 1)[-1]
+            size = process.memory_full_info().pss / 1e6
+        except psutil.NoSuchProcess:
+            continue
+        sizes[name] = round(sizes.get(name, 0.0) + size, 1)
+    return sizes
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """Return the CPU time used so far, user and system, of all that still run."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total

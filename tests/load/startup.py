@@ -1,0 +1,62 @@
+"""How long until ready, how much memory and CPU when idle: ``python tests/load/startup.py``.
+
+Prints JSON; ``--json FILE`` writes it as well. The first start is a warm-up: it fills the compile
+cache and the disk's; the others are what a user sees on a machine that is set up.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from machine import cpu_seconds, describe, process_tree, pss_mb
+from running import running_service
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="starts that count", min=1)] = 3,
+    idle_s: Annotated[float, typer.Option(help="seconds watched when idle", min=1)] = 20.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the result here")] = None,
+) -> None:
+    """Start the service several times; measure each start, then its memory and CPU at rest."""
+    starts = [_one(idle_s if index == rounds else 0.0) for index in range(rounds + 1)]
+    last, counted = starts[-1], [start["ready_after_s"] for start in starts[1:]]
+    result = {
+        **describe(),
+        "ready_after_s": {"median": round(statistics.median(counted), 2), "all": counted},
+        "first_start_s": starts[0]["ready_after_s"],
+        "idle": last["idle"],
+    }
+    text = json.dumps(result, indent=2)
+    typer.echo(text)
+    if json_file:
+        json_file.write_text(text + "\n", "utf-8")
+
+
+def _one(idle_s: float) -> dict[str, Any]:
+    with running_service() as service:
+        start: dict[str, Any] = {"ready_after_s": round(service.ready_after_s, 2)}
+        if idle_s:
+            start["idle"] = _idle(service.process.pid, idle_s)
+    return start
+
+
+def _idle(pid: int, seconds: float) -> dict[str, Any]:
+    time.sleep(5)  # let what start-up left behind settle
+    processes = process_tree(pid)
+    before, started = cpu_seconds(processes), time.perf_counter()
+    time.sleep(seconds)
+    cores = (cpu_seconds(processes) - before) / (time.perf_counter() - started)
+    sizes = pss_mb(process_tree(pid))
+    by_process = dict(sorted(sizes.items(), key=lambda item: -item[1]))
+    return {
+        "pss_mb": round(sum(sizes.values()), 1),
+        "cores": round(cores, 3),
+        "pss_mb_by_process": by_process,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

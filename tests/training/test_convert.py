@@ -1,0 +1,89 @@
+"""Torch and OpenVINO agree; the rewrite changes nothing; two checkpoints become a set that runs."""
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from calibration import bundle
+from calibration.convert import convert_checkpoint, with_softmax
+from calibration.networks import MEAN_RGB, NETWORKS, SCALE_RGB, build_network, save_tensors
+from calibration.rewrite import chain_concats
+from models.model_set import load_model_set
+
+SIZE = 64
+# OpenVINO traces with torch.jit, which torch deprecates; NNCF's own imports warn as well.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained weights of both networks, with batch-norm statistics that are not the defaults."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(7)
+    for name in NETWORKS:
+        network = build_network(name, 3).train()
+        with torch.no_grad():
+            for _ in range(2):
+                network(torch.randn(4, 3, SIZE, SIZE))
+        save_tensors(network.state_dict(), folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_folded_model_gives_what_torch_gives(name: str, checkpoints: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)  # BGR
+    network = build_network(name, 3).eval()
+    from safetensors.torch import load_file
+
+    network.load_state_dict(load_file(checkpoints / f"{name}.safetensors"))
+    rgb = torch.from_numpy(pixels[..., ::-1].copy()).float()
+    batch = ((rgb - torch.tensor(MEAN_RGB)) / torch.tensor(SCALE_RGB)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = network(batch).softmax(1).numpy()
+    model = convert_checkpoint(name, 3, checkpoints / f"{name}.safetensors", SIZE)
+    # Float32, else OpenVINO may run floats as BF16 where the CPU has it.
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    np.testing.assert_allclose(compiled(pixels)[0], expected, atol=1e-4)
+
+
+def test_chained_concatenations_give_the_same_result() -> None:
+    torch.manual_seed(3)
+    network = build_network("densenet169", 3).eval()
+    model = ov.convert_model(network, example_input=torch.zeros(1, 3, SIZE, SIZE))
+    image = np.random.default_rng(1).normal(size=(1, 3, SIZE, SIZE)).astype(np.float32)
+    float32 = {"INFERENCE_PRECISION_HINT": "f32"}
+    before = ov.Core().compile_model(with_softmax(model), "CPU", float32)(image)[0]
+    num_concats = sum(node.get_type_name() == "Concat" for node in model.get_ops())
+    # Every concatenation but the first two-input one of each of the four blocks.
+    assert chain_concats(model) == num_concats - 4
+    widest = max(len(n.inputs()) for n in model.get_ops() if n.get_type_name() == "Concat")
+    assert widest == 2
+    after = ov.Core().compile_model(with_softmax(model), "CPU", float32)(image)[0]
+    np.testing.assert_allclose(after, before, atol=1e-5)
+
+
+def test_two_checkpoints_become_a_model_set(
+    checkpoints: Path, training_images: Path, held_out_images: Path, tmp_path: Path
+) -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(bundle.main)
+    arguments = ["--checkpoints", str(checkpoints), "--calibration", str(training_images)]
+    arguments += ["--evaluation", str(held_out_images), "--out", str(tmp_path / "drawn")]
+    arguments += ["--input-size", str(SIZE), "--subset-size", "8"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    model_set = load_model_set(str(tmp_path / "drawn"))
+    assert model_set.problems() == []
+    assert model_set.labels == ("tench", "English springer", "cassette player")
+    records = {record.precision: record for record in model_set.manifest.accuracy}
+    assert set(records) == {"FP16", "INT8"}
+    assert records["INT8"].num_images == 12
+    card = (tmp_path / "drawn" / "README.md").read_text()
+    assert f"| INT8 | {records['INT8'].top1['resnet50']:.4f} |" in card
+    assert [p.name for p in tmp_path.iterdir()] == ["drawn"]
