@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.stages import Combined, Fault
 
@@ -32,10 +33,11 @@ class Stage(BaseModel):
     """
 
     stage: str
-    member: str | None = None
+    # Left out of the answer rather than null, which OpenAPI 3.0 has no type for.
+    member: str | SkipJsonSchema[None] = None
     start_ms: float
     duration_ms: float
-    batch_size: int | None = None
+    batch_size: int | SkipJsonSchema[None] = None
 
 
 class Timings(BaseModel):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from models.ensemble import Probabilities
-from models.runtime import Pixels
 
 from app.errors import DeadlineError, OverloadedError
+from models.ensemble import Probabilities
+from models.runtime import Pixels
 
 RunBatch = Callable[[Pixels], Awaitable[Probabilities]]
 
@@ -77,8 +77,9 @@ class BatchQueue:
         """
         if not timeout_s > 0:  # NaN too
             raise DeadlineError(f"timeout of {timeout_s} s: no time is left for this image")
-        room = self._max_queued - len(self._waiting)
-        if len(images) > room:
+        if len(images) > self._max_queued - len(self._waiting):
+            self._forget_the_gone()
+        if len(images) > self._max_queued - len(self._waiting):
             raise OverloadedError(
                 f"{len(self._waiting)} images are queued, {len(images)} more do not fit into "
                 f"{self._max_queued}; try again in a second"
@@ -97,6 +98,10 @@ class BatchQueue:
                 await self._answer(batch)
         finally:
             self._worker = None
+
+    def _forget_the_gone(self) -> None:
+        """Free the places of callers that went away."""
+        self._waiting = deque(entry for entry in self._waiting if not entry.future.done())
 
     def _take(self) -> list[_Waiting]:
         """Take the oldest entries that somebody still wants, up to a full batch."""
@@ -126,7 +131,8 @@ class BatchQueue:
                 _fail(batch[0], error)
                 return
             for entry in batch:
-                await self._answer([entry])
+                if not entry.future.done():
+                    await self._answer([entry])
             return
         infer_s = self._clock() - started
         for entry, row in zip(batch, rows, strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -23,8 +23,9 @@ def _too_large(announced: int, limit: int) -> BodyTooLargeError:
 async def limited_stream(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the body's chunks; raise :class:`BodyTooLargeError` when ``max_bytes`` are passed."""
     seen = 0
-    announced = request.headers.get("content-length", "")
-    is_over = announced.isdigit() and int(announced) > max_bytes
+    length = request.headers.get("content-length", "")
+    announced = int(length) if length.isdecimal() else 0  # isdigit would take "²" too
+    is_over = announced > max_bytes
     try:
         async for chunk in request.stream():
             seen += len(chunk)
@@ -36,7 +37,7 @@ async def limited_stream(request: Request, max_bytes: int) -> AsyncGenerator[byt
     except ClientDisconnect as error:
         raise ClientGoneError(f"the client hung up after {seen} bytes") from error
     if is_over:
-        raise _too_large(max(seen, int(announced) if announced.isdigit() else 0), max_bytes)
+        raise _too_large(max(seen, announced), max_bytes)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -44,23 +45,42 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join([chunk async for chunk in limited_stream(request, max_bytes)])
 
 
+class WholeFormParser(MultiPartParser):
+    """Refuses a form that breaks off: starlette drops the file that was cut short, unsaid."""
+
+    def __init__(
+        self, headers: Headers, stream: AsyncGenerator[bytes, None], max_files: int
+    ) -> None:
+        super().__init__(headers, self._checked(stream), max_files=max_files, max_fields=0)
+        self._is_whole = False
+
+    def on_end(self) -> None:  # at the closing boundary
+        self._is_whole = True
+
+    async def _checked(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async for chunk in stream:
+            yield chunk
+        if not self._is_whole:
+            raise MultiPartException("it breaks off before its closing boundary")
+
+
 async def read_files(request: Request, max_bytes: int, max_files: int) -> list[bytes]:
     """Return the contents of a multipart form's files, in order; other fields are refused."""
     stream = limited_stream(request, max_bytes)
     # One more than the limit is let in, so that "too many" can be told from a broken form.
-    parser = MultiPartParser(request.headers, stream, max_files=max_files + 1, max_fields=16)
+    parser = WholeFormParser(request.headers, stream, max_files + 1)
     try:
         form = await parser.parse()
     except MultiPartException as error:
         if "Too many files" in error.message:
             raise _too_many(max_files) from error
+        if "Too many fields" in error.message:
+            raise BadParameterError(
+                "the form has a text field; send files only, parameters in the address (?top_k=3)"
+            ) from error
         raise BadParameterError(
             f"this is not a multipart form: {error.message}; "
             "send the image itself as the body, or files as curl -F files=@photo.jpg does"
-        ) from error
-    except KeyError as error:  # no boundary in the Content-Type
-        raise BadParameterError(
-            "the Content-Type says multipart but names no boundary; let the client set it"
         ) from error
     try:
         uploads = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]

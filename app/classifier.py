@@ -4,14 +4,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from models.cpus import available_cpus
-from models.ensemble import Probabilities
-from models.model_set import load_model_set
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 from app.batching import BatchQueue
 from app.settings import Settings
 from app.stages import MemberAnswer
+from models.cpus import available_cpus
+from models.ensemble import Probabilities
+from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 
 class Classifier:

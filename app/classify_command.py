@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from models.errors import TandemError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+
+from models.errors import TandemError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -49,7 +51,8 @@ def find_files(paths: list[str]) -> Iterator[Path]:
     for text in paths:
         path = Path(text)
         if path.is_dir():
-            found = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
+            images = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES)
+            found = [p for p in images if not p.is_dir()]
             if not found:
                 raise NothingToClassifyError(f"no JPEG, PNG or WebP in {path}; name another folder")
         elif path.exists():
@@ -57,7 +60,7 @@ def find_files(paths: list[str]) -> Iterator[Path]:
         else:
             # The text is the user's glob, relative or absolute: Path.glob takes no absolute one.
             matches = glob.glob(text, recursive=True)  # noqa: PTH207
-            found = [Path(match) for match in sorted(matches)]
+            found = [Path(match) for match in sorted(matches) if not Path(match).is_dir()]
             if not found:
                 raise NothingToClassifyError(f"no such file or folder: {text}")
         yield from (p for p in found if p not in seen and not seen.add(p))  # type: ignore[func-returns-value]
@@ -108,16 +111,22 @@ async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> R
         return _error("unreadable", f"cannot read the file: {error.strerror}")
     try:
         answer = await client.post(f"{url}/v1/classify", params={"top_k": top_k}, content=data)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _error(
             "unreachable",
             f"no answer from {url} ({type(error).__name__}); is the service running? tandem serve",
         )
     try:
-        row: Row = answer.json()
+        row = answer.json()
     except ValueError:
-        return _error("bad_answer", f"{url} answered {answer.status_code} without JSON")
-    return row
+        row = None
+    if not _is_ours(row):
+        return _error("bad_answer", f"{url} answered {answer.status_code}, but not as Tandem does")
+    return dict(row)
+
+
+def _is_ours(row: Any) -> bool:
+    return isinstance(row, dict) and ("predictions" in row or isinstance(row.get("error"), dict))
 
 
 def _error(code: str, message: str) -> Row:
@@ -125,13 +134,14 @@ def _error(code: str, message: str) -> Row:
 
 
 def _add(table: Table, row: Row) -> None:
+    name = escape(row["file"])  # brackets in names and labels are no markup
     if error := row.get("error"):
-        table.add_row(row["file"], "[red]failed[/]", "", error["message"])
+        table.add_row(name, "[red]failed[/]", "", escape(error["message"]))
         return
     members = ", ".join(
         f"{n} {m['label']} {m['probability']:.2f}" for n, m in row["members"].items()
     )
     for rank, prediction in enumerate(row["predictions"]):
-        file = row["file"] if rank == 0 else ""
-        probability = f"{prediction['probability']:.3f}"
-        table.add_row(file, prediction["label"], probability, members if rank == 0 else "")
+        probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
+        first = rank == 0
+        table.add_row(name if first else "", label, probability, escape(members) if first else "")

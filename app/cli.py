@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from models.errors import TandemError
 from rich.console import Console
+from rich.markup import escape
 
 from app.classify_command import classify
 from app.models_command import models_app
+from models.errors import TandemError
 
 app = typer.Typer(
     help="An image-classification ensemble on CPUs: INT8 networks as a Ray Serve graph.",
@@ -42,11 +43,18 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    address: Annotated[
+        str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
+    ] = None,
 ) -> None:
-    """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it."""
-    from app.serve_command import run_service
+    """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
-    run_service(model_set, config, host, port)
+    With --address the graph is put on a running cluster instead, and taken off it at the end. The
+    cluster's nodes need the environment of configs/README.md to be fast.
+    """
+    from app.serve_command import ServeOptions, run_service
+
+    run_service(ServeOptions(model_set, config, host, port, address))
 
 
 def main() -> None:
@@ -55,6 +63,6 @@ def main() -> None:
         app()
     except TandemError as error:
         Console(stderr=True, soft_wrap=True).print(
-            f"[red]tandem:[/] {error.message}", highlight=False
+            f"[red]tandem:[/] {escape(error.message)}", highlight=False
         )
         raise SystemExit(2) from None

@@ -1,10 +1,9 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
-from models.ensemble import Probabilities, average, top_k
-from models.model_set import load_model_set
-
 from app.settings import Settings
 from app.stages import Combined
+from models.ensemble import Probabilities, average, top_k
+from models.model_set import load_model_set
 
 
 class Combiner:

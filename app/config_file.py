@@ -5,18 +5,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from models.errors import TandemError
-from models.manifest import Manifest
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+from app.errors import ConfigError
 from app.settings import Settings
-
-
-class ConfigError(TandemError):
-    """A configuration file that cannot be used."""
-
-    code = "config"
+from models.manifest import Manifest
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -25,7 +19,7 @@ def read_config(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give --config FILE") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is empty or not a mapping; see serve_config.yaml in the project")
@@ -36,9 +30,18 @@ def read_config(path: Path) -> dict[str, Any]:
         for application in content.get("applications", []):
             Settings.model_validate(application.get("args", {}))
     except ValidationError as error:
-        places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        places = [
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+            + (_suggestion(e["loc"][-1], Settings) if e["type"] == "extra_forbidden" else "")
+            for e in error.errors()
+        ]
         raise ConfigError(f"{path}: " + "; ".join(places)) from error
     return content
+
+
+def _suggestion(key: object, model: type[BaseModel]) -> str:
+    close = difflib.get_close_matches(str(key), model.model_fields, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[str]:
@@ -50,8 +53,7 @@ def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[
     for key, value in content.items():
         place = f"{where}.{key}" if where else str(key)
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            found.append(f"{place} is no option" + (f"; did you mean {close[0]}?" if close else ""))
+            found.append(f"{place} is no option{_suggestion(key, model)}")
             continue
         for inner in _models_in(known[key].annotation):
             rows = value if isinstance(value, list) else [value]

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
+
+from app.settings import Settings
+from app.stages import Decoded, Fault
 from models.errors import TandemError
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import Pixels
-
-from app.settings import Settings
-from app.stages import Decoded, Fault
 
 
 class Decoder:

@@ -3,6 +3,12 @@
 from models.errors import TandemError
 
 
+class ConfigError(TandemError):
+    """A configuration that cannot be used, or that this machine cannot serve."""
+
+    code = "config"
+
+
 class ClientGoneError(TandemError):
     """The caller hung up before its request was read; nobody will see the status."""
 

@@ -6,13 +6,11 @@ HTTP itself is in :mod:`app.http_api`; no pixel is touched here.
 import asyncio
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from models.ensemble import Probabilities
-from models.errors import TandemError
-from models.model_set import load_model_set
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
@@ -22,6 +20,9 @@ from app.http_api import create_api
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, MemberAnswer, call
 from app.timeline import Span, Timeline
+from models.ensemble import Probabilities
+from models.errors import TandemError
+from models.model_set import load_model_set
 
 # One grey pixel as PNG: the smallest picture that passes every stage.
 WARM_UP_IMAGE = base64.b64decode(
@@ -41,6 +42,7 @@ class Gateway:
         self._decoder, self._members, self._combiner = decoder, dict(members), combiner
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self._num_under_way = 0
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
@@ -50,6 +52,23 @@ class Gateway:
     def num_classes(self) -> int:
         """How many classes an answer can have."""
         return self._model_set.manifest.num_classes
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request while it is under way, its body included.
+
+        Raises:
+            OverloadedError: as many as the limit are under way.
+
+        """
+        limit = self.settings.max_concurrent_requests
+        if self._num_under_way >= limit:
+            raise OverloadedError(f"{limit} requests are under way, the limit; try again in 1 s")
+        self._num_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_under_way -= 1
 
     async def classify(
         self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
@@ -61,7 +80,7 @@ class Gateway:
 
         """
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s - timeline.elapsed_s()):  # reading counts
                 return await self._through_the_graph(files, top_k, timeout_s, request_id, timeline)
         except TimeoutError as error:
             raise DeadlineError(

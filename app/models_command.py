@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from models.errors import ModelSetError
 from models.manifest import Manifest
 from models.model_set import BUNDLED_DIR, ModelSet, list_folders, load_model_set
-from rich.console import Console
-from rich.table import Table
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 console = Console()
@@ -37,7 +39,7 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
             f"{facts['input_size']} px",
             ", ".join(facts["members"]),
             ", ".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
-            str(model_set.folder),
+            escape(str(model_set.folder)),
         )
     console.print(table)
 
@@ -48,7 +50,9 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "num_classes": manifest.num_classes,
         "input_size": manifest.image.input_size,
         "members": [member.name for member in manifest.members],
-        "top1": {record.precision: record.top1["ensemble"] for record in manifest.accuracy},
+        "top1": {
+            r.precision: r.top1["ensemble"] for r in manifest.accuracy if "ensemble" in r.top1
+        },
     }
 
 
@@ -65,7 +69,7 @@ def verify(
         typer.echo(json.dumps({"set": model_set.name, "ok": not problems, "problems": problems}))
     else:
         for problem in problems:
-            console.print(f"[red]bad[/] {problem}", highlight=False, soft_wrap=True)
+            console.print(f"[red]bad[/] {escape(problem)}", highlight=False, soft_wrap=True)
         if not problems:
             num_files = len(model_set.manifest.files)
             console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network runs")

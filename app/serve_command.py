@@ -1,35 +1,61 @@
 """``tandem serve``: check everything that can be checked, then start, show progress, wait, stop."""
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from app.service import StopRequest, check_port, deploy, fast_serve, local_ray, wait_ready
+from app.service import (
+    StopRequest,
+    check_port,
+    deploy,
+    fast_serve,
+    joined_ray,
+    local_ray,
+    wait_ready,
+)
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 CONFIG_NAME = "serve_config.yaml"
 
 
-def run_service(
-    model_set: str | None, config: Path | None, host: str | None, port: int | None
-) -> None:
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line asks for; None leaves the configuration's own."""
+
+    model_set: str | None = None
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    address: str | None = None  # of a running cluster; None starts a Ray of our own
+
+
+def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
     with StopRequest() as stop, fast_serve():
-        content = _checked_config(model_set, config or _default_config(), host, port)
+        content = _checked_config(options)
         http = content["http_options"]
-        url = f"http://{'127.0.0.1' if http['host'] == '0.0.0.0' else http['host']}:{http['port']}"
-        with console.status("starting Ray") as status, local_ray():
+        host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
+        url = f"http://{host}:{http['port']}"
+        with console.status("starting Ray") as status, _ray(options.address, content):
             deploy(content)
-            is_ready = wait_ready(url, stop, lambda text: status.update(escape(text)))
-            if is_ready:
+            if wait_ready(url, stop, lambda text: status.update(escape(text))):
                 status.stop()
                 _welcome(url, http["host"])
                 stop.wait()
-            status.start()
-            status.update("stopping")
-    console.print("stopped; nothing is left running")
+            status.stop()
+            console.print("stopping")
+    console.print("stopped; nothing of it is left running")
+
+
+def _ray(address: str | None, content: dict[str, Any]) -> AbstractContextManager[None]:
+    if address is None:
+        return local_ray()
+    names = [application.get("name", "default") for application in content["applications"]]
+    return joined_ray(address, names)
 
 
 def _default_config() -> Path:
@@ -38,22 +64,22 @@ def _default_config() -> Path:
     return here if here.is_file() else Path(__file__).parent.parent / CONFIG_NAME
 
 
-def _checked_config(
-    model_set: str | None, path: Path, host: str | None, port: int | None
-) -> dict[str, Any]:
+def _checked_config(options: ServeOptions) -> dict[str, Any]:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
-    from models.model_set import load_model_set
-
     from app.config_file import for_members, read_config, with_overrides
     from app.settings import Settings
+    from models.model_set import load_model_set
 
-    content = with_overrides(read_config(path), model_set, host, port)
-    check_port(content["http_options"]["host"], content["http_options"]["port"])
+    content = read_config(options.config or _default_config())
+    content = with_overrides(content, options.model_set, options.host, options.port)
+    if options.address is None:  # a cluster that serves already has the port, and may keep it
+        check_port(content["http_options"]["host"], content["http_options"]["port"])
     settings = Settings.model_validate(content["applications"][0].get("args", {}))
-    manifest = load_model_set(settings.model_set, settings.model_search).manifest
-    for member in manifest.members:
-        member.network(settings.precision)
-    return for_members(content, manifest)
+    model_set = load_model_set(settings.model_set, settings.model_search)
+    _ = model_set.labels  # reading it and finding the networks compares the files' hashes
+    for member in model_set.manifest.members:
+        model_set.network_path(member.name, settings.precision)
+    return for_members(content, model_set.manifest)
 
 
 def _welcome(url: str, host: str) -> None:

@@ -42,6 +42,9 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
     max_files: int = Field(64, ge=1, description="files in one multipart request")
+    max_concurrent_requests: int = Field(
+        256, ge=1, description="under way per Gateway; more are answered 429 at once"
+    )
     max_queued_images: int = Field(512, ge=1, description="waiting per member and replica")
     default_top_k: int = Field(5, ge=1, description="classes in an answer when not asked")
     request_timeout_s: float = Field(
@@ -79,6 +82,8 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # Ctrl-C on a laptop should not wait for a load balancer to notice.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     }
 
 

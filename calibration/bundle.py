@@ -50,9 +50,9 @@ IMAGENETTE = {
 }
 DESCRIPTION = "Imagenette, ten easily told classes of ImageNet; trained from scratch for Tandem."
 HINT = (
-    "This is the small set that comes with Tandem, so that a first run needs no download. It knows "
-    "these ten classes and puts every image into one of them. A model set of your own, such as "
-    "ImageNet's 1000 classes, is a folder with a manifest.yaml: pass it as --model-set PATH."
+    "For ImageNet's 1000 classes (imagenet1k), make a model set from torchvision's ResNet50 and "
+    "DenseNet169 weights, as models/imagenette is made, and start with --model-set FOLDER. One "
+    "command that fetches it (tandem models fetch imagenet1k) is planned, not there yet."
 )
 console = Console()
 
@@ -138,6 +138,7 @@ def _record(precision: Precision, folder: Path, measured: Evaluation) -> Accurac
         dataset=f"{folder.parent.name}/{folder.name}, {len(counts)} classes",
         num_images=measured.num_images,
         precision=precision,
+        float_type=measured.float_type,
         measured=date.today(),
         top1={name: round(value, 4) for name, value in measured.top1.items()},
         cpu=cpu_model(),

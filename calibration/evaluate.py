@@ -25,6 +25,7 @@ class Evaluation:
     """What was measured, by member name and ``ensemble``."""
 
     num_images: int = 0
+    float_type: str = ""  # of the layers that are not INT8 as they ran
     num_right: dict[str, int] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
 
@@ -45,15 +46,23 @@ def evaluate(model_set: ModelSet, folder: Path, precision: Precision) -> Evaluat
     if len(classes) != manifest.num_classes:
         raise ModelSetError(
             f"{folder} has {len(classes)} classes, {manifest.name} has {manifest.num_classes}; "
-            "give one sub-folder per class of the set, also for classes without errors"
+            "give one sub-folder per class of the set, also for a class without images"
         )
-    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
+    options = RuntimeOptions(
+        num_threads=available_cpus(),
+        batch_sizes=(BATCH,),
+        is_f32_forced=precision == "FP16",  # the yardstick; INT8 is measured as it is served
+    )
     networks = {
         member.name: CompiledNetwork(model_set.network_path(member.name, precision), options)
         for member in manifest.members
     }
     weights = {member.name: member.weight for member in manifest.members}
-    result = Evaluation(num_right=dict.fromkeys([*networks, "ensemble"], 0))
+    float_types = {network.float_type for network in networks.values()}
+    result = Evaluation(
+        float_type=", ".join(sorted(float_types)),
+        num_right=dict.fromkeys([*networks, "ensemble"], 0),
+    )
     for batch in _batches(files, model_set, result, f"{manifest.name} {precision}"):
         truth = np.array([classes.index(file.class_name) for file, _ in batch])
         pixels = np.stack([image for _, image in batch])

@@ -6,8 +6,10 @@ from models.manifest import Manifest
 
 REMAKE = """\
 pip install -e '.[train]' -c constraints.txt
-python -m calibration.train resnet50 --images TRAIN --images CALIBRATION --run-dir runs
-python -m calibration.train densenet169 --images TRAIN --images CALIBRATION --run-dir runs
+for network in resnet50 densenet169; do
+    python -m calibration.train $network --images TRAIN --images CALIBRATION --run-dir runs \\
+        --sizes 10x64,40x96,10x128
+done
 python -m calibration.bundle --checkpoints runs --calibration CALIBRATION --evaluation EVAL \\
     --input-size {size} --resize-shorter {resize} --out models/imagenette
 """
@@ -40,14 +42,20 @@ def write_model_card(folder: Path, manifest: Manifest) -> None:
         "| --- |" + " --- |" * len(names),
         *rows,
         "",
-        "FP16 is the float network (weights stored as FP16); INT8 is what is served. Trained from",
-        "scratch on 4,000 images of the Imagenette training split; good for trying Tandem out, not",
-        "for telling anything from anything else: every image is put into one of the ten classes.",
+        f"FP16 is the float network: weights stored as FP16, run in {first.float_type}. INT8 is",
+        f"what is served; its other layers ran in {manifest.accuracy[-1].float_type} here. Trained",
+        "from scratch on 4,000 images of the Imagenette training split: good for trying Tandem",
+        "out, not for telling anything from anything else. Every image is put into one of the",
+        "ten classes.",
         "",
         "## Making it again",
         "",
         "TRAIN, CALIBRATION and EVAL are ImageFolders of Imagenette (160 px), split by the sha1 of",
         "the file name: modulo 100 below 15 is EVAL, the 50 lowest others per class CALIBRATION.",
+        "",
+        "These weights had a first stage of their own (8 to 12 epochs, mostly at 64 px); the last",
+        "50 epochs are this script's, started from it with --init: 95 minutes on two shared cores,",
+        "both networks at once. What the commands below give will be close, not the same.",
         "",
         "```sh",
         remake.rstrip(),

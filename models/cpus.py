@@ -15,11 +15,10 @@ def available_cpus(cgroup_max: Path = CGROUP_MAX) -> int:
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = cgroup_max.read_text("ascii").split()
+        share = math.inf if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return cores
-    if quota == "max":
-        return cores
-    return max(1, min(cores, math.floor(int(quota) / int(period))))
+    return max(1, math.floor(min(cores, share)))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

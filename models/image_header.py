@@ -79,7 +79,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     if header.width == 0 or header.height == 0:
         raise CorruptImageError(
             f"The {name.upper()} header announces {header.width} x {header.height} pixels; "
-            "both sides must be at least 1."
+            "both sides must be at least 1: send another picture."
         )
     return header
 

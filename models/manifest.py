@@ -64,7 +64,7 @@ class MemberRecord(Record):
     """One network of the ensemble."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-    weight: Annotated[float, Field(gt=0)] = 1.0  # in the combiner's average
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # in the combiner's average
     source: str  # where the float weights came from
     networks: dict[Precision, Network]
 
@@ -103,6 +103,7 @@ class AccuracyRecord(Record):
     dataset: str
     num_images: int
     precision: Precision
+    float_type: str  # of the layers that are not INT8 as they ran: f32 or bf16
     measured: date
     top1: dict[str, float]  # member name or "ensemble" -> fraction
     cpu: str
@@ -153,7 +154,7 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(content)
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ModelSetError(f"{path} is not YAML: {error}") from error
     except ValidationError as error:
         places = [f"{'.'.join(map(str, e['loc'])) or 'top'}: {e['msg']}" for e in error.errors()]

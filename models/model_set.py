@@ -31,11 +31,15 @@ class ModelSet:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """Return one label per class, in the networks' order."""
-        text = self.verified(self.manifest.labels).read_text("utf-8")
+        path = self.verified(self.manifest.labels)
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelSetError(f"{path} is not UTF-8: {error}; save it as UTF-8") from error
         labels = tuple(line.strip() for line in text.splitlines() if line.strip())
         if len(labels) != self.manifest.num_classes:
             raise ModelSetError(
-                f"{self.folder / self.manifest.labels.path} has {len(labels)} labels, "
+                f"{path} has {len(labels)} labels, "
                 f"the manifest says num_classes: {self.manifest.num_classes}"
             )
         return labels

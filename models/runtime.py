@@ -6,8 +6,11 @@ OMP_NUM_THREADS nor cgroup quotas, and pins every process to the same first core
 threads is always given and pinning is off.
 """
 
+import logging
+import os
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 
 Pixels = npt.NDArray[np.uint8]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class RuntimeOptions:
 
     num_threads: int = 1
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    is_f32_forced: bool = False  # else floats may run as bf16 where the CPU has it
     cache_dir: Path | None = None  # compiled models are kept here between starts
 
     def __post_init__(self) -> None:
@@ -44,16 +49,38 @@ class RuntimeOptions:
             "INFERENCE_NUM_THREADS": self.num_threads,
             "ENABLE_CPU_PINNING": False,
         }
-        if self.cache_dir is not None:
+        if self.is_f32_forced:
+            chosen["INFERENCE_PRECISION_HINT"] = "f32"
+        if self.cache_dir is not None and _can_write(self.cache_dir):
             chosen["CACHE_DIR"] = str(self.cache_dir)
         return chosen
+
+
+@cache
+def _core() -> ov.Core:
+    """Return the process's one Core.
+
+    Each Core of OpenVINO 2026.4 gives its thread a signal stack; when one ends after a younger one
+    was made, a freed stack stays behind and the next signal (Ctrl-C) is a segmentation fault.
+    """
+    return ov.Core()
+
+
+def _can_write(folder: Path) -> bool:
+    """Make the folder; a cache that cannot be written is no reason not to serve."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("no compile cache in %s: %s; starts will be slower", folder, error.strerror)
+        return False
+    return os.access(folder, os.W_OK)
 
 
 class CompiledNetwork:
     """A network ready to run. Not for use by two threads at once: one infer request per size."""
 
     def __init__(self, xml: Path, options: RuntimeOptions) -> None:
-        core = ov.Core()
+        core = _core()
         self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
         self._requests: list[ov.InferRequest] = []
         for size in self.batch_sizes:
@@ -62,6 +89,8 @@ class CompiledNetwork:
             model.reshape([size, *self.input_shape])
             compiled = core.compile_model(model, "CPU", options.properties)
             self._requests.append(compiled.create_infer_request())
+        # What the layers that are not INT8 run in: f32, or bf16 where the CPU has it.
+        self.float_type: str = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
 
     @property
     def max_batch_size(self) -> int:
@@ -73,6 +102,8 @@ class CompiledNetwork:
         size = len(batch)
         if not 1 <= size <= self.max_batch_size:
             raise ValueError(f"a batch of {size} images; 1 to {self.max_batch_size} are compiled")
+        if batch.dtype != np.uint8:  # OpenVINO would cast, and 0..1 become zeros
+            raise ValueError(f"a batch of {batch.dtype}; the network takes uint8, 0 to 255")
         slot = bisect_left(self.batch_sizes, size)
         compiled_size = self.batch_sizes[slot]
         if compiled_size > size:

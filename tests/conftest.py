@@ -1,23 +1,40 @@
 """Fixtures that every test may use."""
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_networks import write_tiny_set
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
 )
 
 
+CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if SHARED_DATA.is_dir():
-        return
-    absent = [item for item in items if item.get_closest_marker("shared_data")]
+    """Leave out what this machine cannot run; the header says what that is."""
+    absent = [item for item in items if any(item.get_closest_marker(m) for m in _lacking())]
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=absent)
+
+
+def pytest_report_header() -> list[str]:
+    return [f"left out: tests marked {marker} ({why})" for marker, why in _lacking().items()]
+
+
+def _lacking() -> dict[str, str]:
+    lacking = {}
+    if not SHARED_DATA.is_dir():
+        lacking["shared_data"] = f"no photographs in {SHARED_DATA}"
+    if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
+        lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
+    return lacking
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +52,9 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return find
+
+
+@pytest.fixture(scope="session")
+def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model set made in code; not to be written to."""
+    return write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")

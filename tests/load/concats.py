@@ -1,6 +1,6 @@
 """What chaining DenseNet169's concatenations saves: ``python tests/load/concats.py`` (needs torch).
 
-Makes the INT8 network twice, with the concatenations as torchvision has them and chained, then loads
+Makes the INT8 network twice, concatenations as torchvision has them and chained, then loads
 each in processes of its own, in turns. The weights are random: structure alone decides here. Prints
 JSON: nodes after compilation, load time, memory of a compilation, ms per image.
 """

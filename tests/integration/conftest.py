@@ -1,0 +1,71 @@
+"""The graph on a real Ray Serve and a real OpenVINO, with networks that tests can foretell.
+
+One cluster and one application for all tests, in Serve's default mode (its environment is read when
+ray is imported); the fast mode, HAProxy and the bundled networks are e2e's.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import ray
+from deployed import MEMBERS, Served
+from ray import serve
+from tiny_networks import write_tiny_set
+
+from app.config_file import for_members, read_config, with_overrides
+from app.service import StopRequest, deploy, wait_ready
+from models.manifest import read_manifest
+
+ROOT = Path(__file__).parents[2]
+NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhile
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Start a Ray of our own: ``address="local"`` never joins one that is already there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local",
+            namespace="serve",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+        yield
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def served(
+    cluster: None, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Served:
+    """Deploy the project's own serve_config.yaml with another model set, as ``tandem serve``."""
+    folder = write_tiny_set(
+        tmp_path_factory.mktemp("sets") / "tiny",
+        gains=MEMBERS,
+        weights={"sure": 3.0, "unsure": 1.0},
+        size=64,
+        num_convolutions=NUM_CONVOLUTIONS,
+    )
+    content = with_overrides(
+        read_config(ROOT / "serve_config.yaml"), str(folder), None, free_port()
+    )
+    application = content["applications"][0]
+    application["args"] |= {"threads_per_member": 1, "compile_cache": None, "max_files": 8}
+    config = for_members(content, read_manifest(folder))
+    for deployment in config["applications"][0]["deployments"]:
+        deployment["health_check_period_s"] = 1
+    deploy(config)
+    url = f"http://127.0.0.1:{config['http_options']['port']}"
+    assert wait_ready(url, StopRequest(), lambda _: None, timeout_s=120)
+    return Served(url, config, folder)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with served.client() as client:
+        yield client

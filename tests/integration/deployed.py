@@ -1,0 +1,45 @@
+"""The running application as the tests see it: its address, and its replicas' processes."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+MEMBERS = {"sure": 8.0, "unsure": 2.0}  # and how sure they are
+
+
+@dataclass(frozen=True)
+class Served:
+    """The running application."""
+
+    url: str
+    config: dict[str, Any]
+    model_set: Path
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+
+def replica_pids(deployment: str) -> set[int]:
+    """Return the processes of a deployment's replicas, among those that this session started."""
+    title = f"ServeReplica:tandem:{deployment}"
+    return {p.pid for p in psutil.Process(os.getpid()).children(recursive=True) if is_one(p, title)}
+
+
+def is_one(process: psutil.Process, title: str) -> bool:
+    try:
+        return title in " ".join(process.cmdline())
+    except psutil.Error:  # it ended while we looked
+        return False
+
+
+def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        time.sleep(0.1)  # a poll against a deadline

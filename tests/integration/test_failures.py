@@ -1,0 +1,76 @@
+"""What goes wrong in a real cluster: deadlines, killed replicas, arguments that nobody knows."""
+
+import os
+import signal
+
+import pytest
+from deployed import replica_pids, wait_until
+from pydantic import ValidationError
+from ray import serve
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from tiny_networks import picture
+
+from app.main import build
+from app.service import deploy
+
+CLASSIFY = "/v1/classify"
+
+
+def test_a_member_that_hangs_ends_with_the_deadline_as_504(client):
+    """In JSON and from the Gateway: Serve has a clock of its own for the header, and says 408."""
+    (member,) = replica_pids("unsure")
+    os.kill(member, signal.SIGSTOP)
+    try:
+        headers = {"x-request-timeout-seconds": "1"}
+        answer = client.post(CLASSIFY, content=picture(), headers=headers)
+    finally:
+        os.kill(member, signal.SIGCONT)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline"
+    assert client.post(CLASSIFY, content=picture()).status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"text", picture()[:50]])
+def test_bad_images_are_400(client, content):
+    answer = client.post(CLASSIFY, content=content)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] in ("not_an_image", "corrupt_image")
+
+
+def test_a_killed_member_comes_back(client):
+    (victim,) = replica_pids("sure")
+    os.kill(victim, signal.SIGKILL)
+
+    def is_answered_by_another() -> bool:
+        answer = client.post(CLASSIFY, content=picture())
+        if answer.status_code != 200:
+            assert answer.status_code in (503, 504)
+            assert answer.json()["error"]["code"] in ("not_ready", "deadline")
+        return answer.status_code == 200 and victim not in replica_pids("sure")
+
+    wait_until(is_answered_by_another, 60, "a new replica")
+    assert client.get("/readyz").status_code == 200
+
+
+def test_the_typed_builder_refuses_an_argument_it_does_not_know():
+    with pytest.raises(ValidationError, match="modelset"):
+        call_user_app_builder_with_args_if_necessary(build, {"modelset": "tiny"})
+
+
+def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(served, client):
+    wrong = {
+        "name": "wrong",
+        "route_prefix": "/wrong",
+        "import_path": "app.main:build",
+        "args": {"model_set": str(served.model_set), "treads_per_member": 1},
+    }
+    config = served.config
+    deploy({**config, "applications": [*config["applications"], wrong]})
+
+    def has_failed() -> bool:
+        status = serve.status().applications.get("wrong")
+        return status is not None and status.status == "DEPLOY_FAILED"
+
+    wait_until(has_failed, 60, "DEPLOY_FAILED")
+    assert "treads_per_member" in serve.status().applications["wrong"].message
+    assert client.post(CLASSIFY, content=picture()).status_code == 200

@@ -1,0 +1,98 @@
+"""Bytes over HTTP, through every stage, to the answer that the networks' construction foretells."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from deployed import MEMBERS
+from tiny_networks import COLORS, LABELS, expected_label, picture
+
+CLASSIFY = "/v1/classify"
+
+
+@pytest.mark.parametrize("color", COLORS)
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+def test_the_right_label_with_the_right_probability(client, color, suffix):
+    answer = client.post(CLASSIFY, content=picture(color, 100, suffix)).json()
+    assert answer["predictions"][0]["label"] == expected_label(color)
+    assert answer["agreement"]
+    assert not answer["degraded"]
+    expected = {name: math.exp(g) / (math.exp(g) + 2) for name, g in MEMBERS.items()}
+    for name, probability in expected.items():
+        assert answer["members"][name]["probability"] == pytest.approx(probability, abs=0.03)
+    average = (3 * expected["sure"] + expected["unsure"]) / 4  # the manifest's weights
+    assert answer["predictions"][0]["probability"] == pytest.approx(average, abs=0.03)
+    assert sum(p["probability"] for p in answer["predictions"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_top_k(client):
+    answer = client.post(CLASSIFY, params={"top_k": 1}, content=picture()).json()
+    assert len(answer["predictions"]) == 1
+    assert client.post(CLASSIFY, params={"top_k": 4}, content=picture()).status_code == 422
+
+
+def test_one_bad_file_among_good_ones(client):
+    contents = [picture("red"), b"no image", picture("blue"), b"", picture("green")[:-30]]
+    files = [("files", (str(i), data)) for i, data in enumerate(contents)]
+    answer = client.post(CLASSIFY, files=files)
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert results[0]["predictions"][0]["label"] == expected_label("red")
+    assert results[2]["predictions"][0]["label"] == expected_label("blue")
+    codes = [results[i]["error"]["code"] for i in (1, 3, 4)]
+    assert codes == ["not_an_image", "not_an_image", "corrupt_image"]
+
+
+def stages_of(answer: dict) -> list[dict]:
+    return answer["timings_ms"]["stages"]
+
+
+def test_the_members_run_at_the_same_time(client):
+    stages = stages_of(client.post(CLASSIFY, content=picture()).json())
+    runs = [s for s in stages if s["stage"] == "infer"]
+    assert {run["member"] for run in runs} == set(MEMBERS)
+    starts = [run["start_ms"] for run in runs]
+    ends = [run["start_ms"] + run["duration_ms"] for run in runs]
+    assert max(starts) < min(ends)  # one after the other, they would not overlap
+
+
+def test_the_timeline_fits_into_the_request(client):
+    answer = client.post(CLASSIFY, content=picture()).json()
+    total = answer["timings_ms"]["total"]
+    for stage in stages_of(answer):
+        assert stage["start_ms"] >= 0
+        assert stage["duration_ms"] >= 0
+        assert stage["start_ms"] + stage["duration_ms"] <= total + 0.01
+
+
+def test_requests_that_come_together_form_batches_and_get_their_own_answers(served):
+    colors = [list(COLORS)[i] for i in np.random.default_rng(0).integers(0, 3, 48)]
+    with served.client() as client, ThreadPoolExecutor(24) as pool:
+        posted = pool.map(lambda c: client.post(CLASSIFY, content=picture(c)).json(), colors)
+        answers = list(posted)
+    assert [a["predictions"][0]["label"] for a in answers] == [expected_label(c) for c in colors]
+    sizes = [s["batch_size"] for a in answers for s in stages_of(a) if s["stage"] == "infer"]
+    assert max(sizes) > 1
+    assert max(sizes) <= 8  # the largest that is compiled
+
+
+def test_what_is_served(client):
+    served = client.get("/v1/models").json()
+    assert served["model_set"] == "tiny"
+    assert served["labels"] == list(LABELS)
+    weights = {member["name"]: member["weight"] for member in served["members"]}
+    assert weights == {"sure": 3.0, "unsure": 1.0}
+
+
+def test_ready_and_alive(client):
+    assert client.get("/readyz").json() == {"ready": True}
+    assert client.get("/healthz").json() == {"ready": True}
+
+
+def test_the_request_id_comes_back(client):
+    answer = client.post(CLASSIFY, content=picture(), headers={"x-request-id": "of-mine"})
+    assert answer.headers.get_list("x-request-id") == ["of-mine"]
+    assert answer.json()["request_id"] == "of-mine"
+    answer = client.post(CLASSIFY, content=picture())
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]

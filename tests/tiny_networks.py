@@ -1,0 +1,93 @@
+"""Model sets made in code, so small that a test builds, hashes and compiles one in milliseconds.
+
+A tiny network has one class per colour channel: its probabilities are the softmax of the picture's
+mean blue, green and red. What a picture must be called is therefore known without running anything.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from models.manifest import FileRecord, ImageRecord, Manifest, MemberRecord, Network, write_manifest
+
+LABELS = ("mostly blue", "mostly green", "mostly red")
+COLORS = {"blue": (255, 0, 0), "green": (0, 255, 0), "red": (0, 0, 255)}  # BGR
+SIZE = 16  # px, the networks' input
+
+
+def picture(color: str = "green", side: int = 24, suffix: str = ".png") -> bytes:
+    """Return an image file of one colour."""
+    return cv2.imencode(suffix, np.full((side, side, 3), COLORS[color], np.uint8))[1].tobytes()
+
+
+def expected_label(color: str) -> str:
+    return f"mostly {color}"
+
+
+def tiny_model(size: int = SIZE, gain: float = 4.0, num_convolutions: int = 0) -> ov.Model:
+    """u8 [?,size,size,3] -> softmax of ``gain`` x mean colour (0..1); convolutions take time."""
+    pixels = ops.parameter([-1, size, size, 3], ov.Type.u8, name="pixels")
+    scaled = ops.multiply(ops.convert(pixels, "f32"), np.float32(1 / 255))
+    means = ops.reduce_mean(scaled, np.array([1, 2]), keep_dims=False)  # (N, 3)
+    if num_convolutions:
+        means = ops.add(means, _busy_work(scaled, num_convolutions))
+    logits = ops.matmul(means, np.eye(3, dtype=np.float32) * gain, False, False)
+    return ov.Model([ops.softmax(logits, 1)], [pixels], "tiny")
+
+
+def _busy_work(scaled: ov.Node, num_convolutions: int) -> ov.Node:
+    """Return almost-zeros (N, 3) that cost ``num_convolutions`` convolutions."""
+    rng = np.random.default_rng(0)
+    features = ops.transpose(scaled, np.array([0, 3, 1, 2]))
+    for index in range(num_convolutions):
+        kernel = rng.normal(0, 0.05, (32, 3 if index == 0 else 32, 3, 3)).astype(np.float32)
+        features = ops.relu(ops.convolution(features, kernel, [1, 1], [1, 1], [1, 1], [1, 1]))
+    mean = ops.reduce_mean(features, np.array([1, 2, 3]), keep_dims=False)  # (N,)
+    return ops.unsqueeze(ops.multiply(mean, np.float32(1e-9)), 1)
+
+
+def save_model(model: ov.Model, folder: Path, stem: str) -> Network:
+    """Write the IR and describe it as the manifest does."""
+    ov.save_model(model, folder / f"{stem}.xml", compress_to_fp16=False)
+    return Network(
+        xml=FileRecord.of(folder, f"{stem}.xml"), bin=FileRecord.of(folder, f"{stem}.bin")
+    )
+
+
+def write_tiny_set(
+    folder: Path,
+    *,
+    gains: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
+    num_convolutions: int = 0,
+    size: int = SIZE,
+    **manifest: Any,
+) -> Path:
+    """Write a whole model set into ``folder``; one member per entry of ``gains``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    gains = gains or {"sure": 8.0, "unsure": 2.0}
+    (folder / "labels.txt").write_text("\n".join(LABELS) + "\n", "utf-8")
+    members = []
+    for name, gain in gains.items():
+        network = save_model(tiny_model(size, gain, num_convolutions), folder, name)
+        weight = (weights or {}).get(name, 1.0)
+        members.append(
+            MemberRecord(
+                name=name, weight=weight, source="made in code", networks={"INT8": network}
+            )
+        )
+    facts: dict[str, Any] = {
+        "name": "tiny",
+        "description": "three colours",
+        "image": ImageRecord(input_size=size, resize_shorter=size),
+        "num_classes": len(LABELS),
+        "labels": FileRecord.of(folder, "labels.txt"),
+        "members": tuple(members),
+    }
+    write_manifest(folder, Manifest.model_validate(facts | manifest))
+    return folder

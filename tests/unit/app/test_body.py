@@ -1,0 +1,163 @@
+"""Reading bodies under limits, from an ASGI channel that the test feeds."""
+
+import pytest
+from starlette.requests import Request
+
+from app.body import DRAIN_FACTOR, read_body, read_files
+from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError, TooManyFilesError
+
+LIMIT = 100
+BOUNDARY = "frontier"
+
+
+class Channel:
+    """Gives chunks one by one; afterwards the client is gone or the body ends."""
+
+    def __init__(self, *chunks: bytes, hangs_up: bool = False) -> None:
+        self._messages = [
+            {"type": "http.request", "body": chunk, "more_body": hangs_up or i < len(chunks) - 1}
+            for i, chunk in enumerate(chunks or (b"",))
+        ]
+        if hangs_up:
+            self._messages.append({"type": "http.disconnect"})
+        self.num_read = 0
+
+    async def receive(self) -> dict:
+        self.num_read += 1
+        return self._messages.pop(0)
+
+
+def request(channel: Channel, **headers: str) -> Request:
+    raw = [(k.replace("_", "-").encode(), v.encode("latin-1")) for k, v in headers.items()]
+    return Request({"type": "http", "method": "POST", "headers": raw}, channel.receive)
+
+
+async def test_chunks_are_joined():
+    assert await read_body(request(Channel(b"ab", b"", b"c")), LIMIT) == b"abc"
+
+
+async def test_an_empty_body():
+    assert await read_body(request(Channel()), LIMIT) == b""
+
+
+async def test_exactly_the_limit_passes():
+    assert len(await read_body(request(Channel(bytes(60), bytes(40))), LIMIT)) == LIMIT
+
+
+async def test_chunks_without_a_length_are_counted():
+    with pytest.raises(BodyTooLargeError, match="101 bytes or more, the limit is 100"):
+        await read_body(request(Channel(bytes(60), bytes(41))), LIMIT)
+
+
+async def test_a_length_that_says_less_than_is_sent():
+    with pytest.raises(BodyTooLargeError, match="110 bytes"):
+        await read_body(request(Channel(bytes(110)), content_length="5"), LIMIT)
+
+
+@pytest.mark.parametrize("length", ["101", "99999999999999"])
+async def test_a_length_over_the_limit_is_enough(length):
+    channel = Channel(b"short")
+    with pytest.raises(BodyTooLargeError, match=f"{length} bytes"):
+        await read_body(request(channel, content_length=length), LIMIT)
+    assert channel.num_read == 1  # still read: the client is to see the answer
+
+
+@pytest.mark.parametrize("length", ["", "-5", "x", "²", "1e3", "+7"])
+async def test_a_length_that_is_no_number_is_not_believed(length):
+    assert await read_body(request(Channel(b"body"), content_length=length), LIMIT) == b"body"
+
+
+async def test_a_little_too_much_is_read_to_its_end():
+    channel = Channel(*[bytes(50)] * 7)
+    with pytest.raises(BodyTooLargeError):
+        await read_body(request(channel), LIMIT)
+    assert channel.num_read == 7
+
+
+async def test_far_too_much_is_cut_off():
+    channel = Channel(*[bytes(LIMIT)] * 50)
+    with pytest.raises(BodyTooLargeError):
+        await read_body(request(channel), LIMIT)
+    assert channel.num_read == DRAIN_FACTOR + 1
+
+
+async def test_a_client_that_hangs_up_half_way():
+    with pytest.raises(ClientGoneError, match="after 30 bytes"):
+        await read_body(request(Channel(bytes(30), hangs_up=True)), LIMIT)
+
+
+def part(name: str, data: bytes, filename: str | None = None) -> bytes:
+    file = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+    return head.encode() + data + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+
+
+async def files_of(
+    *chunks: bytes,
+    max_bytes: int = 10_000,
+    content_type: str = f"multipart/form-data; boundary={BOUNDARY}",
+    **channel: bool,
+) -> list[bytes]:
+    made = request(Channel(*chunks, **channel), content_type=content_type)
+    return await read_files(made, max_bytes, max_files=3)
+
+
+async def test_files_in_order_however_they_are_cut():
+    body = part("b", b"one", "1.jpg") + part("a", b"two", "2.jpg") + part("b", b"", "") + END
+    for size in (1, 7, len(body)):
+        chunks = [body[i : i + size] for i in range(0, len(body), size)]
+        assert await files_of(*chunks) == [b"one", b"two", b""]
+
+
+async def test_the_limit_of_files():
+    three = [part("f", b"x", str(i)) for i in range(3)]
+    assert len(await files_of(*three, END)) == 3
+    for count in (4, 5, 40):
+        many = [part("f", b"x", str(i)) for i in range(count)]
+        with pytest.raises(TooManyFilesError, match="more than 3 files"):
+            await files_of(*many, END)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "content_type"),
+    [
+        ([part("f", b"x", "a"), END], "multipart/form-data"),
+        ([b"\xff\xd8\xff this is a photo"], f"multipart/form-data; boundary={BOUNDARY}"),
+        ([part("f", b"x", "a")[:40], b"\r\n\r\n"], f"multipart/form-data; boundary={BOUNDARY}"),
+        ([part("f", b"x", "a"), END], "multipart/form-data; boundary="),
+        ([f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode(), END], f"multipart/x; boundary={BOUNDARY}"),
+        ([b""], f"multipart/form-data; boundary={BOUNDARY}"),
+    ],
+    ids=["no boundary", "a photo", "broken header", "empty boundary", "nameless", "empty"],
+)
+async def test_a_broken_form_is_told_how_to_send_one(chunks, content_type):
+    with pytest.raises(BadParameterError, match="curl -F"):
+        await files_of(*chunks, content_type=content_type)
+
+
+async def test_a_form_without_files():
+    with pytest.raises(BadParameterError, match="the form has no file"):
+        await files_of(END)
+
+
+@pytest.mark.parametrize("fields", [["top_k"], ["f"] * 40])
+async def test_text_fields_are_refused_rather_than_ignored(fields):
+    body = [part("files", b"x", "a"), *(part(name, b"3") for name in fields), END]
+    with pytest.raises(BadParameterError, match="text field"):
+        await files_of(*body)
+
+
+@pytest.mark.parametrize("size", [20_000, 3_000_000])
+async def test_a_form_over_the_limit_leaves_no_file_open(size):
+    """A file over 1 MB lies on disk while it is read: an open one is a ResourceWarning here."""
+    chunks = [part("f", bytes(size // 2), "a"), part("f", bytes(size), "b"), END]
+    with pytest.raises(BodyTooLargeError):
+        await files_of(*chunks, max_bytes=int(size * 0.6))
+
+
+async def test_a_client_that_hangs_up_within_a_form():
+    with pytest.raises(ClientGoneError):
+        await files_of(part("f", bytes(50), "a"), hangs_up=True)

@@ -1,0 +1,65 @@
+"""The Classifier on a tiny network: each image its own row, and a caller that leaves."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from tiny_networks import COLORS, SIZE, write_tiny_set
+
+from app.classifier import Classifier
+from app.errors import DeadlineError, OverloadedError
+from app.settings import Settings
+from models.errors import ModelSetError
+
+
+def settings(folder, **changes: object) -> Settings:
+    return Settings(
+        model_set=str(folder), batch_sizes=(1, 4), threads_per_member=1, compile_cache=None
+    ).model_copy(update=changes)
+
+
+def images(*colors: str) -> np.ndarray:
+    return np.array([np.full((SIZE, SIZE, 3), COLORS[c], np.uint8) for c in colors])
+
+
+async def test_every_image_has_its_own_row(tiny_set):
+    classifier = Classifier(settings(tiny_set), "sure")
+    colors = ["red", "blue", "green", "red", "red", "blue"]
+    answer = await classifier.classify(images(*colors), 10.0)
+    assert [list(COLORS)[i] for i in answer.probabilities.argmax(1)] == colors
+    assert answer.probabilities.dtype == np.float32
+    assert answer.batch_size == (4, 4, 4, 4, 2, 2)
+    assert all(ms > 0 for ms in answer.infer_ms)
+    assert all(ms >= 0 for ms in answer.queue_ms)
+
+
+async def test_too_many_images_and_no_time(tiny_set):
+    classifier = Classifier(settings(tiny_set, max_queued_images=2), "sure")
+    with pytest.raises(OverloadedError, match="3 more do not fit into 2"):
+        await classifier.classify(images("red", "red", "red"), 10.0)
+    with pytest.raises(DeadlineError, match="no time is left"):
+        await classifier.classify(images("red"), -1.0)
+    assert len((await classifier.classify(images("red", "blue"), 10.0)).probabilities) == 2
+
+
+async def test_what_a_caller_that_left_had_queued_is_dropped(tiny_set):
+    classifier = Classifier(settings(tiny_set, max_queued_images=8), "sure")
+    leaving = asyncio.ensure_future(classifier.classify(images(*["red"] * 8), 10.0))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    answer = await classifier.classify(images(*["green"] * 8), 10.0)  # all places are free
+    assert len(answer.probabilities) == 8
+
+
+def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
+    with pytest.raises(ModelSetError, match="no member 'resnet50'"):
+        Classifier(settings(tiny_set), "resnet50")
+    image = {"input_size": 32, "resize_shorter": 32}
+    other = write_tiny_set(tmp_path / "other", image=image)
+    with pytest.raises(ModelSetError, match="the network takes 16x16"):
+        Classifier(settings(other), "sure")
+    (other / "sure.bin").write_bytes(b"")
+    with pytest.raises(ModelSetError, match=r"sure\.bin was altered"):
+        Classifier(settings(other), "sure")

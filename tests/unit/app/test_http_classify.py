@@ -1,0 +1,137 @@
+"""POST /v1/classify: parameters, forms and answers, with a gateway that only remembers."""
+
+import pytest
+
+from app.stages import Fault
+
+CLASSIFY = "/v1/classify"
+
+
+async def test_the_body_itself_is_the_image(client, gateway):
+    answer = await client.post(CLASSIFY, content=b"image one")
+    assert answer.status_code == 200
+    assert answer.json()["predictions"] == [{"index": 0, "label": "image one", "probability": 0.75}]
+    ((files, top_k, timeout_s, _),) = gateway.calls
+    assert (files, top_k, timeout_s) == ([b"image one"], 5, 10.0)
+
+
+@pytest.mark.parametrize(
+    "content_type", ["image/jpeg", "application/x-www-form-urlencoded", "text/plain", ""]
+)
+async def test_any_content_type_but_multipart_is_an_image(client, content_type):
+    headers = {"content-type": content_type}
+    answer = await client.post(CLASSIFY, content=b"image", headers=headers)
+    assert answer.status_code == 200
+
+
+async def test_a_bad_image_is_answered_with_its_own_status(client):
+    answer = await client.post(CLASSIFY, content=b"text", headers={"x-request-id": "r1"})
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "error": {
+            "code": "not_an_image",
+            "message": "these bytes are no image",
+            "request_id": "r1",
+        }
+    }
+
+
+async def test_a_form_answers_every_file_in_order(client, gateway):
+    files = [("files", (f"{i}", data)) for i, data in enumerate([b"image a", b"no", b"image b"])]
+    answer = await client.post(CLASSIFY, files=files, headers={"x-request-id": "r2"})
+    assert answer.status_code == 200
+    body = answer.json()
+    first, second, third = body["results"]
+    assert first["predictions"][0]["label"] == "image a"
+    assert second["error"]["code"] == "not_an_image"
+    assert third["predictions"][0]["label"] == "image b"
+    assert {r.get("request_id") or r["error"]["request_id"] for r in body["results"]} == {"r2"}
+    assert body["request_id"] == "r2"
+    assert gateway.calls[0][0] == [b"image a", b"no", b"image b"]
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "11", "9999", "x", "1.5", "", "9" * 4000, "9" * 5000, "nan"]
+)
+async def test_a_top_k_out_of_range_is_refused_before_the_body_is_used(client, gateway, value):
+    answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["code"] == "bad_parameter"
+    assert "top_k" in error["message"]
+    assert len(error["message"]) < 300  # the offending value is not sent back whole
+    assert gateway.calls == []
+
+
+@pytest.mark.parametrize("value", ["1", "10"])
+async def test_the_ends_of_top_k(client, gateway, value):
+    answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
+    assert answer.status_code == 200
+    assert gateway.calls[0][1] == int(value)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "0", "abc", "", "-inf", "1 s"])
+async def test_a_timeout_that_makes_no_sense_is_refused(client, gateway, value):
+    headers = {"x-request-timeout-seconds": value}
+    answer = await client.post(CLASSIFY, content=b"image", headers=headers)
+    assert answer.status_code == 422
+    assert "x-request-timeout-seconds" in answer.json()["error"]["message"]
+    assert gateway.calls == []
+
+
+@pytest.mark.parametrize(("value", "expected"), [("2.5", 2.25), ("9999", 10.0), ("inf", 10.0)])
+async def test_a_client_can_only_ask_for_less_time(client, gateway, value, expected):
+    """Of what it asks for 90 % are used: at 100 % Serve answers itself, and not in JSON."""
+    headers = {"x-request-timeout-seconds": value}
+    await client.post(CLASSIFY, content=b"image", headers=headers)
+    assert gateway.calls[0][2] == expected
+
+
+async def test_the_request_id_goes_through(client, gateway):
+    answer = await client.post(CLASSIFY, content=b"image", headers={"x-request-id": "mine"})
+    assert gateway.calls[0][3] == "mine"
+    assert answer.json()["request_id"] == "mine"
+
+
+async def test_without_a_request_id_one_is_made(client, gateway):
+    ids = [(await client.post(CLASSIFY, content=b"image")).json()["request_id"] for _ in "ab"]
+    assert len(set(ids)) == 2
+    assert [call[3] for call in gateway.calls] == ids
+
+
+async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, gateway):
+    gateway.is_full = True
+    answer = await client.post(CLASSIFY, content=b"image")
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert answer.headers["retry-after"] == "1"
+    assert gateway.calls == []
+
+
+async def test_too_many_bytes(client, gateway):
+    answer = await client.post(CLASSIFY, content=b"image" + bytes(996))
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "too_many_bytes"
+    assert "1001 bytes" in answer.json()["error"]["message"]
+    assert "the limit is 1000" in answer.json()["error"]["message"]
+    assert gateway.calls == []
+
+
+async def test_too_many_files(client, gateway):
+    files = [("files", (f"{i}", b"image")) for i in range(4)]
+    answer = await client.post(CLASSIFY, files=files)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "too_many_files"
+    assert gateway.calls == []
+
+
+async def test_absent_values_are_left_out_of_the_answer(client):
+    text = (await client.post(CLASSIFY, content=b"image")).text
+    assert "null" not in text
+
+
+async def test_the_fault_of_one_file_has_the_shape_of_an_error(client, gateway, monkeypatch):
+    monkeypatch.setattr(gateway, "_one", lambda *_: Fault(422, "too_many_pixels", "too large"))
+    answer = await client.post(CLASSIFY, content=b"image")
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] == "too_many_pixels"

@@ -1,0 +1,97 @@
+"""Readiness: one warm-up image however many ask, remembered for a while, never for long."""
+
+import asyncio
+
+import cv2
+import numpy as np
+import pytest
+from fakes import FakeCombiner, FakeDecoder, FakeMember
+
+import app.gateway
+from app.errors import NotReadyError, OverloadedError
+from app.gateway import READY_FOR_S, WARM_UP_IMAGE, Gateway
+from app.settings import Settings
+
+
+class Clock:
+    """Stands for the module ``time`` in app.gateway."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(app.gateway, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def member() -> FakeMember:
+    return FakeMember()
+
+
+@pytest.fixture
+def gateway(tiny_set, member, clock) -> Gateway:
+    settings = Settings(model_set=str(tiny_set))
+    return Gateway(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+
+
+def test_the_warm_up_image_is_one():
+    image = cv2.imdecode(np.frombuffer(WARM_UP_IMAGE, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert image.shape == (1, 1)
+
+
+async def test_a_hundred_that_ask_at_once_cause_one_probe(gateway, member):
+    member.gate = asyncio.Event()
+    asking = [asyncio.ensure_future(gateway.check_ready()) for _ in range(100)]
+    while not member.asked:
+        await asyncio.sleep(0)
+    member.gate.set()
+    await asyncio.gather(*asking)
+    assert len(member.asked) == 1
+
+
+async def test_one_that_leaves_does_not_end_the_probe_of_the_others(gateway, member):
+    member.gate = asyncio.Event()
+    leaving, staying = (asyncio.ensure_future(gateway.check_ready()) for _ in range(2))
+    while not member.asked:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    member.gate.set()
+    await staying
+    assert leaving.cancelled()
+    assert len(member.asked) == 1
+
+
+async def test_the_answer_is_remembered_and_then_asked_again(gateway, member, clock):
+    await gateway.check_ready()
+    clock.now += READY_FOR_S - 0.001
+    await gateway.check_ready()
+    assert len(member.asked) == 1
+    clock.now += 0.002
+    await gateway.check_ready()
+    assert len(member.asked) == 2
+
+
+async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(gateway, member, clock):
+    await gateway.check_ready()
+    member.raises = OverloadedError("full")
+    clock.now += READY_FOR_S + 1
+    for _ in range(2):  # a failure is not remembered
+        with pytest.raises(NotReadyError, match="the warm-up image got no answer: full"):
+            await gateway.check_ready()
+    member.raises = None
+    await gateway.check_ready()
+    assert len(member.asked) == 4
+
+
+async def test_a_decoder_that_refuses_the_warm_up_image(gateway, monkeypatch):
+    monkeypatch.setattr(app.gateway, "WARM_UP_IMAGE", b"something else")
+    with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
+        await gateway.check_ready()

@@ -1,0 +1,57 @@
+"""What travels between stages, and how a stage is called."""
+
+import pickle
+
+import numpy as np
+import pytest
+from fakes import FakeHandle
+
+from app.stages import Combined, Decoded, Fault, MemberAnswer, call
+from models.ensemble import Prediction
+from models.errors import TandemError, TooManyPixelsError
+
+
+class Adder:
+    async def add(self, a: int, b: int) -> int:
+        return a + b
+
+    async def fail(self) -> None:
+        raise KeyError("inside")
+
+
+@pytest.mark.parametrize("dress", [lambda stage: stage, FakeHandle], ids=["object", "handle"])
+async def test_an_object_and_a_handle_are_called_alike(dress):
+    stage = dress(Adder())
+    assert await call(stage, "add", 2, 3) == 5
+    with pytest.raises(KeyError, match="inside"):
+        await call(stage, "fail")
+    with pytest.raises(AttributeError, match="multiply"):
+        await call(stage, "multiply")
+
+
+def test_a_fault_is_its_error_as_a_value():
+    fault = Fault.of(TooManyPixelsError("too large"))
+    assert fault == Fault(422, "too_many_pixels", "too large")
+    assert Fault.of(TandemError()).message == "TandemError"
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    return a == b
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Fault(400, "not_an_image", "text"),
+        Decoded(np.ones((2, 4, 4, 3), np.uint8), {1: Fault(400, "c", "m")}, (0.5, 0.25)),
+        MemberAnswer(np.ones((1, 3), np.float32), (0.1,), (0.2,), (1,)),
+        Combined([Prediction(0, "a", 0.5)], {"m": [Prediction(0, "a", 0.5)]}, True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_travels_survives_the_way(value):
+    back = pickle.loads(pickle.dumps(value))
+    assert type(back) is type(value)
+    assert all(same(getattr(back, n), getattr(value, n)) for n in value.__dataclass_fields__)

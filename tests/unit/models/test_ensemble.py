@@ -1,0 +1,80 @@
+"""The combiner's arithmetic: properties of the average, order and ties of the top k."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from models.ensemble import average, top_k
+
+BOUNDED = settings(max_examples=100, deadline=None, database=None)
+POSITIVE = st.floats(0.01, 100.0)
+LABELS = ("a", "b", "c", "d", "e")
+
+
+@st.composite
+def member_rows(draw, max_members: int = 4) -> dict[str, np.ndarray]:
+    shape = draw(st.integers(1, 5)), draw(st.integers(2, 6))
+    rows = {}
+    for index in range(draw(st.integers(1, max_members))):
+        raw = draw(hnp.arrays(np.float64, shape, elements=st.floats(0.001, 1.0)))
+        rows[f"m{index}"] = (raw / raw.sum(1, keepdims=True)).astype(np.float32)
+    return rows
+
+
+@BOUNDED
+@given(rows=member_rows(), weights=st.lists(POSITIVE, min_size=4, max_size=4))
+def test_rows_still_sum_to_one_and_stay_between_the_members(rows, weights):
+    combined = average(rows, {f"m{i}": w for i, w in enumerate(weights)})
+    stacked = np.stack(list(rows.values()))
+    assert combined.dtype == np.float32
+    assert combined.shape == stacked.shape[1:]
+    np.testing.assert_allclose(combined.sum(1), 1, atol=1e-5)
+    assert (combined <= stacked.max(0) + 1e-6).all()
+    assert (combined >= stacked.min(0) - 1e-6).all()
+
+
+@BOUNDED
+@given(rows=member_rows(max_members=2), factor=POSITIVE)
+def test_only_the_ratio_of_the_weights_counts(rows, factor):
+    weights = {"m0": 1.0, "m1": 3.0}
+    scaled = {name: weight * factor for name, weight in weights.items()}
+    np.testing.assert_allclose(average(rows, weights), average(rows, scaled), atol=1e-6)
+
+
+def test_weights_are_respected():
+    rows = {"a": np.array([[1, 0]], np.float32), "b": np.array([[0, 1]], np.float32)}
+    np.testing.assert_allclose(average(rows, {"a": 3.0, "b": 1.0}), [[0.75, 0.25]])
+
+
+def test_an_absent_member_leaves_the_others_their_ratio():
+    rows = {"a": np.array([[1, 0]], np.float32), "b": np.array([[0, 1]], np.float32)}
+    weights = {"a": 3.0, "b": 1.0, "absent": 96.0}
+    np.testing.assert_allclose(average(rows, weights), [[0.75, 0.25]])
+
+
+def test_nobody_answered():
+    with pytest.raises(ValueError, match="nothing to average"):
+        average({}, {"a": 1.0})
+
+
+def test_top_k_is_in_order_with_labels_and_ties_by_index():
+    row = np.array([0.1, 0.3, 0.1, 0.4, 0.1], np.float32)
+    found = [(p.index, p.label) for p in top_k(row, LABELS, 4)]
+    assert found == [(3, "d"), (1, "b"), (0, "a"), (2, "c")]
+    assert all(type(p.probability) is float for p in top_k(row, LABELS, 5))  # JSON takes no numpy
+
+
+@BOUNDED
+@given(
+    row=hnp.arrays(np.float32, 5, elements=st.floats(0, 1, width=32)),
+    k=st.integers(1, 7),
+)
+def test_top_k_of_any_row(row, k):
+    found = top_k(row, LABELS, k)
+    assert len(found) == min(k, 5)
+    keys = [(-p.probability, p.index) for p in found]
+    assert keys == sorted(keys)
+    left_out = set(range(5)) - {p.index for p in found}
+    assert all(row[i] <= found[-1].probability for i in left_out)

@@ -1,0 +1,117 @@
+"""manifest.yaml: every mistake is named with its place, and nothing points out of the folder."""
+
+import copy
+
+import pytest
+import yaml
+
+from models.errors import ModelSetError
+from models.manifest import FileRecord, read_manifest, sha256_of, write_manifest
+from models.model_set import BUNDLED_DIR
+
+
+@pytest.fixture
+def content(tiny_set) -> dict:
+    return yaml.safe_load((tiny_set / "manifest.yaml").read_text("utf-8"))
+
+
+def read(folder, content):
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    return read_manifest(folder)
+
+
+def changed(content: dict, place: str, value: object) -> dict:
+    result = copy.deepcopy(content)
+    target = result
+    *steps, last = [int(s) if s.isdigit() else s for s in place.split(".")]
+    for step in steps:
+        target = target[step]
+    target[last] = value
+    return result
+
+
+def test_what_was_written_is_read_back(tiny_set, tmp_path):
+    manifest = read_manifest(tiny_set)
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.yaml"]
+
+
+def test_every_file_of_the_set_is_listed(tiny_set):
+    listed = {record.path for record in read_manifest(tiny_set).files}
+    assert listed == {path.name for path in tiny_set.iterdir()} - {"manifest.yaml"}
+
+
+def test_the_bundled_manifests_are_right():
+    for path in BUNDLED_DIR.glob("*/manifest.yaml"):
+        assert read_manifest(path.parent).name == path.parent.name
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("colour", "red", "colour: Extra inputs"),
+        ("image.resize", 1, "image.resize: Extra inputs"),
+        ("members.0.wieght", 2, "members.0.wieght: Extra inputs"),
+        ("labels.path", "/etc/passwd", "must be relative to the manifest's folder"),
+        ("labels.path", "../labels.txt", "must be relative to the manifest's folder"),
+        ("members.0.networks.INT8.bin.path", "a/../../b", "must be relative"),
+        ("labels.sha256", "abc", "labels.sha256"),
+        ("schema_version", 2, "schema_version"),
+        ("num_classes", 1, "num_classes"),
+        ("members", [], "members"),
+        ("members.0.name", "Gateway", "members.0.name"),
+        ("members.1.name", "sure", "members must have different names"),
+        ("members.0.weight", 0, "members.0.weight"),
+        ("members.0.weight", float("nan"), "members.0.weight"),
+        ("members.0.weight", float("inf"), "members.0.weight"),
+        ("members.0.networks.FP8", {}, "members.0.networks.FP8"),
+        ("image.resize_shorter", 15, "resize_shorter 15 is under input_size 16"),
+        ("image.input_size", 0, "image.input_size"),
+        ("name", "../x", "name"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(content, tmp_path, place, value, says):
+    with pytest.raises(ModelSetError) as caught:
+        read(tmp_path, changed(content, place, value))
+    assert says in caught.value.message
+    assert str(tmp_path / "manifest.yaml") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "top: "),
+        (b"a: [", "is not YAML"),
+        (b"\xff\xfe\xfa", "is not YAML"),
+        (b"- 1", "top: "),
+    ],
+)
+def test_what_is_no_manifest(tmp_path, data, says):
+    (tmp_path / "manifest.yaml").write_bytes(data)
+    with pytest.raises(ModelSetError, match=says):
+        read_manifest(tmp_path)
+
+
+def test_no_manifest_at_all(tmp_path):
+    with pytest.raises(ModelSetError, match=r"cannot read .*No such file"):
+        read_manifest(tmp_path)
+
+
+def test_a_precision_that_is_not_there(tiny_set):
+    member = read_manifest(tiny_set).members[0]
+    with pytest.raises(ModelSetError, match="member sure has no FP16 network; it has: INT8"):
+        member.network("FP16")
+
+
+def test_a_manifest_cannot_be_changed(tiny_set):
+    with pytest.raises(ValueError, match="frozen"):
+        read_manifest(tiny_set).name = "other"
+
+
+def test_a_file_is_described_by_its_hash(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    record = FileRecord.of(tmp_path, "f")
+    assert record.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    with pytest.raises(ModelSetError, match="cannot read"):
+        sha256_of(tmp_path / "missing")

@@ -1,0 +1,109 @@
+"""Finding, loading and verifying sets on disk."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_networks import LABELS, write_tiny_set
+
+from models.errors import ModelSetError
+from models.manifest import FileRecord
+from models.model_set import ModelSet, list_folders, load_model_set
+
+
+@pytest.fixture
+def folder(tiny_set, tmp_path) -> Path:
+    """A copy that may be spoilt."""
+    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
+
+
+@pytest.fixture
+def loaded(folder) -> ModelSet:
+    return load_model_set(str(folder))
+
+
+def test_a_set_is_found_by_name_and_by_path(folder):
+    search = (folder.parent,)
+    by_name = load_model_set("tiny", search)
+    assert by_name == load_model_set(str(folder))
+    assert by_name.name == "tiny"
+    assert by_name.labels == LABELS
+    assert list_folders(search) == [folder]
+
+
+def test_a_relative_path_with_a_slash_is_a_path(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    assert load_model_set("sets/tiny").labels == LABELS
+    assert load_model_set("./sets/tiny/").labels == LABELS
+
+
+def test_the_first_folder_that_has_it_wins(folder, tmp_path):
+    other = write_tiny_set(tmp_path / "first" / "tiny", gains={"other": 1.0})
+    found = load_model_set("tiny", (other.parent, folder.parent))
+    assert [member.name for member in found.manifest.members] == ["other"]
+
+
+def test_a_set_that_is_not_there_names_the_places_and_what_there_is(folder):
+    with pytest.raises(ModelSetError) as caught:
+        load_model_set("tyni", (folder.parent,))
+    assert str(folder.parent / "tyni") in caught.value.message
+    assert "sets found: tiny" in caught.value.message
+    with pytest.raises(ModelSetError, match="sets found: none"):
+        load_model_set("tiny", (folder / "nowhere",))
+
+
+def test_a_member_that_is_not_there(loaded):
+    with pytest.raises(ModelSetError, match="no member 'resnet50'; it has: sure, unsure"):
+        loaded.network_path("resnet50")
+
+
+def test_a_whole_set_has_no_problems(loaded):
+    assert loaded.problems() == []
+    assert loaded.network_path("sure") == loaded.folder / "sure.xml"
+
+
+@pytest.mark.parametrize("suffix", ["xml", "bin"])
+def test_an_altered_network_is_not_given_out(loaded, suffix):
+    with (loaded.folder / f"sure.{suffix}").open("ab") as file:
+        file.write(b" ")
+    (problem,) = loaded.problems()
+    assert f"sure.{suffix} was altered" in problem
+    assert loaded.network_path("unsure")
+    with pytest.raises(ModelSetError, match="was altered"):
+        loaded.network_path("sure")
+
+
+def test_every_missing_file_is_named(loaded):
+    (loaded.folder / "sure.bin").unlink()
+    (loaded.folder / "labels.txt").unlink()
+    problems = " ".join(loaded.problems())
+    assert "sure.bin is missing" in problems
+    assert "labels.txt is missing" in problems
+
+
+def with_labels(folder: Path, data: bytes) -> ModelSet:
+    """Return the set with other labels, which its manifest knows of."""
+    (folder / "labels.txt").write_bytes(data)
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    content["labels"] = FileRecord.of(folder, "labels.txt").model_dump()
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    return load_model_set(str(folder))
+
+
+def test_a_label_too_few(folder):
+    found = with_labels(folder, b"blue\ngreen\n")
+    (problem,) = found.problems()
+    assert "has 2 labels, the manifest says num_classes: 3" in problem
+    with pytest.raises(ModelSetError, match="has 2 labels"):
+        _ = found.labels
+
+
+@pytest.mark.parametrize("data", [b"a\r\nb\r\nc", b"a \n\n b\nc\n\n"])
+def test_line_ends_and_empty_lines_do_not_matter(folder, data):
+    assert with_labels(folder, data).labels == ("a", "b", "c")
+
+
+def test_labels_that_are_not_utf8(folder):
+    (problem,) = with_labels(folder, b"a\nb\n\xff\n").problems()
+    assert "not UTF-8" in problem

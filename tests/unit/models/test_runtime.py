@@ -1,0 +1,196 @@
+"""Compiled networks: padding, limits, and which networks are refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+from tiny_networks import SIZE, save_model, tiny_model
+
+from models.errors import ModelSetError
+from models.runtime import CompiledNetwork, RuntimeOptions
+
+
+@pytest.fixture(scope="module")
+def xml(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network")
+    save_model(tiny_model(gain=3.0), folder, "tiny")
+    return folder / "tiny.xml"
+
+
+@pytest.fixture(scope="module")
+def network(xml) -> CompiledNetwork:
+    return CompiledNetwork(xml, RuntimeOptions(batch_sizes=(4, 1, 2, 4)))
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
+
+
+def expected(batch: np.ndarray) -> np.ndarray:
+    logits = 3.0 * batch.mean((1, 2)) / 255
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_batch_of_any_size_gives_its_own_rows(network, count):
+    rows = network.infer(images(count))
+    assert rows.dtype == np.float32
+    assert rows.shape == (count, 3)
+    # Some CPUs run float networks in BF16: eight bits of mantissa.
+    np.testing.assert_allclose(rows, expected(images(count)), atol=5e-3)
+
+
+def test_padding_changes_nothing(network, xml):
+    exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(3,)))
+    np.testing.assert_allclose(network.infer(images(3)), exact.infer(images(3)), atol=1e-6)
+
+
+def test_an_answer_is_not_overwritten_by_the_next_run(network):
+    first = network.infer(images(2))
+    before = first.copy()
+    network.infer(255 - images(2))
+    np.testing.assert_array_equal(first, before)
+
+
+def test_the_callers_images_are_not_written_to(network):
+    batch = images(3)
+    batch.flags.writeable = False  # as Ray hands them over
+    network.infer(batch)
+    np.testing.assert_array_equal(batch, images(3))
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_batch_out_of_range(network, count):
+    with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are compiled"):
+        network.infer(images(max(count, 1))[:count])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_pixels_that_are_not_bytes_are_refused_rather_than_cast(network, kind):
+    with pytest.raises(ValueError, match="takes uint8, 0 to 255"):
+        network.infer(images(1).astype(kind))
+
+
+def test_networks_that_come_and_go_leave_signals_working(xml):
+    """Of two OpenVINO Cores, one made before the other ended leaves a freed signal stack."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from models.runtime import CompiledNetwork, RuntimeOptions
+for _ in range(3):
+    network = CompiledNetwork(Path({str(xml)!r}), RuntimeOptions(batch_sizes=(1,)))
+del network
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"heard\n"), ran.stderr
+
+
+def test_what_the_network_says_of_itself(network):
+    assert network.batch_sizes == (1, 2, 4)
+    assert network.max_batch_size == 4
+    assert network.input_shape == (SIZE, SIZE, 3)
+    network.warm_up()
+
+
+def test_check_fits(network):
+    network.check_fits(SIZE, 3)
+    with pytest.raises(ModelSetError, match=r"takes 16x16 and gives 3 classes; .*17x17 and 3"):
+        network.check_fits(17, 3)
+    with pytest.raises(ModelSetError, match="16x16 and 10: mend the manifest"):
+        network.check_fits(SIZE, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"batch_sizes": ()}, r"batch_sizes is \(\)"),
+        ({"batch_sizes": (1, 0)}, r"batch_sizes is \(1, 0\)"),
+    ],
+)
+def test_options_out_of_range(options, says):
+    with pytest.raises(ModelSetError, match=says):
+        RuntimeOptions(**options)
+
+
+def test_threads_are_given_and_pinning_is_off(tmp_path):
+    properties = RuntimeOptions(num_threads=3, cache_dir=tmp_path).properties
+    assert properties["INFERENCE_NUM_THREADS"] == 3
+    assert properties["ENABLE_CPU_PINNING"] is False
+    assert properties["CACHE_DIR"] == str(tmp_path)
+    assert "CACHE_DIR" not in RuntimeOptions().properties
+
+
+def head(shape: list[int], kind: ov.Type = ov.Type.u8) -> tuple[ov.Node, ov.Node]:
+    pixels = ops.parameter(shape, kind)
+    return pixels, ops.reduce_mean(ops.convert(pixels, "f32"), np.array([1, 2]), keep_dims=False)
+
+
+def of_input(shape: list[int], kind: ov.Type = ov.Type.u8) -> ov.Model:
+    pixels, means = head(shape, kind)
+    return ov.Model([means], [pixels], "odd")
+
+
+def two_outputs() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    return ov.Model([means, ops.relu(means)], [pixels], "odd")
+
+
+def two_inputs() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    others, more = head([-1, 8, 8, 3])
+    return ov.Model([ops.add(means, more)], [pixels, others], "odd")
+
+
+def no_class_axis() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    mean = ops.reduce_mean(means, np.array([1]), keep_dims=False)
+    return ov.Model([mean], [pixels], "odd")
+
+
+def rankless() -> ov.Model:
+    pixels = ops.parameter(ov.PartialShape.dynamic(), ov.Type.u8)
+    return ov.Model([ops.relu(ops.convert(pixels, "f32"))], [pixels], "odd")
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            lambda: of_input([-1, 8, 8, 3], ov.Type.f32),
+            "takes .*float32.*fold the pre",
+        ),
+        (lambda: of_input([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
+        (lambda: of_input([-1, -1, 8, 3]), "with H and W fixed"),
+        (lambda: of_input([-1, 8, 8, 4]), "a member takes u8"),
+        (lambda: of_input([-1, 8, 3]), "a member takes u8"),
+        (rankless, "a member takes u8"),
+        (two_outputs, "has 1 inputs and 2 outputs; a member has one of each"),
+        (two_inputs, "has 2 inputs and 1 outputs"),
+        (no_class_axis, r"a member gives probabilities \[\?,C\]"),
+    ],
+    ids=["float", "NCHW", "any height", "4 channels", "rank 3", "no rank", "2 out", "2 in", "1-D"],
+)
+def test_a_network_of_another_kind_is_refused(tmp_path, model, says):
+    save_model(model(), tmp_path, "odd")
+    with pytest.raises(ModelSetError, match=says):
+        CompiledNetwork(tmp_path / "odd.xml", RuntimeOptions(batch_sizes=(1,)))
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(xml, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    options = RuntimeOptions(batch_sizes=(1,), cache_dir=tmp_path / "file" / "cache")
+    assert "CACHE_DIR" not in options.properties
+    assert "starts will be slower" in caplog.text
+    CompiledNetwork(xml, options).warm_up()
+
+
+def test_compiled_networks_are_kept_between_starts(xml, tmp_path):
+    CompiledNetwork(xml, RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "new" / "cache"))
+    assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
