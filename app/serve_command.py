@@ -8,15 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from app.service import (
-    StopRequest,
-    check_port,
-    deploy,
-    fast_serve,
-    joined_ray,
-    local_ray,
-    wait_ready,
-)
+from app.fast_serve import fast_serve
+from app.ports import check_port
+from app.ray_cluster import joined_ray, local_ray
+from app.service import deploy, wait_ready
+from app.stop_request import StopRequest
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 CONFIG_NAME = "serve_config.yaml"

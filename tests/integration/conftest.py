@@ -15,7 +15,8 @@ from ray import serve
 from tiny_networks import write_tiny_set
 
 from app.config_file import for_members, read_config, with_overrides
-from app.service import StopRequest, deploy, wait_ready
+from app.service import deploy, wait_ready
+from app.stop_request import StopRequest
 from models.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]

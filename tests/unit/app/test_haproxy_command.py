@@ -7,7 +7,7 @@ import pytest
 from ray.serve._private import haproxy_templates
 
 from app.config_file import ConfigError
-from app.service import _write_haproxy_command
+from app.fast_serve import _write_haproxy_command
 
 PORTS = (9101, 8404)
 CONFIG = """\

@@ -10,7 +10,9 @@ import pytest
 from ray import serve
 
 from app.config_file import ConfigError
-from app.service import SIGNALS, StopRequest, check_port, free_port, wait_ready
+from app.ports import check_port, free_port
+from app.service import wait_ready
+from app.stop_request import SIGNALS, StopRequest
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""Signals as a request to stop, however often they come."""
+
+import signal
+import threading
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """SIGINT, SIGTERM and SIGHUP as a flag: the first asks to stop, later ones change nothing.
+
+    Cleaning up must not be cut short by an impatient second Ctrl-C, or processes stay behind.
+    """
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal came."""
+        return self._asked.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait up to ``seconds`` (None: without end); return whether a signal came."""
+        return self._asked.wait(seconds)

@@ -1,0 +1,61 @@
+"""A real ``tandem serve`` in a process of its own, and a picture to send to it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TANDEM = Path(sys.executable).with_name("tandem")
+READY_WITHIN_S = 120  # a loaded CI machine; the benchmark in tests/load measures the real figure
+
+
+class Service:
+    """A ``tandem serve`` of our own; stopped by its pid."""
+
+    def __init__(self, port: int, *arguments: str, log: Path, temp: Path | None = None) -> None:
+        self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
+        environment = os.environ | ({"TMPDIR": str(temp)} if temp else {})
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [TANDEM, "serve", "--port", str(port), *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"serve ended:\n{self.log.read_text()}"
+            if "ready at" in self.log.read_text():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
+
+    def stop(self, number: signal.Signals = signal.SIGINT, *, is_for_all: bool = False) -> int:
+        """Stop it by a signal to it alone, or to its process group; return the exit code."""
+        if self.process.poll() is None:
+            (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+        return self.process.wait(60)
+
+
+def drawn_photo(seed: int = 3, width: int = 640, height: int = 480) -> bytes:
+    """Draw a picture with shapes and noise, as JPEG: no photograph is kept in the repository."""
+    rng = np.random.default_rng(seed)
+    image = np.full((height, width, 3), (180, 200, 90), np.uint8)
+    cv2.circle(image, (width // 2, height // 2), height // 3, (245, 245, 245), -1)
+    for _ in range(40):
+        x, y = (int(v) for v in rng.integers(0, (width, height)))
+        color = tuple(int(v) for v in rng.integers(0, 256, 3))
+        cv2.circle(image, (x, y), int(rng.integers(3, 30)), color, 2)
+    noisy = cv2.add(image, rng.integers(0, 20, image.shape, np.uint8))
+    return cv2.imencode(".jpg", noisy)[1].tobytes()

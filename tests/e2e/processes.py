@@ -1,0 +1,82 @@
+"""Looking at a service from outside: its processes, their memory, what it leaves behind."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+
+def descendants(pid: int) -> set[psutil.Process]:
+    """Return everything that ``pid`` started, itself included."""
+    root = psutil.Process(pid)
+    return {root, *root.children(recursive=True)}
+
+
+def replicas(pid: int) -> dict[str, int]:
+    """Return the pid of each deployment's replica."""
+    found = {}
+    for process in descendants(pid):
+        kind, _, name = title(process).partition(":tandem:")
+        if kind == "ray::ServeReplica":
+            found[name.split(".")[0]] = process.pid
+    return found
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it ended while we looked
+        return ""
+
+
+def memory_bytes(pid: int) -> int:
+    """Return the tree's memory; PSS counts a page that several processes share once."""
+    total = 0
+    for process in descendants(pid):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return total
+
+
+def run_folder(pid: int) -> Path:
+    """Return the folder of this run alone, which what it started has in the environment."""
+    for process in descendants(pid) - {psutil.Process(pid)}:
+        try:
+            return Path(process.environ()["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+        except (psutil.Error, KeyError):
+            continue
+    raise LookupError(f"{pid} has started nothing yet")
+
+
+def still_running(processes: Iterable[psutil.Process], within_s: float = 5) -> list[str]:
+    """Return those that do not end; a process id that was given away again does not count."""
+    _, alive = psutil.wait_procs(list(processes), timeout=within_s)
+    return [f"{process.pid} {title(process)}" for process in alive if process.is_running()]
+
+
+def listening(processes: Iterable[psutil.Process]) -> set[int]:
+    """Return the TCP ports that the processes listen on."""
+    ports = set()
+    for process in processes:
+        try:
+            connections = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        ports |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return ports
+
+
+def listening_anywhere(ports: set[int]) -> set[int]:
+    """Return those of ``ports`` that any process of this machine listens on."""
+    found = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return found & ports
+
+
+def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        time.sleep(0.1)  # a poll against a deadline

@@ -1,0 +1,112 @@
+"""``tandem classify`` against the real service: files, folders, globs; a table or JSON."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from live_service import TANDEM, drawn_photo
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three photos in two folders, beside what is no image."""
+    (tmp_path / "deep").mkdir()
+    for name, seed in (("b.jpg", 4), ("a.JPEG", 3), ("deep/c.jpg", 5)):
+        (tmp_path / name).write_bytes(drawn_photo(seed))
+    (tmp_path / "notes.txt").write_text("not looked at in a folder")
+    return tmp_path
+
+
+@pytest.fixture
+def classify(folder: Path, service_url: str) -> Run:
+    def run(*arguments: str, url: str = service_url) -> subprocess.CompletedProcess[str]:
+        command = [TANDEM, "classify", "--url", url, *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
+    done = classify("a.JPEG")
+    assert done.returncode == 0, done.stderr
+    assert "a.JPEG" in done.stdout
+    assert photo_label in done.stdout
+    assert "resnet50" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("paths", "files"),
+    [
+        (["a.JPEG"], ["a.JPEG"]),
+        (["b.jpg", "a.JPEG"], ["b.jpg", "a.JPEG"]),
+        (["."], ["a.JPEG", "b.jpg", "deep/c.jpg"]),
+        (["*.jpg"], ["b.jpg"]),
+        (["**/*.jpg"], ["b.jpg", "deep/c.jpg"]),
+        (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
+    ],
+)
+def test_paths_become_lines_of_json_in_order(
+    classify: Run, paths: list[str], files: list[str]
+) -> None:
+    done = classify("--json", *paths)
+    assert done.returncode == 0, done.stderr
+    assert [row["file"] for row in rows(done)] == files
+    assert all(row["predictions"][0]["probability"] > 0 for row in rows(done))
+
+
+def test_top_k(classify: Run) -> None:
+    done = classify("--json", "--top-k", "3", "a.JPEG")
+    assert len(rows(done)[0]["predictions"]) == 3
+    table = classify("--top-k", "3", "a.JPEG").stdout
+    labels = [prediction["label"] for prediction in rows(done)[0]["predictions"]]
+    assert all(label in table for label in labels)
+
+
+def test_the_label_is_the_networks_own(classify: Run, photo_label: str) -> None:
+    first = rows(classify("--json", "a.JPEG"))[0]["predictions"]
+    assert [prediction["label"] for prediction in first] == [photo_label]
+
+
+def test_one_bad_file_is_named_and_the_others_are_answered(classify: Run) -> None:
+    done = classify("--json", "a.JPEG", "notes.txt", "b.jpg")
+    assert done.returncode == 1
+    assert [row.get("error", {}).get("code") for row in rows(done)] == [None, "not_an_image", None]
+    assert "1 of 3 failed" in done.stderr
+    table = classify("a.JPEG", "notes.txt")
+    assert table.returncode == 1
+    assert "failed" in table.stdout
+
+
+def test_a_top_k_that_the_set_has_not(classify: Run) -> None:
+    done = classify("--json", "--top-k", "9999", "a.JPEG")
+    assert done.returncode == 1
+    assert "ask for 1 to" in rows(done)[0]["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["nowhere.jpg", "*.png", "empty"])
+def test_nothing_to_send(classify: Run, folder: Path, path: str) -> None:
+    (folder / "empty").mkdir()
+    done = classify(path)
+    assert done.returncode == 2
+    assert path in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_service_there(classify: Run, free_port: Callable[[], int]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = classify("--json", "a.JPEG", url=url)
+    assert done.returncode == 1
+    error = rows(done)[0]["error"]
+    assert error["code"] == "unreachable"
+    assert url in error["message"]
+    assert "tandem serve" in error["message"]
+    assert "Traceback" not in done.stderr

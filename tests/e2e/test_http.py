@@ -1,0 +1,207 @@
+"""The HTTP interface of the real service: what a good client sends, and what it gets."""
+
+import re
+import socket
+from collections.abc import Callable
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from live_service import drawn_photo
+
+from models.model_set import load_model_set
+
+# The same networks in another process: only the batch size (padding) and the number of threads may
+# differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
+SAME = 1e-4
+
+Classify = Callable[[bytes], np.ndarray]
+
+
+def by_index(answer: dict) -> np.ndarray:
+    """Put an answer's probabilities in the order of the classes."""
+    row = np.zeros(len(answer["predictions"]))
+    for prediction in answer["predictions"]:
+        row[prediction["index"]] = prediction["probability"]
+    return row
+
+
+@pytest.fixture(scope="module")
+def labels() -> tuple[str, ...]:
+    return load_model_set("imagenette").labels
+
+
+@pytest.mark.parametrize("kind", [None, "image/jpeg", "image/png", "text/html", "nonsense", ""])
+def test_the_body_counts_and_not_what_it_is_called(
+    client: httpx.Client, photo: bytes, photo_label: str, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post("/v1/classify", content=photo, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["predictions"][0]["label"] == photo_label
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_the_answer_is_that_of_the_networks_without_a_service(
+    client: httpx.Client, in_process: Classify, labels: tuple[str, ...], seed: int
+) -> None:
+    data = drawn_photo(seed)
+    answer = client.post(f"/v1/classify?top_k={len(labels)}", content=data).json()
+    assert by_index(answer) == pytest.approx(in_process(data), abs=SAME)
+    members = [by_index(member) for member in answer["members"].values()]
+    assert np.mean(members, axis=0) == pytest.approx(in_process(data), abs=SAME)
+    firsts = {member["label"] for member in answer["members"].values()}
+    assert answer["agreement"] == (len(firsts) == 1)
+    assert answer["degraded"] is False
+    probabilities = [p["probability"] for p in answer["predictions"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert [p["label"] for p in answer["predictions"]] == [
+        labels[p["index"]] for p in answer["predictions"]
+    ]
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 10])
+def test_top_k(client: httpx.Client, photo: bytes, top_k: int) -> None:
+    answer = client.post(f"/v1/classify?top_k={top_k}", content=photo).json()
+    assert len(answer["predictions"]) == top_k
+    assert {len(member["predictions"]) for member in answer["members"].values()} == {top_k}
+
+
+def test_five_classes_are_given_when_not_asked(client: httpx.Client, photo: bytes) -> None:
+    assert len(client.post("/v1/classify", content=photo).json()["predictions"]) == 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 64])
+def test_a_form_of_files_is_answered_in_order(
+    client: httpx.Client, in_process: Classify, count: int
+) -> None:
+    photos = [drawn_photo(seed) for seed in range(min(count, 9))]
+    expected = [in_process(data) for data in photos]
+    files = [("files", (f"{i}.jpg", photos[i % 9], "image/jpeg")) for i in range(count)]
+    answer = client.post("/v1/classify?top_k=10", files=files)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert len(results) == count
+    for i, result in enumerate(results):
+        assert by_index(result) == pytest.approx(expected[i % 9], abs=SAME)
+        assert result["request_id"] == answer.json()["request_id"]
+
+
+def test_a_bad_file_leaves_its_neighbours_alone(
+    client: httpx.Client, photo: bytes, photo_label: str
+) -> None:
+    bodies = [b"", photo, b"some text", photo[:500], photo]
+    answer = client.post("/v1/classify", files=[("f", (str(i), b)) for i, b in enumerate(bodies)])
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    codes = [result.get("error", {}).get("code") for result in results]
+    assert codes == ["not_an_image", None, "not_an_image", "corrupt_image", None]
+    assert {results[i]["predictions"][0]["label"] for i in (1, 4)} == {photo_label}
+
+
+def test_a_form_of_bad_files_only(client: httpx.Client) -> None:
+    answer = client.post("/v1/classify", files=[("f", ("a", b"text")), ("f", ("b", b"text"))])
+    assert answer.status_code == 200
+    assert [r["error"]["code"] for r in answer.json()["results"]] == ["not_an_image"] * 2
+
+
+def test_the_models_are_described(client: httpx.Client, labels: tuple[str, ...]) -> None:
+    served = client.get("/v1/models").json()
+    manifest = load_model_set("imagenette").manifest
+    assert served["model_set"] == manifest.name
+    assert served["labels"] == list(labels)
+    assert served["input_size"] == manifest.image.input_size
+    members = {member["name"]: member["precision"] for member in served["members"]}
+    assert members == {member.name: "INT8" for member in manifest.members}
+    for record, expected in zip(served["accuracy"], manifest.accuracy, strict=True):
+        assert record["top1"] == expected.top1
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_it_says_that_it_lives_and_is_ready(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()) == (200, {"ready": True})
+
+
+def test_docs_and_all_they_need_come_from_here(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    addresses = re.findall(r"""(?:src|href)=["']([^"']+)|url: ["']([^"']+)""", page.text)
+    assert len(addresses) >= 4  # script, style, icon, interface
+    for address in ("".join(found) for found in addresses):
+        absolute = urljoin(str(page.url), address)
+        assert urlsplit(absolute).netloc == page.url.netloc.decode(), address
+        assert len(client.get(absolute).raise_for_status().content) > 200
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/classify", "/v1/models", "/readyz", "/healthz"} <= paths.keys()
+
+
+@pytest.mark.parametrize("data", [b"text", None], ids=["an error", "an answer"])
+def test_the_request_id_comes_back(client: httpx.Client, photo: bytes, data: bytes | None) -> None:
+    content = photo if data is None else data
+    answer = client.post("/v1/classify", content=content, headers={"x-request-id": "the-id-1"})
+    body = answer.json()
+    assert answer.headers["x-request-id"] == "the-id-1"
+    assert body.get("error", body)["request_id"] == "the-id-1"
+
+
+def test_a_request_without_an_id_gets_one_of_its_own(client: httpx.Client, photo: bytes) -> None:
+    answers = [client.post("/v1/classify", content=photo) for _ in range(2)]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids == [answer.json()["request_id"] for answer in answers]
+    assert len(set(ids)) == 2
+
+
+def test_the_times_add_up(client: httpx.Client, photo: bytes) -> None:
+    answer = client.post("/v1/classify", content=photo)
+    timings, members = answer.json()["timings_ms"], answer.json()["members"]
+    stages = {(s["stage"], s.get("member")): s for s in timings["stages"]}
+    of_members = {(stage, name) for stage in ("queue", "infer") for name in members}
+    assert stages.keys() == of_members | {("read", None), ("decode", None), ("combine", None)}
+    for stage in stages.values():
+        assert stage["start_ms"] >= 0
+        assert stage["duration_ms"] >= 0
+        assert stage["start_ms"] + stage["duration_ms"] <= timings["total"] + 0.01  # rounding
+    assert all(stages["infer", name]["duration_ms"] > 0 for name in members)
+    assert all(stages["infer", name]["batch_size"] >= 1 for name in members)
+    assert timings["total"] <= answer.elapsed.total_seconds() * 1e3
+
+
+def test_what_is_not_there_is_told_as_json(client: httpx.Client) -> None:
+    for answer, status in (
+        (client.get("/v1/nothing"), 404),
+        (client.get("/v1/classify"), 405),
+    ):
+        assert answer.status_code == status
+        assert "/docs" in answer.json()["error"]["message"]
+
+
+def exchange(connection: socket.socket, head: str, body: bytes, until: bytes) -> bytes:
+    connection.sendall(head.encode() + body)
+    got = b""
+    while until not in got:
+        chunk = connection.recv(65536)
+        assert chunk, got
+        got += chunk
+    return got
+
+
+def test_a_client_that_waits_to_be_told_to_continue(service_url: str, photo: bytes) -> None:
+    where = urlsplit(service_url)
+    head = (
+        f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(photo)}\r\n"
+        "Expect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection((where.hostname, where.port), 30) as connection:
+        assert b" 100 " in exchange(connection, head, b"", b"\r\n\r\n").splitlines()[0]
+        assert b" 200 " in exchange(connection, "", photo, b'"timings_ms"').splitlines()[0]
+
+
+def test_one_connection_serves_request_after_request(client: httpx.Client, photo: bytes) -> None:
+    ports, statuses = set(), []
+    for data in (photo, b"text", b"", photo):
+        answer = client.post("/v1/classify", content=data)
+        statuses.append(answer.status_code)
+        ports.add(answer.extensions["network_stream"].get_extra_info("client_addr")[1])
+    assert statuses == [200, 400, 400, 200]
+    assert len(ports) == 1

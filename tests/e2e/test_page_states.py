@@ -1,0 +1,90 @@
+"""The page in states that a healthy service cannot be brought into, answered in the browser.
+
+A member lost, a thousand classes, not ready yet, full: :func:`fulfil` answers in place of the
+service.
+"""
+
+import pytest
+from page_driver import File, OpenPage, an_answer, drop, fulfil
+from playwright.sync_api import Page, expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage) -> None:
+    labels = [f"class {i}" for i in range(1000)]
+    models = {"model_set": "imagenet1k", "labels": labels, "members": []}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
+    expect(page.locator("#classes")).to_contain_text("1000 classes")
+    expect(page.locator("#all-labels")).to_be_hidden()
+    expect(page.locator("#hint")).to_be_hidden()
+    page.locator("summary").click()
+    expect(page.locator("#all-labels")).to_be_visible()
+    expect(page.locator("#all-labels li")).to_have_count(1000)
+
+
+def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file: File) -> None:
+    members = an_answer()["members"]
+    members["densenet169"] = members["densenet169"] | {"label": "church"}
+    page = open_page()
+    fulfil(page, "/v1/classify*", an_answer(members=members, agreement=False))
+    drop(page, photo_file)
+    expect(page.locator("#verdict")).to_have_text(
+        "The members disagree: resnet50 says tench, densenet169 says church."
+    )
+    expect(page.locator("#degraded")).to_be_hidden()
+
+    page.unroute_all()
+    del members["densenet169"]
+    fulfil(page, "/v1/classify*", an_answer(members=members, degraded=True))
+    drop(page, photo_file)
+    expect(page.locator("#degraded")).to_contain_text("without densenet169")
+
+
+def test_what_the_server_and_files_are_called_is_never_markup(
+    open_page: OpenPage, photo_file: File
+) -> None:
+    hostile = "<img src=x onerror=alert(1)><b>bold</b>"
+    page = open_page()
+    result = an_answer(hostile, request_id=hostile)
+    error = {"error": {"code": "not_an_image", "message": hostile}}
+    fulfil(page, "/v1/classify*", {"results": [result, error]})
+    drop(page, (hostile, *photo_file[1:]), photo_file)
+    expect(page.locator("#headline")).to_have_text(hostile)
+    expect(page.locator(".wrong")).to_have_text(hostile)
+    expect(page.locator(".card .name").first).to_have_text(hostile)
+    assert page.locator("b, [onerror]").count() == 0
+
+
+def test_a_service_that_is_not_ready_is_waited_for(
+    open_page: OpenPage, photo_file: File, photo_label: str
+) -> None:
+    error = {"error": {"code": "not_ready", "message": "densenet169 is warming up."}}
+
+    def prepare(page: Page) -> None:
+        page.clock.install()
+        fulfil(page, "/readyz", error, status=503)
+        fulfil(page, "/v1/classify*", error, status=503)
+
+    page = open_page(expected_failures=("/readyz", "/v1/classify"), prepare=prepare)
+    expect(page.locator("#headline")).to_have_text("Starting up")
+    drop(page, photo_file)
+    expect(page.locator("#verdict")).to_contain_text(error["error"]["message"])
+    expect(page.get_by_role("status")).to_contain_text(error["error"]["message"])
+    page.unroute_all()
+    page.clock.fast_forward(2000)
+    expect(page.locator("#headline")).to_have_text(photo_label)
+    expect(page.locator("#labels li").first).to_be_visible()
+
+
+def test_a_full_service_offers_another_try(
+    open_page: OpenPage, photo_file: File, photo_label: str
+) -> None:
+    page = open_page(expected_failures=("/v1/classify",))
+    error = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
+    fulfil(page, "/v1/classify*", error, status=429)
+    drop(page, photo_file)
+    expect(page.get_by_role("alert")).to_have_text(error["error"]["message"])
+    page.unroute_all()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#headline")).to_have_text(photo_label)

@@ -1,0 +1,141 @@
+"""Ray's own commands with the project's serve_config.yaml: ``serve run`` and ``serve deploy``."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from live_service import READY_WITHIN_S, ROOT
+from processes import descendants, still_running, title, wait_until
+
+BIN = Path(sys.executable).parent
+STOPPED_WITHIN_S = 30
+# The session's own service, which other tests share, keeps its Ray; these have theirs.
+ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def config_at(port: int, folder: Path) -> Path:
+    """Return a copy of the project's configuration that differs in nothing but the port."""
+    text = (ROOT / "serve_config.yaml").read_text("utf-8")
+    assert "port: 8000\n" in text
+    path = folder / "copy.yaml"
+    path.write_text(text.replace("port: 8000\n", f"port: {port}\n"), "utf-8")
+    return path
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def label(url: str, photo: bytes) -> str:
+    answer = httpx.post(f"{url}/v1/classify", content=photo, timeout=60)
+    return answer.raise_for_status().json()["predictions"][0]["label"]
+
+
+def test_serve_run_answers_and_stops(
+    tmp_path: Path, temp: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
+) -> None:
+    port, log = free_port(), tmp_path / "log.txt"
+    command = [BIN / "serve", "run", str(config_at(port, tmp_path)), "--address", "local"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=ENVIRONMENT | {"TMPDIR": str(temp)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    family: set[psutil.Process] = set()
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: is_ready(url) or process.poll() is not None, READY_WITHIN_S, "serve run")
+        assert process.poll() is None, log.read_text()
+        assert label(url, photo) == photo_label
+        family = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.wait(STOPPED_WITHIN_S)
+        assert still_running(family) == []
+    finally:
+        stop(family | ({psutil.Process(process.pid)} if process.poll() is None else set()))
+        process.wait(10)
+
+
+def stop(processes: set[psutil.Process]) -> None:
+    """End what is left of these very processes; ``ray stop`` would end every Ray there is."""
+    for process in processes:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(list(processes), timeout=10)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray started by ``ray start``, with a token of its own: authentication stays on."""
+
+    folder: Path
+    dashboard: str
+    environment: dict[str, str]
+
+    def processes(self) -> set[psutil.Process]:
+        roots = [p for p in psutil.process_iter() if f"{self.folder}/session" in title(p)]
+        return {child for root in roots for child in (root, *root.children(recursive=True))}
+
+    def run(self, *command: str) -> None:
+        done = subprocess.run(
+            [BIN / command[0], *command[1:]],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Cluster]:
+    token, dashboard = tmp_path / "token", free_port()
+    token.write_text(secrets.token_hex(32))
+    environment = ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with tempfile.TemporaryDirectory(prefix="te-", dir="/tmp", ignore_cleanup_errors=True) as temp:
+        started = Cluster(Path(temp), f"http://127.0.0.1:{dashboard}", environment)
+        ports = {
+            "--port": free_port(),
+            "--dashboard-port": dashboard,
+            "--dashboard-agent-listen-port": free_port(),
+            "--ray-client-server-port": free_port(),
+        }
+        numbers = [f"{option}={port}" for option, port in ports.items()]
+        try:
+            started.run("ray", "start", "--head", f"--temp-dir={temp}", "--num-cpus=2", *numbers)
+            yield started
+        finally:
+            stop(started.processes())
+        assert started.processes() == set()
+
+
+def test_serve_deploy_answers(
+    cluster: Cluster,
+    tmp_path: Path,
+    free_port: Callable[[], int],
+    photo: bytes,
+    photo_label: str,
+) -> None:
+    port = free_port()
+    config = config_at(port, tmp_path)
+    cluster.run("serve", "deploy", str(config), "--address", cluster.dashboard)
+    url = f"http://127.0.0.1:{port}"
+    wait_until(lambda: is_ready(url), READY_WITHIN_S, "serve deploy")
+    assert label(url, photo) == photo_label

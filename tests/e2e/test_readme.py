@@ -1,0 +1,124 @@
+"""README.md is true: its commands run, its code runs, its tables are what the program says."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live_service import ROOT, Service, drawn_photo
+
+from app.settings import Settings
+from models.model_set import load_model_set
+
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+MAKE_LINES = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+SHELL = [line for line in MAKE_LINES if not line.startswith("make ")]
+
+
+def blocks(kind: str) -> list[str]:
+    return [text for found, text in BLOCKS if found == kind]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder as a reader's, with two photos and the project's commands."""
+    (tmp_path / "photo.jpg").write_bytes(drawn_photo(seed=3))
+    (tmp_path / "other.jpg").write_bytes(drawn_photo(seed=4))
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    return tmp_path
+
+
+def at(service: Service, text: str) -> str:
+    """Point what README says of port 8000 at the tests' service."""
+    host = service.url.removeprefix("http://")
+    pointed = text.replace("127.0.0.1:8000", host).replace("localhost:8000", host)
+    if "tandem classify" in pointed:
+        pointed += f" --url {service.url}"
+    return pointed
+
+
+def test_it_is_short_and_has_commands_and_code() -> None:
+    assert len(README.splitlines()) < 200
+    assert len(SHELL) >= 6
+    assert len(blocks("python")) >= 1
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_every_command_runs(line: str, folder: Path, service: Service) -> None:
+    environment = {**os.environ, "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        at(service, line), shell=True, cwd=folder, env=environment, capture_output=True, timeout=60
+    )
+    output = (done.stdout + done.stderr).decode()
+    assert done.returncode == 0, output
+    assert '"error"' not in output
+
+
+@pytest.mark.parametrize("target", [li.split()[1] for li in MAKE_LINES if li.startswith("make ")])
+def test_every_make_target_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_python_code_prints_five_classes(code: str, folder: Path, service: Service) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", at(service, code)], cwd=folder, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.decode().splitlines()) == 5
+
+
+def test_the_answer_has_the_shape_that_is_shown(service: Service, folder: Path) -> None:
+    shown = json.loads(blocks("json")[0])
+    line = next(line for line in SHELL if "top_k=1" in line)
+    done = subprocess.run(
+        at(service, line), shell=True, cwd=folder, capture_output=True, timeout=60
+    )
+    answer = json.loads(done.stdout)
+    assert answer.keys() == shown.keys()
+    assert answer["predictions"][0].keys() == shown["predictions"][0].keys()
+    assert answer["members"].keys() == shown["members"].keys()
+    assert answer["timings_ms"].keys() == shown["timings_ms"].keys()
+
+
+def test_serve_says_what_is_shown(service: Service) -> None:
+    shown = next(text for text in blocks("text") if "ready at" in text)
+    said = service.log.read_text()
+    for line in at(service, shown).splitlines():
+        assert line.strip() in said
+
+
+def test_the_settings_table_is_the_programs() -> None:
+    for name, field in Settings.model_fields.items():
+        row = next((li for li in README.splitlines() if li.startswith(f"| `{name}` |")), None)
+        assert row, f"README's table has no {name}"
+        assert field.description
+        assert field.description in row
+
+
+def test_the_accuracy_table_is_the_manifests() -> None:
+    manifest = load_model_set("imagenette").manifest
+    names = [*(member.name for member in manifest.members), "ensemble"]
+    for record in manifest.accuracy:
+        row = f"| {record.precision} | " + " | ".join(f"{record.top1[n]:.4f}" for n in names) + " |"
+        assert row in README
+
+
+def test_the_layout_names_what_is_there() -> None:
+    for folder in re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE):
+        assert (ROOT / folder).is_dir()
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_curl_is_there() -> None:
+    assert shutil.which("curl"), "README's commands need curl: apt-get install curl"
