@@ -62,9 +62,7 @@ def main(
 def pillow(data: bytes) -> Pixels:
     """Do what torchvision's classification presets do, in Pillow; uint8 BGR."""
     picture = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    width, height = picture.size
-    ratio = RULE.resize_shorter / min(width, height)
-    resized = picture.resize((int(width * ratio), int(height * ratio)), Image.Resampling.BILINEAR)
+    resized = picture.resize(_resized_size(*picture.size), Image.Resampling.BILINEAR)
     return _centre(np.asarray(resized)[:, :, ::-1])
 
 
@@ -72,10 +70,14 @@ def opencv(data: bytes, interpolation: int) -> Pixels:
     """Do the same with one of OpenCV's own interpolations."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     assert pixels is not None
-    height, width = pixels.shape[:2]
-    ratio = RULE.resize_shorter / min(width, height)
-    size = int(width * ratio), int(height * ratio)
+    size = _resized_size(pixels.shape[1], pixels.shape[0])
     return _centre(np.asarray(cv2.resize(pixels, size, interpolation=interpolation), np.uint8))
+
+
+def _resized_size(width: int, height: int) -> tuple[int, int]:
+    """Return torchvision's sizes: the shorter side exactly, the longer one rounded down."""
+    short = min(width, height)
+    return RULE.resize_shorter * width // short, RULE.resize_shorter * height // short
 
 
 def _centre(pixels: Pixels) -> Pixels:
