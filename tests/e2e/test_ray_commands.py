@@ -86,6 +86,7 @@ class Cluster:
 
     folder: Path
     dashboard: str
+    address: str
     environment: dict[str, str]
 
     def processes(self) -> set[psutil.Process]:
@@ -110,9 +111,12 @@ def cluster(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Cluster]:
     token.write_text(secrets.token_hex(32))
     environment = ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     with tempfile.TemporaryDirectory(prefix="te-", dir="/tmp", ignore_cleanup_errors=True) as temp:
-        started = Cluster(Path(temp), f"http://127.0.0.1:{dashboard}", environment)
+        port = free_port()
+        started = Cluster(
+            Path(temp), f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}", environment
+        )
         ports = {
-            "--port": free_port(),
+            "--port": port,
             "--dashboard-port": dashboard,
             "--dashboard-agent-listen-port": free_port(),
             "--ray-client-server-port": free_port(),
@@ -139,3 +143,35 @@ def test_serve_deploy_answers(
     url = f"http://127.0.0.1:{port}"
     wait_until(lambda: is_ready(url), READY_WITHIN_S, "serve deploy")
     assert label(url, photo) == photo_label
+
+
+def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
+    cluster: Cluster,
+    tmp_path: Path,
+    free_port: Callable[[], int],
+    photo: bytes,
+    photo_label: str,
+) -> None:
+    port, log = free_port(), tmp_path / "log.txt"
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [BIN / "tandem", "serve", "--port", str(port), "--address", cluster.address],
+            cwd=ROOT,
+            env=cluster.environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: is_ready(url) or process.poll() is not None, READY_WITHIN_S, "join")
+        assert process.poll() is None, log.read_text()
+        assert label(url, photo) == photo_label
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOPPED_WITHIN_S) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert not is_ready(url)
+    assert not [p for p in cluster.processes() if "ray::ServeReplica" in title(p)]
+    cluster.run("ray", "status", "--address", cluster.address)  # it lives on
