@@ -97,6 +97,8 @@ class ServedModels(BaseModel):
     hint: str
     input_size: int
     labels: list[str]
+    max_drop: float = Field(description="of INT8's top-1 that the set accepts, a fraction")
+    verified: str = Field(description="verified, unmeasured, or dropped (over max_drop)")
     members: list[ServedMember]
     accuracy: list[dict[str, Any]]
 

@@ -1,6 +1,8 @@
 """The Classifier deployment: one member, one compiled network, one batch queue a replica."""
 
 import asyncio
+import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,10 +10,13 @@ import numpy as np
 from app.batching import BatchQueue
 from app.settings import Settings
 from app.stages import MemberAnswer
+from models import golden
 from models.cpus import available_cpus
 from models.ensemble import Probabilities
-from models.model_set import load_model_set
+from models.model_set import ModelSet, load_model_set
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+logger = logging.getLogger("ray.serve")
 
 
 class Classifier:
@@ -29,10 +34,21 @@ class Classifier:
         manifest = model_set.manifest
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
+        self._check_golden(model_set, member, settings)
         self._thread = ThreadPoolExecutor(1, f"infer-{member}")
         self._queue = BatchQueue(
             self._infer, self._network.max_batch_size, settings.max_queued_images
         )
+
+    def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
+        """Refuse to serve answers that differ from those where the set was made."""
+        if (expected := model_set.golden) is None:
+            logger.warning("%s has no golden answers: what it answers is not checked", member)
+            return
+        started = time.perf_counter()
+        golden.check(expected, member, settings.precision, self._network)
+        taken_ms = (time.perf_counter() - started) * 1e3
+        logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
 
     async def classify(self, images: Pixels, timeout_s: float) -> MemberAnswer:
         """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.

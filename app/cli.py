@@ -20,10 +20,9 @@ app = typer.Typer(
 )
 app.command()(classify)
 app.add_typer(models_app, name="models")
-for _entry in entry_points(
-    group="tandem.commands"
-):  # calibration adds its own: app never imports it
-    app.command(_entry.name)(_entry.load())
+for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
+    for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it
+        _typer.command(_entry.name)(_entry.load())
 
 
 @app.callback(invoke_without_command=True)
@@ -46,6 +45,9 @@ def serve(
     address: Annotated[
         str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
     ] = None,
+    allow_unverified: Annotated[
+        bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
+    ] = False,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -54,7 +56,7 @@ def serve(
     """
     from app.serve_command import ServeOptions, run_service
 
-    run_service(ServeOptions(model_set, config, host, port, address))
+    run_service(ServeOptions(model_set, config, host, port, address, allow_unverified))
 
 
 def main() -> None:

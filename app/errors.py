@@ -9,6 +9,12 @@ class ConfigError(TandemError):
     code = "config"
 
 
+class UnverifiedError(TandemError):
+    """INT8 lost more accuracy than the set allows; ``allow_unverified`` serves it all the same."""
+
+    code = "unverified"
+
+
 class ClientGoneError(TandemError):
     """The caller hung up before its request was read; nobody will see the status."""
 

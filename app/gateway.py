@@ -22,6 +22,7 @@ from app.stages import Combined, Decoded, Fault, MemberAnswer, call
 from app.timeline import Span, Timeline
 from models.ensemble import Probabilities
 from models.errors import TandemError
+from models.ledger import judge
 from models.model_set import load_model_set
 
 # One grey pixel as PNG: the smallest picture that passes every stage.
@@ -176,6 +177,8 @@ class Gateway:
             hint=manifest.hint,
             input_size=manifest.image.input_size,
             labels=list(self._model_set.labels),
+            max_drop=manifest.max_drop,
+            verified=judge(manifest, precision).status,
             members=[
                 ServedMember(name=m.name, precision=precision, weight=m.weight, source=m.source)
                 for m in manifest.members

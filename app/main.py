@@ -13,6 +13,7 @@ from app.classifier import Classifier
 from app.combiner import Combiner
 from app.decoder import Decoder
 from app.gateway import Gateway
+from app.ledger import check_ledger
 from app.settings import Settings
 from models.model_set import load_model_set
 
@@ -20,6 +21,7 @@ from models.model_set import load_model_set
 def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    check_ledger(manifest, settings)
     decoder = serve.deployment(name="Decoder")(Decoder).bind(settings)
     members = {
         member.name: serve.deployment(name=member.name)(Classifier).bind(settings, member.name)

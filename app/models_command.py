@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
+from models.ledger import current_records
 from models.manifest import Manifest
-from models.model_set import BUNDLED_DIR, ModelSet, list_folders, load_model_set
+from models.model_set import ModelSet, list_folders, load_model_set, search_path
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 console = Console()
@@ -20,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 
 
 def _search(dirs: list[Path] | None) -> tuple[Path, ...]:
-    return (*(dirs or ()), BUNDLED_DIR)
+    return search_path(dirs or ())
 
 
 @models_app.command("list")
@@ -50,10 +52,15 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "num_classes": manifest.num_classes,
         "input_size": manifest.image.input_size,
         "members": [member.name for member in manifest.members],
-        "top1": {
-            r.precision: r.top1["ensemble"] for r in manifest.accuracy if "ensemble" in r.top1
-        },
+        "top1": _top1(manifest),
     }
+
+
+def _top1(manifest: Manifest) -> dict[str, float]:
+    """Return the ensemble's top-1 by precision, from the newest record of these networks."""
+    records = current_records(manifest)
+    newest = records[-1].scores if records else {}
+    return {p: scores[ENSEMBLE].top1 for p, scores in newest.items() if ENSEMBLE in scores}
 
 
 @models_app.command("verify")
@@ -62,7 +69,7 @@ def verify(
     model_dir: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file of a set with its manifest, and run each network once."""
+    """Compare every file of a set with its manifest, and every network's golden answers."""
     model_set = load_model_set(name, _search(model_dir))
     problems = model_set.problems() or _problems_running(model_set)
     if as_json:
@@ -72,13 +79,15 @@ def verify(
             console.print(f"[red]bad[/] {escape(problem)}", highlight=False, soft_wrap=True)
         if not problems:
             num_files = len(model_set.manifest.files)
-            console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network runs")
+            how = "answers as recorded" if model_set.golden else "runs; no golden answers recorded"
+            console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network {how}")
     if problems:
         raise typer.Exit(1)
 
 
 def _problems_running(model_set: ModelSet) -> list[str]:
-    """Compile every network and run one image: right files may still not fit the manifest."""
+    """Compile and run every network: right files may fit neither manifest nor machine."""
+    from models import golden
     from models.runtime import CompiledNetwork, RuntimeOptions
 
     image, found = model_set.manifest.image, []
@@ -89,6 +98,8 @@ def _problems_running(model_set: ModelSet) -> list[str]:
                 network = CompiledNetwork(path, RuntimeOptions(batch_sizes=(1,)))
                 network.check_fits(image.input_size, model_set.manifest.num_classes)
                 network.warm_up()
+                if model_set.golden is not None:
+                    golden.check(model_set.golden, member.name, precision, network)
             except (ModelSetError, RuntimeError) as error:
                 found.append(f"{path}: {error}")
     return found

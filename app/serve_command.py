@@ -27,6 +27,7 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     address: str | None = None  # of a running cluster; None starts a Ray of our own
+    allow_unverified: bool = False
 
 
 def run_service(options: ServeOptions) -> None:
@@ -63,6 +64,7 @@ def _default_config() -> Path:
 def _checked_config(options: ServeOptions) -> dict[str, Any]:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
     from app.config_file import for_members, read_config, with_overrides
+    from app.ledger import check_ledger
     from app.settings import Settings
     from models.model_set import load_model_set
 
@@ -70,11 +72,17 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     content = with_overrides(content, options.model_set, options.host, options.port)
     if options.address is None:  # a cluster that serves already has the port, and may keep it
         check_port(content["http_options"]["host"], content["http_options"]["port"])
-    settings = Settings.model_validate(content["applications"][0].get("args", {}))
+    arguments = content["applications"][0].setdefault("args", {})
+    if options.allow_unverified:
+        arguments["allow_unverified"] = True
+    settings = Settings.model_validate(arguments)
     model_set = load_model_set(settings.model_set, settings.model_search)
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
+    verdict = check_ledger(model_set.manifest, settings)
+    if verdict.status != "verified":
+        console.print(f"[yellow]{escape(verdict.message)}[/]")
     return for_members(content, model_set.manifest)
 
 

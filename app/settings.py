@@ -13,8 +13,8 @@ from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.image import DEFAULT_MAX_PIXELS
-from models.manifest import Precision
-from models.model_set import BUNDLED_DIR
+from models.model_set import search_path
+from models.record import Precision
 
 MIB = 2**20
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
@@ -28,6 +28,9 @@ class Settings(BaseModel):
     model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
     precision: Precision = Field("INT8", description="which of the set's networks are served")
+    allow_unverified: bool = Field(
+        False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
+    )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
     )
@@ -54,7 +57,7 @@ class Settings(BaseModel):
     @property
     def model_search(self) -> tuple[Path, ...]:
         """Where model sets are looked for, in order."""
-        return (*self.model_dirs, BUNDLED_DIR)
+        return search_path(self.model_dirs)
 
 
 def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from calibration.fold import MEAN_RGB, SCALE_RGB
 from calibration.folder import class_names, list_folder
-from calibration.networks import MEAN_RGB, SCALE_RGB
 from models.errors import ModelSetError
 from models.runtime import Pixels
 

@@ -1,85 +1,141 @@
-"""Top-1 of a model set's members and of their average, over an ImageFolder."""
+"""Accuracy of a set: every member and the ensemble, float and INT8, on one labelled dataset."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
 
 import numpy as np
-from rich.progress import track
 
-from calibration.folder import LabelledFile, class_names, list_folder, read_pixels
-from models.cpus import available_cpus
-from models.ensemble import average
+from calibration.dataset import Dataset, LabelledImage
+from calibration.fit_weights import FittedWeights, WeightFit
+from calibration.inference import Answered, Networks, batches, through_threads
+from calibration.statistics import Paired
+from calibration.tally import Rightness, Tally
+from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
-from models.manifest import Precision
-from models.model_set import ModelSet
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.model_set import ModelSet, read_lines
+from models.record import Precision, sha256_of
 
-BATCH = 8
-Batch = list[tuple[LabelledFile, Pixels]]
+SEED = 20
+Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
+Observer = Callable[[Answered], None]
 
 
 @dataclass
 class Evaluation:
-    """What was measured, by member name and ``ensemble``."""
+    """What was counted; by precision, then by member name or ``ensemble``."""
 
-    num_images: int = 0
-    float_type: str = ""  # of the layers that are not INT8 as they ran
-    num_right: dict[str, int] = field(default_factory=dict)
+    dataset: Dataset
+    images_sha256: str
+    tallies: dict[Precision, dict[str, Tally]] = field(default_factory=dict)
+    drops: dict[str, Paired] = field(default_factory=dict)  # float against INT8
+    over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
+    num_agreed: dict[Precision, int] = field(default_factory=dict)  # all members' top-1 the same
     unreadable: list[str] = field(default_factory=list)
+    float_type: dict[Precision, str] = field(default_factory=dict)
+    int8_kernels: str = ""
+    cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
+    fitted: FittedWeights | None = None
 
     @property
-    def top1(self) -> dict[str, float]:
-        """Fractions of the readable images whose likeliest class is right."""
-        return {name: right / self.num_images for name, right in self.num_right.items()}
+    def num_images(self) -> int:
+        """How many images were read and answered."""
+        return next((t.num_images for by in self.tallies.values() for t in by.values()), 0)
+
+    def add(self, batch: Answered) -> None:
+        """Count one batch."""
+        self.unreadable += [f"{image.path}: {why}" for image, why in batch.unreadable]
+        right: dict[Precision, dict[str, Rightness]] = {}
+        for precision, rows in batch.answers.items():
+            tallies = self.tallies.setdefault(precision, {})
+            for name, probabilities in rows.items():
+                tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
+                right.setdefault(precision, {})[name] = tally.add(probabilities, batch.truth)
+            self._compare_members(precision, right[precision])
+            firsts = np.stack([p.argmax(1) for name, p in rows.items() if name != ENSEMBLE])
+            agreed = int((firsts == firsts[0]).all(axis=0).sum())
+            self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
+        for name in right.get("FP16", {}).keys() & right.get("INT8", {}).keys():
+            drop = self.drops.setdefault(name, Paired())
+            drop.add(right["FP16"][name], right["INT8"][name])
+
+    def _compare_members(self, precision: Precision, right: dict[str, Rightness]) -> None:
+        if ENSEMBLE not in right:
+            return
+        pairs = self.over_members.setdefault(precision, {})
+        for name in right.keys() - {ENSEMBLE}:
+            pairs.setdefault(name, Paired()).add(right[ENSEMBLE], right[name])
 
 
-def evaluate(model_set: ModelSet, folder: Path, precision: Precision) -> Evaluation:
-    """Run every image of ``folder`` through every member, streaming: memory does not grow.
+def evaluate(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precisions: Sequence[Precision],
+    *,
+    track: Track = lambda batches, _: batches,
+    observe: Observer | None = None,
+    is_weight_fitted: bool = False,
+) -> Evaluation:
+    """Run every image through every network; unreadable images are listed, not fatal.
 
-    The folder's classes, sorted, must be as many as the set's: their order is the labels' order.
+    ``observe`` is called with each batch in the thread that ran it. With ``is_weight_fitted`` the
+    images come in a shuffled order, the first half fits the weights and the second judges them.
+
+    Raises:
+        ModelSetError: an image was used for calibration, or none can be read.
+
     """
-    files = list_folder(folder)
-    classes = class_names(files)
-    manifest = model_set.manifest
-    if len(classes) != manifest.num_classes:
-        raise ModelSetError(
-            f"{folder} has {len(classes)} classes, {manifest.name} has {manifest.num_classes}; "
-            "give one sub-folder per class of the set, also for a class without images"
-        )
-    options = RuntimeOptions(
-        num_threads=available_cpus(),
-        batch_sizes=(BATCH,),
-        is_f32_forced=precision == "FP16",  # the yardstick; INT8 is measured as it is served
-    )
-    networks = {
-        member.name: CompiledNetwork(model_set.network_path(member.name, precision), options)
-        for member in manifest.members
-    }
-    weights = {member.name: member.weight for member in manifest.members}
-    float_types = {network.float_type for network in networks.values()}
-    result = Evaluation(
-        float_type=", ".join(sorted(float_types)),
-        num_right=dict.fromkeys([*networks, "ensemble"], 0),
-    )
-    for batch in _batches(files, model_set, result, f"{manifest.name} {precision}"):
-        truth = np.array([classes.index(file.class_name) for file, _ in batch])
-        pixels = np.stack([image for _, image in batch])
-        rows = {name: network.infer(pixels) for name, network in networks.items()}
-        rows["ensemble"] = average(rows, weights)
-        for name, probabilities in rows.items():
-            result.num_right[name] += int((probabilities.argmax(1) == truth).sum())
-        result.num_images += len(batch)
+    result = Evaluation(dataset, check_not_calibrated(model_set, dataset))
+    networks = Networks(model_set, precisions)
+    for precision, members in networks.compiled.items():
+        result.float_type[precision] = ", ".join(sorted({n.float_type for n in members.values()}))
+    int8 = networks.compiled.get("INT8", {}).values()
+    result.int8_kernels = ", ".join(sorted({kernel for n in int8 for kernel in n.kernels}))
+    result.cpu_ms_per_image = networks.cpu_ms_per_image()
+    images = list(dataset.images)
+    fit = None
+    if is_weight_fitted:
+        np.random.RandomState(SEED).shuffle(images)  # type: ignore[arg-type]
+        fit = WeightFit(precisions[-1], len(images) // 2)
+
+    def work(batch: Sequence[LabelledImage]) -> Answered:
+        answered = networks.answer(batch)
+        if observe is not None:
+            observe(answered)
+        answered.data = []
+        return answered
+
+    tracked = track(batches(images), len(images))
+    for answered in through_threads(work, tracked, networks.num_threads):
+        result.add(answered)
+        if fit is not None:
+            fit.add(answered)
     if not result.num_images:
-        raise ModelSetError(f"none of the {len(files)} images in {folder} can be read")
+        raise ModelSetError(
+            f"none of the {len(images)} images of {dataset.name} can be read: "
+            f"{result.unreadable[0]}"
+        )
+    result.fitted = fit.result() if fit is not None else None
     return result
 
 
-def _batches(
-    files: list[LabelledFile], model_set: ModelSet, result: Evaluation, what: str
-) -> Iterator[Batch]:
-    shown = track(files, description=what, transient=True)
-    read = read_pixels(shown, model_set.manifest.image.rule, result.unreadable)
-    while batch := list(islice(read, BATCH)):
-        yield batch
+def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
+    """Raise if an image was used for calibration; return one hash over all images' hashes."""
+    record = model_set.manifest.calibration
+    used = set(read_lines(model_set.verified(record))) if record else set()
+    hashes = []
+    found: list[str] = []
+    for image in dataset.images:
+        if not image.path.is_file():
+            continue  # listed as unreadable when its turn comes
+        value = sha256_of(image.path)
+        hashes.append(value)
+        if value in used:
+            found.append(str(image.path))
+    if found:
+        raise ModelSetError(
+            f"{len(found)} of {len(dataset.images)} images were used to calibrate "
+            f"{model_set.name}, as {found[0]}: accuracy on them proves nothing. Give other images, "
+            "or quantise again without these"
+        )
+    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()

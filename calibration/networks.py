@@ -13,15 +13,9 @@ from safetensors.torch import load_file, save_file
 from models.errors import ModelSetError
 
 NETWORKS = ("resnet50", "densenet169")
-MEAN_RGB = (
-    123.675,
-    116.28,
-    103.53,
-)  # ImageNet channel means on 0-255 pixels (torchvision's reference training)
-SCALE_RGB = (58.395, 57.12, 57.375)  # the matching standard deviations
 
 
-def _torchvision_models() -> Any:
+def torchvision_models() -> Any:
     """Import ``torchvision.models`` beside a CPU build of torch.
 
     The registry's torchvision is built for CUDA: with CPU torch its extension does not load, and
@@ -45,7 +39,7 @@ def build_network(name: str, num_classes: int) -> torch.nn.Module:
     """Return a new network: float32 (N, 3, H, W) RGB, normalised, to logits (N, C)."""
     if name not in NETWORKS:
         raise ModelSetError(f"unknown network {name!r}; there are: {', '.join(NETWORKS)}")
-    network: torch.nn.Module = getattr(_torchvision_models(), name)(
+    network: torch.nn.Module = getattr(torchvision_models(), name)(
         weights=None, num_classes=num_classes
     )
     return network

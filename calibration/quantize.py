@@ -1,34 +1,138 @@
-"""Post-training quantisation to INT8 with NNCF."""
+"""A float network to INT8 with NNCF, and back to float where INT8 costs too much."""
 
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import nncf
 import numpy as np
 import openvino as ov
 
-from models.errors import ModelSetError
-from models.runtime import Pixels
+from models.cpus import available_cpus
+from models.manifest import QuantizationOptions
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
-SEED = 20
+BATCH = 8
+COMPUTING = {"Convolution", "GroupConvolution", "MatMul", "ConvolutionBackpropData"}
 
 
-def quantize(model: ov.Model, images: Sequence[Pixels], subset_size: int = 300) -> ov.Model:
-    """Quantise a folded float model; ``images`` are uint8 (H, W, 3) BGR at the input size.
+@dataclass(frozen=True)
+class Labelled:
+    """Images in memory with their classes: uint8 (N, H, W, 3) BGR, int64 (N,)."""
 
-    MIXED keeps symmetric weights and lets activations be asymmetric: what both networks' ReLUs and
-    DenseNet's concatenations want. Statistics come from ``subset_size`` images drawn with a fixed
-    seed.
-    """
-    if len(images) < subset_size:
-        raise ModelSetError(
-            f"{len(images)} calibration images, {subset_size} are asked for; "
-            "give more images or a smaller subset_size"
-        )
-    chosen = random.Random(SEED).sample(range(len(images)), subset_size)
-    batches: Iterable[np.ndarray] = (images[i][np.newaxis] for i in chosen)
-    dataset = nncf.Dataset(list(batches))
-    quantized: ov.Model = nncf.quantize(
-        model, dataset, preset=nncf.QuantizationPreset.MIXED, subset_size=subset_size
-    )
+    pixels: Pixels
+    truth: np.ndarray
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An INT8 network and how it came out."""
+
+    model: ov.Model
+    drop: float | None = None  # of top-1 on the validation images; None: not measured
+    first_drop: float | None = None  # before accuracy control, if that was needed
+    left_float: tuple[str, ...] = ()  # layers that accuracy control took back to float
+
+    @property
+    def is_retried(self) -> bool:
+        """Whether plain quantisation cost too much."""
+        return self.first_drop is not None
+
+
+def quantize(model: ov.Model, images: Sequence[Pixels], options: QuantizationOptions) -> ov.Model:
+    """Quantise a folded float model; ``images`` are uint8 (H, W, 3) BGR at the input size."""
+    quantized: ov.Model = nncf.quantize(model, _dataset(images), **_arguments(options, images))
     return quantized
+
+
+def quantize_within(
+    model: ov.Model,
+    images: Sequence[Pixels],
+    validation: Labelled | None,
+    options: QuantizationOptions,
+    max_drop: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> Quantized:
+    """Quantise; if top-1 on ``validation`` drops by more than ``max_drop``, keep layers float.
+
+    NNCF's accuracy control takes layers back to float, the most harmful first, until the drop is
+    within the limit or nothing is left to take back.
+    """
+    plain = quantize(model, images, options)
+    if validation is None:
+        return Quantized(plain)
+    before = top1_of(model, validation)
+    drop = before - top1_of(plain, validation)
+    if drop <= max_drop:
+        return Quantized(plain, drop)
+    say(f"drops {drop * 100:.2f} points, over {max_drop * 100:.2f}: layers go back to float")
+    controlled: ov.Model = nncf.quantize_with_accuracy_control(
+        model,
+        calibration_dataset=_dataset(images),
+        validation_dataset=nncf.Dataset(list(_batched(validation))),
+        validation_fn=_validate,
+        max_drop=max_drop,
+        drop_type=nncf.DropType.ABSOLUTE,
+        **_arguments(options, images),
+    )
+    now = before - top1_of(controlled, validation)
+    left = sorted(quantized_layers(plain) - quantized_layers(controlled))
+    return Quantized(controlled, now, drop, tuple(left))
+
+
+def _dataset(images: Sequence[Pixels]) -> nncf.Dataset:
+    return nncf.Dataset([image[np.newaxis] for image in images])
+
+
+def _arguments(options: QuantizationOptions, images: Sequence[Pixels]) -> dict[str, Any]:
+    ignored = nncf.IgnoredScope(
+        names=list(options.ignored_names), types=list(options.ignored_types), validate=True
+    )
+    return {
+        "preset": nncf.QuantizationPreset(options.preset),
+        "subset_size": len(images),
+        "fast_bias_correction": options.fast_bias_correction,
+        "ignored_scope": ignored if options.ignored_names or options.ignored_types else None,
+    }
+
+
+def _batched(labelled: Labelled) -> Iterable[tuple[Pixels, np.ndarray]]:
+    for start in range(0, len(labelled.truth), BATCH):
+        part = slice(start, start + BATCH)
+        yield labelled.pixels[part], labelled.truth[part]
+
+
+def _validate(
+    compiled: ov.CompiledModel, batches: Iterable[tuple[Pixels, np.ndarray]]
+) -> tuple[float, None]:
+    """Return the top-1, as NNCF asks for it; no value per image: it then ranks by outputs."""
+    right = total = 0
+    for pixels, truth in batches:
+        right += int((compiled([pixels])[0].argmax(axis=1) == truth).sum())
+        total += len(truth)
+    return right / total, None
+
+
+def top1_of(model: ov.Model, labelled: Labelled) -> float:
+    """Return the fraction of images whose likeliest class is right; floats run in f32."""
+    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,), is_f32_forced=True)
+    network = CompiledNetwork(model, options)
+    found = [network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled)]
+    return float(np.concatenate(found).mean())
+
+
+def quantized_layers(model: ov.Model) -> set[str]:
+    """Return the names of the computing layers whose activations are quantised."""
+    return {
+        node.get_friendly_name()
+        for node in model.get_ordered_ops()
+        if node.get_type_name() in COMPUTING and _is_fed_quantized(node)
+    }
+
+
+def _is_fed_quantized(node: ov.Node) -> bool:
+    """Follow the activation input upwards through layers that only move values."""
+    source = node.input_value(0).get_node()
+    while source.get_type_name() in {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"}:
+        source = source.input_value(0).get_node()
+    return bool(source.get_type_name() == "FakeQuantize")

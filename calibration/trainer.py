@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from calibration.augment import LabelledImages, mix, normalised, random_crop
 from calibration.networks import build_network, half, load_weights, read_metadata, save_tensors
 from calibration.recipe import Recipe
+from models.cpus import has_bf16
 from models.runtime import Pixels
 
 Indices = npt.NDArray[np.int64]
@@ -33,6 +34,7 @@ class Trainer:
             {"params": others, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, fused=True)
+        self._is_bf16 = has_bf16()
         self.epoch = 0  # the next one to run
 
     @property
@@ -102,7 +104,7 @@ class Trainer:
         targets = torch.nn.functional.one_hot(labels, len(data.classes)).float()
         batch, targets = mix(normalised(crops), targets, rng)
         self.network.train()
-        with torch.autocast("cpu", torch.bfloat16):
+        with self._autocast():
             logits = self.network(batch)
         loss = torch.nn.functional.cross_entropy(
             logits.float(), targets, label_smoothing=recipe.label_smoothing
@@ -113,6 +115,10 @@ class Trainer:
         self.optimizer.step()
         self._update_average()
         return float(loss.item())
+
+    def _autocast(self) -> torch.autocast:
+        """Compute in bfloat16 where the CPU does, else in float32."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self._is_bf16)
 
     def _update_average(self) -> None:
         """Move the average's weights, and its batch-norm statistics, towards the network's."""
@@ -130,7 +136,7 @@ class Trainer:
         right = 0
         for start in range(0, len(pixels), 64):
             part = slice(start, start + 64)
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad(), self._autocast():
                 logits = self.average(normalised(pixels[part]))
             right += int((logits.argmax(1).numpy() == labels[part]).sum())
         return right / len(pixels)

@@ -21,6 +21,15 @@ def available_cpus(cgroup_max: Path = CGROUP_MAX) -> int:
     return max(1, math.floor(min(cores, share)))
 
 
+def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the CPU multiplies bfloat16 itself; emulated, it is many times slower."""
+    try:
+        flags = set(cpuinfo.read_text("utf-8").split())
+    except OSError:
+        return False
+    return bool(flags & {"avx512_bf16", "amx_bf16"})
+
+
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the CPU's name and the instruction sets that decide how INT8 runs on it."""
     try:

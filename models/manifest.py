@@ -4,50 +4,18 @@ Nothing else in the project knows an input size, a class count or a member's nam
 """
 
 import hashlib
-from datetime import date
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
+from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.image import ImageRule
+from models.record import FileRecord, Precision, Record
 
 MANIFEST_NAME = "manifest.yaml"
-Precision = Literal["INT8", "FP16"]
-
-
-class Record(BaseModel):
-    """A frozen piece of a manifest; a key nobody knows is an error, not a surprise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def _inside_the_set(path: str) -> str:
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts:
-        raise ValueError(f"{path!r} must be relative to the manifest's folder and stay inside it")
-    return path
-
-
-class FileRecord(Record):
-    """One file of the set, relative to its folder."""
-
-    path: Annotated[str, AfterValidator(_inside_the_set)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-    @classmethod
-    def of(cls, folder: Path, path: str) -> "FileRecord":
-        """Describe the file as it is now."""
-        return cls(path=path, sha256=sha256_of(folder / path))
 
 
 class Network(Record):
@@ -59,6 +27,23 @@ class Network(Record):
     xml: FileRecord
     bin: FileRecord
 
+    @property
+    def fingerprint(self) -> str:
+        """A short hash that changes with either file."""
+        both = f"{self.xml.sha256}{self.bin.sha256}"
+        return hashlib.sha256(both.encode()).hexdigest()[:16]
+
+
+class QuantizationOptions(Record):
+    """How NNCF makes a member's INT8 network; the names are NNCF's own."""
+
+    # mixed: symmetric weights, activations as their range is (ReLU wastes half a symmetric one).
+    preset: Literal["mixed", "performance"] = "mixed"
+    subset_size: Annotated[int, Field(ge=1)] = 300  # calibration images
+    ignored_names: tuple[str, ...] = ()  # of operations that stay float
+    ignored_types: tuple[str, ...] = ()  # of operations that stay float, such as Multiply
+    fast_bias_correction: bool = True
+
 
 class MemberRecord(Record):
     """One network of the ensemble."""
@@ -67,12 +52,23 @@ class MemberRecord(Record):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # in the combiner's average
     source: str  # where the float weights came from
     networks: dict[Precision, Network]
+    quantization: QuantizationOptions = QuantizationOptions()
+    left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
+
+    @model_validator(mode="after")
+    def _name_is_free(self) -> "MemberRecord":
+        if self.name == "ensemble":
+            raise ValueError("a member cannot be called ensemble: that is the average of all")
+        return self
 
     def network(self, precision: Precision) -> Network:
         """Return the IR of ``precision``."""
         if precision not in self.networks:
             there = ", ".join(sorted(self.networks))
-            raise ModelSetError(f"member {self.name} has no {precision} network; it has: {there}")
+            how = "; tandem quantize makes INT8 of a float network" if precision == "INT8" else ""
+            raise ModelSetError(
+                f"member {self.name} has no {precision} network; it has: {there}{how}"
+            )
         return self.networks[precision]
 
 
@@ -97,19 +93,6 @@ class ImageRecord(Record):
         return ImageRule(input_size=self.input_size, resize_shorter=self.resize_shorter)
 
 
-class AccuracyRecord(Record):
-    """Top-1 of each member and of the average, measured by ``python -m calibration.bundle``."""
-
-    dataset: str
-    num_images: int
-    precision: Precision
-    float_type: str  # of the layers that are not INT8 as they ran: f32 or bf16
-    measured: date
-    top1: dict[str, float]  # member name or "ensemble" -> fraction
-    cpu: str
-    versions: dict[str, str]
-
-
 class Manifest(Record):
     """The whole of ``manifest.yaml``."""
 
@@ -118,8 +101,13 @@ class Manifest(Record):
     description: str
     image: ImageRecord
     num_classes: Annotated[int, Field(ge=2)]
-    labels: FileRecord
+    labels: FileRecord  # one per line, in the networks' order
+    class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
     members: Annotated[tuple[MemberRecord, ...], Field(min_length=1)]
+    # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
+    max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
+    calibration: FileRecord | None = None  # sha256 of each image that INT8 was fitted to
+    golden: FileRecord | None = None  # what each network answers to generated images
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown to people beside the classes, such as how to get more of them
 
@@ -134,16 +122,17 @@ class Manifest(Record):
     def files(self) -> tuple[FileRecord, ...]:
         """Every file the set consists of, besides the manifest itself."""
         networks = [n for member in self.members for n in member.networks.values()]
-        return (self.labels, *(f for n in networks for f in (n.xml, n.bin)))
+        optional = (self.class_ids, self.calibration, self.golden)
+        extra = [record for record in optional if record is not None]
+        return (self.labels, *extra, *(f for n in networks for f in (n.xml, n.bin)))
 
-
-def sha256_of(path: Path) -> str:
-    """Return the file's SHA-256 in hexadecimal."""
-    try:
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    def member(self, name: str) -> MemberRecord:
+        """Return the member called ``name``, or raise with the names there are."""
+        for record in self.members:
+            if record.name == name:
+                return record
+        there = ", ".join(record.name for record in self.members)
+        raise ModelSetError(f"model set {self.name} has no member {name!r}; it has: {there}")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -164,6 +153,6 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest in one step, so that no reader ever sees half of it."""
     partial = folder / f"{MANIFEST_NAME}.partial"
-    content = manifest.model_dump(mode="json", exclude_defaults=False)
+    content = manifest.model_dump(mode="json", exclude_defaults=False, exclude_none=True)
     partial.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
     partial.replace(folder / MANIFEST_NAME)

@@ -1,20 +1,31 @@
 """Finding, loading and verifying model sets on disk."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from platformdirs import user_data_path
+
 from models.errors import ModelSetError
-from models.manifest import (
-    MANIFEST_NAME,
-    FileRecord,
-    Manifest,
-    Precision,
-    read_manifest,
-    sha256_of,
-)
+from models.golden_record import Golden, read_golden
+from models.manifest import MANIFEST_NAME, Manifest, read_manifest
+from models.record import FileRecord, Precision, sha256_of
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
+
+
+PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made
+
+
+def user_sets_dir() -> Path:
+    """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
+    return user_data_path("tandem") / "models"
+
+
+def search_path(first: Iterable[Path] = ()) -> tuple[Path, ...]:
+    """Return where sets are looked for: ``first``, the user's own, the bundled."""
+    return (*first, user_sets_dir(), BUNDLED_DIR)
 
 
 @dataclass(frozen=True)
@@ -31,28 +42,37 @@ class ModelSet:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """Return one label per class, in the networks' order."""
-        path = self.verified(self.manifest.labels)
-        try:
-            text = path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelSetError(f"{path} is not UTF-8: {error}; save it as UTF-8") from error
-        labels = tuple(line.strip() for line in text.splitlines() if line.strip())
-        if len(labels) != self.manifest.num_classes:
+        return self._one_per_class(self.manifest.labels, "labels")
+
+    @cached_property
+    def class_ids(self) -> tuple[str, ...] | None:
+        """Return what datasets call each class's folder, in the networks' order, if known."""
+        if self.manifest.class_ids is None:
+            return None
+        return self._one_per_class(self.manifest.class_ids, "class ids")
+
+    @cached_property
+    def golden(self) -> Golden | None:
+        """Return what each network must answer to the generated images, if it was recorded."""
+        if self.manifest.golden is None:
+            return None
+        return read_golden(self.verified(self.manifest.golden))
+
+    def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
+        path = self.verified(record)
+        names = read_lines(path)
+        if len(names) != self.manifest.num_classes:
             raise ModelSetError(
-                f"{path} has {len(labels)} labels, "
+                f"{path} has {len(names)} {what}, "
                 f"the manifest says num_classes: {self.manifest.num_classes}"
             )
-        return labels
+        return names
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
         """Return the verified IR (.xml; its .bin lies beside it) of one member."""
-        for record in self.manifest.members:
-            if record.name == member:
-                network = record.network(precision)
-                self.verified(network.bin)
-                return self.verified(network.xml)
-        there = ", ".join(record.name for record in self.manifest.members)
-        raise ModelSetError(f"model set {self.name} has no member {member!r}; it has: {there}")
+        network = self.manifest.member(member).network(precision)
+        self.verified(network.bin)
+        return self.verified(network.xml)
 
     def verified(self, record: FileRecord) -> Path:
         """Return the file's path after comparing its hash with the manifest's."""
@@ -83,8 +103,20 @@ class ModelSet:
         return found
 
 
-def load_model_set(name_or_path: str, search: tuple[Path, ...] = (BUNDLED_DIR,)) -> ModelSet:
+def read_lines(path: Path) -> tuple[str, ...]:
+    """Return the file's lines, stripped, without empty ones."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelSetError(f"{path} is not UTF-8: {error}; save it as UTF-8") from error
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) -> ModelSet:
     """Load a set by name (the first in ``search`` that has it) or by the path of its folder."""
+    search = search_path() if search is None else search
     as_path = Path(name_or_path).expanduser()
     candidates = [directory / name_or_path for directory in search]
     if "/" in name_or_path or as_path.is_absolute():
@@ -99,6 +131,7 @@ def load_model_set(name_or_path: str, search: tuple[Path, ...] = (BUNDLED_DIR,))
     )
 
 
-def list_folders(search: tuple[Path, ...] = (BUNDLED_DIR,)) -> list[Path]:
+def list_folders(search: tuple[Path, ...]) -> list[Path]:
     """Return the folders under ``search`` that hold a manifest, sorted by name."""
-    return sorted(path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}"))
+    found = (path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}"))
+    return sorted(folder for folder in found if not folder.name.endswith(PARTIAL_SUFFIX))

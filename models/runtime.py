@@ -8,7 +8,9 @@ threads is always given and pinning is off.
 
 import logging
 import os
+import threading
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,12 +33,17 @@ class RuntimeOptions:
 
     num_threads: int = 1
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    num_streams: int = 1  # infer requests that run at a time, sharing the threads
     is_f32_forced: bool = False  # else floats may run as bf16 where the CPU has it
     cache_dir: Path | None = None  # compiled models are kept here between starts
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
             raise ModelSetError(f"num_threads is {self.num_threads}; it must be 1 or more")
+        if not 1 <= self.num_streams <= self.num_threads:
+            raise ModelSetError(
+                f"num_streams is {self.num_streams}; it must be 1 to num_threads {self.num_threads}"
+            )
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ModelSetError(f"batch_sizes is {self.batch_sizes}; give sizes of 1 or more")
 
@@ -44,8 +51,8 @@ class RuntimeOptions:
     def properties(self) -> dict[str, Any]:
         """Return OpenVINO's own names for these options."""
         chosen: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY" if self.num_streams == 1 else "THROUGHPUT",
+            "NUM_STREAMS": self.num_streams,
             "INFERENCE_NUM_THREADS": self.num_threads,
             "ENABLE_CPU_PINNING": False,
         }
@@ -66,6 +73,20 @@ def _core() -> ov.Core:
     return ov.Core()
 
 
+def read_network(path: Path) -> ov.Model:
+    """Read an IR, or an ONNX file, with the process's one Core.
+
+    Raises:
+        ModelSetError: OpenVINO cannot read it.
+
+    """
+    try:
+        return _core().read_model(path)
+    except RuntimeError as error:
+        first_line = str(error).strip().splitlines()[-1]
+        raise ModelSetError(f"OpenVINO cannot read {path}: {first_line}") from error
+
+
 def _can_write(folder: Path) -> bool:
     """Make the folder; a cache that cannot be written is no reason not to serve."""
     try:
@@ -77,20 +98,22 @@ def _can_write(folder: Path) -> bool:
 
 
 class CompiledNetwork:
-    """A network ready to run. Not for use by two threads at once: one infer request per size."""
+    """A network ready to run; every thread that calls it gets infer requests of its own."""
 
-    def __init__(self, xml: Path, options: RuntimeOptions) -> None:
+    def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
+        """Compile an IR, by path or in memory, once for each batch size."""
         core = _core()
         self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
-        self._requests: list[ov.InferRequest] = []
+        self._compiled: list[ov.CompiledModel] = []
+        self._of_thread = threading.local()
         for size in self.batch_sizes:
-            model = core.read_model(xml)
-            self.input_shape, self.num_classes = check_network(model, xml)
+            model = core.read_model(network) if isinstance(network, Path) else network.clone()
+            self.input_shape, self.num_classes = check_network(model, str(network))
             model.reshape([size, *self.input_shape])
-            compiled = core.compile_model(model, "CPU", options.properties)
-            self._requests.append(compiled.create_infer_request())
+            self._compiled.append(core.compile_model(model, "CPU", options.properties))
         # What the layers that are not INT8 run in: f32, or bf16 where the CPU has it.
-        self.float_type: str = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        hint = self._compiled[0].get_property("INFERENCE_PRECISION_HINT")
+        self.float_type: str = hint.get_type_name()
 
     @property
     def max_batch_size(self) -> int:
@@ -109,9 +132,30 @@ class CompiledNetwork:
         if compiled_size > size:
             padding = np.zeros((compiled_size - size, *batch.shape[1:]), np.uint8)
             batch = np.concatenate([batch, padding])
-        request = self._requests[slot]
+        request = self._requests()[slot]
         request.infer([np.ascontiguousarray(batch)], share_inputs=True, share_outputs=True)
         return np.array(request.get_output_tensor(0).data[:size], np.float32)
+
+    def _requests(self) -> list[ov.InferRequest]:
+        """Return the calling thread's infer requests, one per batch size."""
+        requests: list[ov.InferRequest] | None = getattr(self._of_thread, "requests", None)
+        if requests is None:
+            requests = [compiled.create_infer_request() for compiled in self._compiled]
+            self._of_thread.requests = requests
+        return requests
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Name the convolution kernels that OpenVINO chose, the commonest first.
+
+        ``brgconv_avx512_I8`` or ``jit_avx2_I8``: they decide how fast INT8 is and how it rounds.
+        """
+        found: Counter[str] = Counter()
+        for node in self._compiled[0].get_runtime_model().get_ordered_ops():
+            facts = node.get_rt_info()
+            if "layerType" in facts and "Convolution" in facts["layerType"].astype(str):
+                found[facts["primitiveType"].astype(str)] += 1
+        return tuple(name for name, _ in found.most_common())
 
     def check_fits(self, input_size: int, num_classes: int) -> None:
         """Raise :class:`ModelSetError` unless the network is what its manifest says."""
@@ -128,7 +172,7 @@ class CompiledNetwork:
             self.infer(np.zeros((size, *self.input_shape), np.uint8))
 
 
-def check_network(model: ov.Model, where: Path) -> tuple[tuple[int, ...], int]:
+def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
     """Return ((H, W, 3), C) of an IR that takes uint8 NHWC and gives (N, C), or raise why not."""
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise ModelSetError(

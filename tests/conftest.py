@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     absent = [item for item in items if any(item.get_closest_marker(m) for m in _lacking())]
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=absent)
+
+
+def pytest_configure() -> None:
+    """Keep the user's own model sets out of the tests, and the tests' out of the user's."""
+    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tandem-tests-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
 
 def pytest_report_header() -> list[str]:

@@ -13,7 +13,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from models.manifest import FileRecord, ImageRecord, Manifest, MemberRecord, Network, write_manifest
+from models.accuracy import AccuracyRecord, Drop, Score
+from models.manifest import ImageRecord, Manifest, MemberRecord, Network, write_manifest
+from models.record import FileRecord, Precision
 
 LABELS = ("mostly blue", "mostly green", "mostly red")
 COLORS = {"blue": (255, 0, 0), "green": (0, 255, 0), "red": (0, 0, 255)}  # BGR
@@ -66,6 +68,7 @@ def write_tiny_set(
     weights: Mapping[str, float] | None = None,
     num_convolutions: int = 0,
     size: int = SIZE,
+    precision: Precision = "INT8",
     **manifest: Any,
 ) -> Path:
     """Write a whole model set into ``folder``; one member per entry of ``gains``."""
@@ -78,7 +81,7 @@ def write_tiny_set(
         weight = (weights or {}).get(name, 1.0)
         members.append(
             MemberRecord(
-                name=name, weight=weight, source="made in code", networks={"INT8": network}
+                name=name, weight=weight, source="made in code", networks={precision: network}
             )
         )
     facts: dict[str, Any] = {
@@ -90,4 +93,50 @@ def write_tiny_set(
         "members": tuple(members),
     }
     write_manifest(folder, Manifest.model_validate(facts | manifest))
+    return folder
+
+
+def with_accuracy(
+    manifest: Manifest,
+    top1: Mapping[str, float],
+    drops: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> Manifest:
+    """Add an accuracy record of the manifest's own networks, as if it had been measured."""
+    scores = {
+        name: Score(top1=value, top1_interval=(0.0, 1.0), top5=1.0, calibration_error=0.0)
+        for name, value in top1.items()
+    }
+    facts: dict[str, Any] = {
+        "dataset": "colours/eval",
+        "images_sha256": "0" * 64,
+        "num_images": 100,
+        "measured": "2026-01-01",
+        "cpu": "a CPU",
+        "int8_kernels": "kernels",
+        "float_type": {"INT8": "f32"},
+        "versions": {},
+        "fingerprints": {
+            m.name: {p: n.fingerprint for p, n in m.networks.items()} for m in manifest.members
+        },
+        "scores": {"INT8": scores},
+        "drops": {
+            name: Drop(top1=value, interval=(-1.0, 1.0), p_value=1.0)
+            for name, value in (drops or {}).items()
+        },
+    }
+    record = AccuracyRecord.model_validate(facts | changes)
+    return manifest.model_copy(update={"accuracy": (*manifest.accuracy, record)})
+
+
+def write_pictures(folder: Path, num_per_color: int = 4, side: int = 24) -> Path:
+    """Write an ImageFolder whose folders are the labels; every picture is different, and right."""
+    rng = np.random.default_rng(5)
+    for color in COLORS:
+        place = folder / expected_label(color)
+        place.mkdir(parents=True, exist_ok=True)
+        for index in range(num_per_color):
+            noise = rng.integers(0, 60, (side, side, 3))
+            pixels = np.clip(np.array(COLORS[color]) * 0.7 + noise, 0, 255).astype(np.uint8)
+            (place / f"{index}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
     return folder

@@ -64,11 +64,11 @@ def test_resuming_continues_exactly_where_the_run_was(
 
 
 def test_training_learns_to_tell_colours_apart(training_images: Path, tmp_path: Path) -> None:
-    recipe = Recipe(sizes=((8, 32),), batch_size=12, peak_rate=2e-4, warmup_epochs=1)
+    recipe = Recipe(sizes=((12, 32),), batch_size=12, peak_rate=2e-4, warmup_epochs=1)
     data = read_folders([training_images])
     trainer = Trainer("resnet50", len(data.classes), recipe, tmp_path)
     losses = [np.mean(list(trainer.run_epoch(data))) for _ in range(recipe.num_epochs)]
-    assert np.mean(losses[-2:]) < 0.85 * losses[0]
+    assert np.mean(losses[-2:]) < 0.9 * losses[0]
 
 
 def test_starting_from_weights_of_another_network_is_refused(

@@ -69,6 +69,8 @@ class FakeGateway:
             hint="",
             input_size=8,
             labels=["x"],
+            max_drop=0.005,
+            verified="unmeasured",
             members=[],
             accuracy=[],
         )

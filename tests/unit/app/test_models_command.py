@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_networks import write_tiny_set
+from tiny_networks import with_accuracy, write_tiny_set
 from typer.testing import CliRunner, Result
 
 from app.cli import app
 from models.errors import ModelSetError
-from models.manifest import AccuracyRecord, FileRecord
+from models.manifest import read_manifest, write_manifest
+from models.record import FileRecord
 
 
 @pytest.fixture
@@ -44,26 +45,29 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
 
 
 def test_a_record_without_an_ensemble_is_no_obstacle(tmp_path):
-    record = AccuracyRecord(
-        float_type="f32",
-        dataset="d",
-        num_images=1,
-        precision="INT8",
-        measured="2026-01-01",
-        top1={"sure": 1.0},
-        cpu="",
-        versions={},
-    )
-    write_tiny_set(tmp_path / "one", name="one", accuracy=(record,))
+    folder = write_tiny_set(tmp_path / "one", name="one")
+    write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0}))
     result = models("list", "--model-dir", tmp_path)
     assert result.exit_code == 0, result.exception
     assert "not measured" in result.stdout
 
 
+def test_the_ensembles_accuracy_is_listed_until_the_networks_change(tmp_path):
+    folder = write_tiny_set(tmp_path / "one", name="one")
+    write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0, "ensemble": 0.5}))
+    facts = json.loads(models("list", "--model-dir", tmp_path, "--json").stdout)
+    assert [f["top1"] for f in facts if f["name"] == "one"] == [{"INT8": 0.5}]
+    other = write_tiny_set(tmp_path / "two", name="two", gains={"sure": 3.0})
+    manifest = read_manifest(folder).model_copy(update={"members": read_manifest(other).members})
+    write_manifest(folder, manifest)
+    facts = json.loads(models("list", "--model-dir", tmp_path, "--json").stdout)
+    assert [f["top1"] for f in facts if f["name"] == "one"] == [{}]
+
+
 def test_a_whole_set(sets):
     result = models("verify", "tiny", "--model-dir", sets)
     assert result.exit_code == 0, result.output
-    assert "ok tiny: 5 files, every network runs" in result.stdout
+    assert "ok tiny: 5 files, every network runs; no golden answers recorded" in result.stdout
     as_json = json.loads(models("verify", sets / "tiny", "--json").stdout)
     assert as_json == {"set": "tiny", "ok": True, "problems": []}
 

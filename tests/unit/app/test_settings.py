@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ray.serve._private import constants
 
 from app.settings import Settings, serve_environment, set_environment
-from models.model_set import BUNDLED_DIR
+from models.model_set import BUNDLED_DIR, user_sets_dir
 
 
 def test_a_key_that_is_not_known_is_refused():
@@ -48,7 +48,11 @@ def test_values_out_of_range_are_refused(name, value):
 
 
 def test_own_folders_are_searched_before_the_bundled(tmp_path):
-    assert Settings(model_dirs=(tmp_path,)).model_search == (tmp_path, BUNDLED_DIR)
+    assert Settings(model_dirs=(tmp_path,)).model_search == (
+        tmp_path,
+        user_sets_dir(),
+        BUNDLED_DIR,
+    )
 
 
 def test_what_the_user_set_in_the_environment_wins(monkeypatch):

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from models.errors import ModelSetError
-from models.manifest import FileRecord, read_manifest, sha256_of, write_manifest
+from models.manifest import read_manifest, write_manifest
 from models.model_set import BUNDLED_DIR
+from models.record import FileRecord, sha256_of
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""A new model set from classifiers that are there already."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from calibration.fold import Normalisation
+from calibration.import_network import Imported, Outputs, import_network
+from calibration.staging import Staging, create
+from models.errors import ModelSetError
+from models.manifest import ImageRecord, Manifest, MemberRecord, Network
+from models.model_set import ModelSet, read_lines
+from models.record import FileRecord, Precision, sha256_of
+
+
+@dataclass(frozen=True)
+class NewSet:
+    """What a set is made of; a member may have two files, one float and one INT8."""
+
+    name: str
+    members: Sequence[tuple[str, Path]]
+    labels: Path
+    class_ids: Path | None = None
+    input_size: int | None = None
+    resize_shorter: int | None = None  # None: input size * 8/7, as 256 is to 224
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    outputs: Outputs = "auto"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    description: str = ""
+    hint: str = ""
+    max_drop: float = 0.005
+
+
+def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
+    """Make the set as folder ``into/NAME``; it appears whole or not at all.
+
+    Raises:
+        ModelSetError: a file that is no such classifier, or sizes, classes and labels that differ.
+
+    """
+    labels = read_lines(new.labels)
+    strangers = (set(new.weights) | set(new.sources)) - {name for name, _ in new.members}
+    if strangers:
+        raise ModelSetError(f"no --member {sorted(strangers)[0]!r} that a weight or source is for")
+    imported = [
+        (name, path, import_network(path, new.input_size, new.normalisation, new.outputs))
+        for name, path in new.members
+    ]
+    _check_alike(imported, len(labels), new.labels)
+    size = imported[0][2].input_size
+    image = ImageRecord(input_size=size, resize_shorter=new.resize_shorter or round(size * 8 / 7))
+    folder = into / new.name
+    with create(folder, is_replaced=is_replaced) as staging:
+        manifest = Manifest(
+            name=new.name,
+            description=new.description or f"{len(labels)} classes",
+            image=image,
+            num_classes=len(labels),
+            labels=staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
+            class_ids=_ids(new, len(labels), staging),
+            members=_members(new, imported, staging),
+            max_drop=new.max_drop,
+            hint=new.hint,
+        )
+        finish(staging, manifest)
+    return ModelSet(folder, manifest)
+
+
+def finish(staging: Staging, manifest: Manifest) -> None:
+    """Record the golden answers and move everything in."""
+    staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))
+
+
+def _check_alike(
+    imported: Sequence[tuple[str, Path, Imported]], num_labels: int, labels: Path
+) -> None:
+    facts = [
+        f"{name} ({path}): {i.input_size} px, {i.num_classes} classes" for name, path, i in imported
+    ]
+    found = {(i.input_size, i.num_classes) for _, _, i in imported}
+    if len(found) > 1 or next(iter(found))[1] != num_labels:
+        raise ModelSetError(
+            f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. Size "
+            "and number of classes must be the same"
+        )
+
+
+def _ids(new: NewSet, num_classes: int, staging: Staging) -> FileRecord | None:
+    if new.class_ids is None:
+        return None
+    ids = read_lines(new.class_ids)
+    if len(set(ids)) != num_classes:
+        raise ModelSetError(
+            f"{new.class_ids} has {len(set(ids))} different class ids for {num_classes} classes"
+        )
+    return staging.text("class_ids.txt", "".join(f"{name}\n" for name in ids))
+
+
+def _members(
+    new: NewSet, imported: Sequence[tuple[str, Path, Imported]], staging: Staging
+) -> tuple[MemberRecord, ...]:
+    networks: dict[str, dict[Precision, Network]] = {}
+    sources: dict[str, str] = {}
+    for name, path, one in imported:
+        by = networks.setdefault(name, {})
+        if one.precision in by:
+            raise ModelSetError(
+                f"--member {name} is given twice as {one.precision}; a member has one float and "
+                "one INT8 network"
+            )
+        stem = f"{name}-{one.precision.lower()}"
+        by[one.precision] = staging.network(one.model, stem, is_float=one.precision == "FP16")
+        sources.setdefault(name, f"{path.name}, sha256 {sha256_of(path)}")
+    return tuple(
+        MemberRecord(
+            name=name,
+            weight=new.weights.get(name, 1.0),
+            source=new.sources.get(name, sources[name]),
+            networks=by,
+        )
+        for name, by in networks.items()
+    )

@@ -1,0 +1,135 @@
+"""One file over HTTP: with progress, resumed where it was broken off, kept only if its hash fits.
+
+The bytes go into ``<name>.part``, which becomes ``<name>`` when all is well: nobody ever finds half
+a file under the right name.
+"""
+
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+
+from models.errors import TandemError
+
+TIMEOUT_S = 30.0
+NUM_TRIES = 4  # each goes on where the last one broke off
+MAX_BYTES = 2**31  # no float classifier of this kind is larger
+CHUNK = 2**18
+Report = Callable[[int, int | None], None]  # bytes there, bytes in all if known
+
+
+class DownloadError(TandemError):
+    """A file could not be had, or is not what it should be; nothing half-made is left."""
+
+    code = "download"
+
+
+def download(
+    url: str,
+    path: Path,
+    sha256_prefix: str,
+    report: Report = lambda _, __: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Fetch ``url`` to ``path`` unless it is there; proxies are taken from the environment.
+
+    Raises:
+        DownloadError: unreachable, refused, too large, a full disk, or another hash.
+
+    """
+    if path.is_file():
+        check_hash(path, sha256_prefix)
+        return path
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(url, part, report, wait)
+        check_hash(part, sha256_prefix)
+        part.replace(path)
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write {part}: {error.strerror}; make room, or choose another place"
+        ) from error
+    return path
+
+
+def check_hash(path: Path, sha256_prefix: str) -> None:
+    """Compare with the hash that the publisher put into the file's name; remove what differs."""
+    with path.open("rb") as opened:
+        digest = sha256()
+        while chunk := opened.read(CHUNK):
+            digest.update(chunk)
+    if not digest.hexdigest().startswith(sha256_prefix):
+        if path.suffix == ".part":
+            path.unlink()
+        raise DownloadError(
+            f"{path.name.removesuffix('.part')} was altered on its way or is damaged: its sha256 "
+            f"begins {digest.hexdigest()[: len(sha256_prefix)]}, it must begin {sha256_prefix}. "
+            "Fetch it again; if it happens twice, somebody between changes it"
+        )
+
+
+def _fetch(url: str, part: Path, report: Report, wait: Callable[[float], None]) -> None:
+    """Go on from what is in ``part`` until the file is whole."""
+    with httpx.Client(timeout=TIMEOUT_S, follow_redirects=True) as client:
+        for attempt in range(NUM_TRIES):
+            try:
+                _once(client, url, part, report)
+                return
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if status < 500 or attempt == NUM_TRIES - 1:
+                    raise DownloadError(f"{url} answers {status}; {_what_next(part)}") from error
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if attempt == NUM_TRIES - 1:
+                    raise DownloadError(
+                        f"cannot reach {url} ({type(error).__name__}: {error}); {_what_next(part)}"
+                    ) from error
+            wait(2.0**attempt)
+
+
+def _what_next(part: Path) -> str:
+    return (
+        "behind a proxy, set HTTPS_PROXY; with a mirror, give --mirror URL; offline, fetch "
+        f"{part.name.removesuffix('.part')} elsewhere and give its folder: --weights-dir DIR"
+    )
+
+
+def _once(client: httpx.Client, url: str, part: Path, report: Report) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"}  # bytes as published: a range counts those
+    if there:
+        headers["Range"] = f"bytes={there}-"
+    with client.stream("GET", url, headers=headers) as answer:
+        if answer.status_code == 416:  # all of it is there, or it is another file by now
+            total = _number(answer.headers.get("content-range", "").rpartition("/")[2])
+            if total == there:
+                return
+            part.unlink()
+            raise httpx.ReadError("the file there is another one now")
+        answer.raise_for_status()
+        is_resumed = answer.status_code == 206
+        if not is_resumed:
+            there = 0
+        length = _number(answer.headers.get("content-length"))
+        total = None if length is None else there + length
+        _check_size(url, total or 0)
+        with part.open("ab" if is_resumed else "wb") as opened:
+            for chunk in answer.iter_raw(CHUNK):
+                opened.write(chunk)
+                there += len(chunk)
+                _check_size(url, there)
+                report(there, total)
+        if total is not None and there < total:
+            raise httpx.ReadError(f"broken off at {there} of {total} bytes")
+
+
+def _check_size(url: str, num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        raise DownloadError(f"{url} has {num_bytes} bytes or more; {MAX_BYTES} is the limit")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None

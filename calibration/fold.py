@@ -1,0 +1,57 @@
+"""Preprocessing and softmax into the network: what travels to a member is plain uint8.
+
+Input uint8 (N, H, W, 3) BGR, output float32 (N, C) probabilities. Layout, colour order, mean, scale
+and softmax are part of the network: no caller can get them wrong, and a quarter of the bytes
+travel.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.preprocess import ColorFormat, PrePostProcessor
+
+# ImageNet's channel means on 0-255 pixels (torchvision's reference training) and deviations.
+MEAN_RGB = (123.675, 116.28, 103.53)
+SCALE_RGB = (58.395, 57.12, 57.375)
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What a float network takes: (pixel - mean) / scale, per channel in ``color_order``."""
+
+    mean: Triple = MEAN_RGB
+    scale: Triple = SCALE_RGB
+    color_order: Literal["RGB", "BGR"] = "RGB"
+
+
+def with_softmax(model: ov.Model) -> ov.Model:
+    """Append softmax to a model that ends in logits (N, C)."""
+    logits = model.output().get_node().input_value(0)
+    probabilities = ops.softmax(logits, axis=1)
+    probabilities.get_output_tensor(0).set_names({"probabilities"})
+    return ov.Model([probabilities.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def fold(
+    model: ov.Model,
+    input_size: int,
+    normalisation: Normalisation | None = None,
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+) -> ov.Model:
+    """Put uint8 NHWC BGR -> the float input that the model was trained with in front of it."""
+    how = normalisation or Normalisation()
+    steps = PrePostProcessor(model)
+    tensor = steps.input().tensor()
+    tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
+    tensor.set_color_format(ColorFormat.BGR).set_shape([-1, input_size, input_size, 3])
+    steps.input().model().set_layout(ov.Layout(layout))
+    chain = steps.input().preprocess().convert_element_type(ov.Type.f32)
+    if how.color_order == "RGB":
+        chain = chain.convert_color(ColorFormat.RGB)
+    chain.mean(list(how.mean)).scale(list(how.scale))
+    folded = steps.build()
+    folded.input().set_names({"image"})
+    return folded

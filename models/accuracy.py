@@ -1,0 +1,51 @@
+"""What an evaluation found, as it is kept in a manifest: the ledger's entries."""
+
+from datetime import date
+from typing import Annotated
+
+from pydantic import Field
+
+from models.record import Precision, Record
+
+ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Difference = Annotated[float, Field(ge=-1, le=1)]
+
+
+class Score(Record):
+    """One classifier on one dataset; fractions of its images."""
+
+    top1: Fraction
+    top1_interval: tuple[Fraction, Fraction]  # 95 %, Wilson
+    top5: Fraction
+    calibration_error: Fraction  # expected calibration error (ECE), 15 bins of confidence
+
+
+class Drop(Record):
+    """Float top-1 minus INT8 top-1 on the same images; negative: INT8 was better."""
+
+    top1: Difference
+    interval: tuple[Difference, Difference]  # 95 %, of the paired difference
+    p_value: Fraction  # McNemar's exact test
+
+
+class AccuracyRecord(Record):
+    """One evaluation, by ``tandem evaluate``; ``fingerprints`` tie it to the files it measured."""
+
+    dataset: str
+    images_sha256: str  # over the sorted hashes of the images: the same images, the same value
+    num_images: Annotated[int, Field(ge=1)]
+    measured: date
+    cpu: str
+    int8_kernels: str  # the convolution kernels OpenVINO chose: they decide how INT8 rounds
+    float_type: dict[Precision, str]  # what the layers that are not INT8 ran in: f32 or bf16
+    versions: dict[str, str]
+    fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
+    scores: dict[Precision, dict[str, Score]]  # member name or "ensemble"
+    drops: dict[str, Drop] = Field(default={})  # empty unless float and INT8 were both measured
+    size_mb: dict[str, dict[Precision, float]] = Field(
+        default={}
+    )  # files of a network, in 10**6 bytes
+    cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(
+        default={}
+    )  # at batch 8, on this CPU

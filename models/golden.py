@@ -1,0 +1,111 @@
+"""The golden check: a network must still answer here what it answered where the set was made.
+
+Hashes tell a damaged file; this tells a damaged result: an instruction set on which INT8 saturates,
+a driver that rounds otherwise, another version of OpenVINO. Generated images go through each
+network, and its likeliest classes are compared with those in the set's ``golden.json``.
+"""
+
+import numpy as np
+
+from models.cpus import cpu_model
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.golden_record import GOLDEN_NAME, NUM_IMAGES, Golden, GoldenAnswer, Row
+from models.record import Precision
+from models.runtime import CompiledNetwork, Pixels
+
+NUM_KEPT = 5  # likeliest classes of each image
+# How far the kept probabilities may be off on average, and by how much the first class must have
+# led to be expected again. DECISIONS.md, "Golden check": what the same networks did on other
+# instruction sets and in other precisions, and what faults do.
+MEAN_TOLERANCE = 0.03
+SURE_MARGIN = 0.3
+
+
+class GoldenMismatchError(ModelSetError):
+    """A network answers otherwise than where the set was made: it must not serve."""
+
+    code = "golden_mismatch"
+
+
+def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
+    """Draw uint8 (N, size, size, 3): discs and bars over gradients, in exact integer arithmetic.
+
+    Drawn from NumPy's legacy generator, whose stream is frozen: the same on every machine.
+    """
+    rng = np.random.RandomState(20)
+    y, x = np.mgrid[0:size, 0:size]
+    images = np.empty((num_images, size, size, 3), np.uint8)
+    for image in images:
+        corners = rng.randint(0, 256, (3, 3))
+        image[:] = (
+            corners[0] * (2 * size - x - y)[..., None] + corners[1] * (x + y)[..., None]
+        ) // (2 * size)
+        for _ in range(rng.randint(2, 7)):
+            center_y, center_x, radius = rng.randint(0, size, 3)
+            inside = (y - center_y) ** 2 + (x - center_x) ** 2 < (radius // 2) ** 2
+            image[inside] = rng.randint(0, 256, 3)
+        step = 2 + rng.randint(0, max(1, size // 4))
+        stripes = ((x * rng.randint(0, 3) + y * rng.randint(0, 3)) // step) % 4 == 0
+        image[stripes] = image[stripes] // 2 + rng.randint(0, 128, 3).astype(np.uint8)
+    return images
+
+
+def answer_of(network: CompiledNetwork) -> GoldenAnswer:
+    """Record what ``network`` answers on this machine."""
+    rows = [_likeliest(row) for row in _run(network)]
+    return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=rows)
+
+
+def _run(network: CompiledNetwork) -> Probabilities:
+    images, step = golden_images(network.input_shape[0]), network.max_batch_size
+    parts = [network.infer(images[i : i + step]) for i in range(0, NUM_IMAGES, step)]
+    return np.concatenate(parts)
+
+
+def _likeliest(row: Probabilities) -> Row:
+    order = np.argsort(-row, kind="stable")[:NUM_KEPT]
+    return [(int(i), round(float(row[i]), 4)) for i in order]
+
+
+def compare(expected: GoldenAnswer, found: Probabilities) -> str | None:
+    """Say how float32 (32, C) differs from what was expected, or None if it does not."""
+    indices = np.array([[index for index, _ in row] for row in expected.rows])
+    before = np.array([[p for _, p in row] for row in expected.rows], np.float32)
+    off = np.abs(np.take_along_axis(found, indices, axis=1) - before)
+    margin = before[:, 0] - before[:, 1]
+    changed = found.argmax(axis=1) != indices[:, 0]
+    flipped = np.flatnonzero(changed & (margin > SURE_MARGIN))
+    if len(flipped):
+        first = int(flipped[0])
+        return (
+            f"{len(flipped)} of {NUM_IMAGES} generated images changed their class; image {first} "
+            f"was class {indices[first, 0]} at {before[first, 0]:.2f}, "
+            f"now class {int(found[first].argmax())} at {float(found[first].max()):.2f}"
+        )
+    if not off.mean() <= MEAN_TOLERANCE:  # NaN is a mismatch too
+        return (
+            f"probabilities of {NUM_IMAGES} generated images are off by {off.mean():.3f} on "
+            f"average; {MEAN_TOLERANCE} is allowed"
+        )
+    return None
+
+
+def check(golden: Golden, member: str, precision: Precision, network: CompiledNetwork) -> None:
+    """Run the generated images through ``network`` and compare.
+
+    Raises:
+        GoldenMismatchError: the answers differ; the message names both machines.
+        ModelSetError: ``golden.json`` has no answers of this network.
+
+    """
+    expected = golden.answers.get(member, {}).get(precision)
+    if expected is None:
+        raise ModelSetError(f"{GOLDEN_NAME} has no answers of {member} {precision}")
+    if problem := compare(expected, _run(network)):
+        raise GoldenMismatchError(
+            f"{member} {precision} does not answer as where the set was made: {problem}. Recorded "
+            f"on {expected.cpu}, {expected.float_type}; this is {cpu_model()}, "
+            f"{network.float_type}. Either this instruction set computes it wrongly, or a file of "
+            "the set is damaged: tandem models verify tells, tandem quantize makes INT8 anew here"
+        )

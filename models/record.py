@@ -1,0 +1,46 @@
+"""The pieces that manifests and ledgers are made of: strict frozen records, and files by hash."""
+
+import hashlib
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from models.errors import ModelSetError
+
+# FP16: the float network, its weights stored as FP16; it runs in f32 or bf16.
+Precision = Literal["INT8", "FP16"]
+
+
+class Record(BaseModel):
+    """A frozen piece of a manifest; a key nobody knows is an error, not a surprise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _inside_the_set(path: str) -> str:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise ValueError(f"{path!r} must be relative to the manifest's folder and stay inside it")
+    return path
+
+
+class FileRecord(Record):
+    """One file of the set, relative to its folder."""
+
+    path: Annotated[str, AfterValidator(_inside_the_set)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @classmethod
+    def of(cls, folder: Path, path: str) -> "FileRecord":
+        """Describe the file as it is now."""
+        return cls(path=path, sha256=sha256_of(folder / path))
+
+
+def sha256_of(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal."""
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error

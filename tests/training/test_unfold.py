@@ -1,0 +1,56 @@
+"""From a float IR back to torch weights: the same network, ready to be trained on."""
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+
+from calibration.augment import normalised
+from calibration.convert import convert_module
+from calibration.networks import build_network
+from calibration.unfold import unfold
+from models.errors import ModelSetError
+
+SIZE = 64
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def trained(name: str) -> torch.nn.Module:
+    """Return a network whose normalisations are far from doing nothing."""
+    torch.manual_seed(7)
+    network = build_network(name, 3).train()
+    with torch.no_grad():
+        for _ in range(3):
+            network(torch.randn(4, 3, SIZE, SIZE) * 2 + 1)
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.uniform_(-0.5, 0.5)
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (8, SIZE, SIZE, 3), np.uint8)  # RGB
+
+
+def test_the_unfolded_network_answers_as_the_ir(pixels: np.ndarray, tmp_path: Path) -> None:
+    original = trained("resnet50")
+    ov.save_model(convert_module(original, "resnet50", SIZE), tmp_path / "x.xml")
+    again = build_network("resnet50", 3)
+    unfold(again, ov.Core().read_model(tmp_path / "x.xml"), pixels)
+    with torch.no_grad():
+        expected = original(normalised(pixels)).softmax(1).numpy()
+        found = again.eval()(normalised(pixels)).softmax(1).numpy()
+        in_training = again.train()(normalised(pixels)).softmax(1).numpy()
+    np.testing.assert_allclose(found, expected, atol=0.02)  # the IR holds FP16
+    # The statistics it was given are those of these images: training starts where it was.
+    np.testing.assert_allclose(in_training, expected, atol=0.05)
+
+
+def test_a_densenet_is_refused(pixels: np.ndarray) -> None:
+    model = convert_module(trained("densenet169"), "densenet169", SIZE)
+    with pytest.raises(ModelSetError, match="only networks that normalise after a convolution"):
+        unfold(build_network("densenet169", 3), model, pixels)
