@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-training check format clean
+.PHONY: help serve tools training-tools test test-training check format clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 until Ctrl-C
 	@exec $(BIN)/tandem serve
+
+tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
+
+training-tools: $(VENV)/.train ## add torch, for tandem models fetch and for training
 
 test: $(VENV)/.test ## all tests but those of the training (which need torch)
 	$(BIN)/python -m pytest
@@ -37,6 +41,10 @@ $(VENV)/bin/python:
 $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "setting up $(VENV): about two minutes, once"
 	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.serve
+	$(INSTALL) -e '.[calibrate]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

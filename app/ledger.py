@@ -1,17 +1,13 @@
 """The gate: a set whose INT8 networks lost too much accuracy is not served by accident."""
 
-import logging
-
 from app.errors import UnverifiedError
 from app.settings import Settings
 from models.ledger import Verdict, judge
 from models.manifest import Manifest
 
-logger = logging.getLogger("ray.serve")
-
 
 def check_ledger(manifest: Manifest, settings: Settings) -> Verdict:
-    """Return what the set's accuracy record says of it, and log what is not well.
+    """Return what the set's accuracy record says of it.
 
     Raises:
         UnverifiedError: INT8 lost more than ``max_drop``, and ``allow_unverified`` is off.
@@ -20,6 +16,4 @@ def check_ledger(manifest: Manifest, settings: Settings) -> Verdict:
     verdict = judge(manifest, settings.precision)
     if verdict.status == "dropped" and not settings.allow_unverified:
         raise UnverifiedError(verdict.message)
-    if verdict.status != "verified":
-        logger.warning(verdict.message)
     return verdict

@@ -6,6 +6,8 @@ client ─▶ Gateway ─▶ Decoder
              └─────▶ Combiner ◀───┘
 """
 
+import logging
+
 from ray import serve
 from ray.serve import Application
 
@@ -17,11 +19,15 @@ from app.ledger import check_ledger
 from app.settings import Settings
 from models.model_set import load_model_set
 
+logger = logging.getLogger("ray.serve")
+
 
 def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
-    check_ledger(manifest, settings)
+    verdict = check_ledger(manifest, settings)
+    if verdict.status != "verified":
+        logger.warning(verdict.message)
     decoder = serve.deployment(name="Decoder")(Decoder).bind(settings)
     members = {
         member.name: serve.deployment(name=member.name)(Classifier).bind(settings, member.name)

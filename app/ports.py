@@ -1,11 +1,15 @@
 """TCP ports: whether one can be listened on, who has it, and one that is free."""
 
 import contextlib
+import random
 import socket
+from pathlib import Path
 
 import psutil
 
 from app.errors import ConfigError
+
+LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def check_port(host: str, port: int) -> None:
@@ -33,9 +37,21 @@ def _owner(port: int) -> str:
     return ""
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
+def free_port(range_file: Path = LOCAL_PORT_RANGE) -> int:
+    """Return a port of the loopback interface that nobody listens on now.
+
+    Not one that the kernel hands out by itself: Ray takes some forty of those while it starts, and
+    one could be ours before we listen on it. Ray's workers have 10002 to 19999.
+    """
+    try:
+        first, last = (int(part) for part in range_file.read_text("ascii").split())
+    except (OSError, ValueError):
+        first, last = 32768, 60999
+    candidates = [port for port in range(20_000, 65_536) if not first <= port <= last]
+    for port in random.sample(candidates, min(1000, len(candidates))):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    with socket.socket() as probe:  # every port from 20000 up is the kernel's to hand out
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

@@ -1,6 +1,7 @@
 """The service on a running Ray: deploy the configuration, wait until every member answers."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,10 @@ from app.errors import ConfigError  # config_file imports ray: too early, see fa
 from app.stop_request import StopRequest
 
 Report = Callable[[str], None]
+# A traceback's last line; nothing but the message is said of our own errors.
+RAISED = re.compile(
+    r"^(?:models|app)\.[\w.]+: (?P<ours>.*)|^(?P<other>[\w.]+(?:Error|Exception): .*)", re.MULTILINE
+)
 
 
 def deploy(config: dict[str, Any]) -> None:
@@ -57,6 +62,18 @@ def _progress() -> str:
     waiting = []
     for name, application in serve.status().applications.items():
         if application.status == "DEPLOY_FAILED":
-            raise ConfigError(f"{name} could not be deployed: {application.message}")
+            reasons = [
+                f"{stage}: {reason}"
+                for stage, status in application.deployments.items()
+                if (reason := reason_in(status.message))
+            ]
+            told = "; ".join(reasons) or application.message
+            raise ConfigError(f"{name} could not be deployed: {told}")
         waiting += [n for n, d in application.deployments.items() if d.status != "HEALTHY"]
     return f"loading {', '.join(waiting)}" if waiting else "starting"
+
+
+def reason_in(message: str) -> str | None:
+    """Return the error that ended a replica, without the traceback that Serve wraps it in."""
+    found = list(RAISED.finditer(message))
+    return (found[-1]["ours"] or found[-1]["other"]) if found else None

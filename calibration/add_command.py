@@ -93,8 +93,10 @@ def add(
         made = add_set(new, into or user_sets_dir(), is_replaced=replace)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ModelSetError(f"{where}: {first['msg']}") from error
+        where = ".".join(map(str, first["loc"])) or "set"
+        given = first["input"]
+        told = f" (given: {given!r})" if isinstance(given, str | int | float) else ""
+        raise ModelSetError(f"{where}: {first['msg']}{told}") from error
     tell(made)
 
 
@@ -103,9 +105,10 @@ def tell(made: ModelSet) -> None:
     out.print(f"[green]{escape(str(made.folder))}[/] is there")
     for record in made.manifest.members:
         out.print(f"  {record.name}: {', '.join(record.networks)}")
-    folder = escape(made.name)
+    is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
+    folder = escape(made.name if is_found else str(made.folder.resolve()))
     if any("INT8" not in record.networks for record in made.manifest.members):
-        out.print(f"next: tandem quantize {folder} --images DIR, then", markup=False)
+        out.print(f"next: tandem quantize {folder} --images DIR, then")
     out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")
 
 

@@ -8,9 +8,11 @@ from calibration.fold import Normalisation
 from calibration.import_network import Imported, Outputs, import_network
 from calibration.staging import Staging, create
 from models.errors import ModelSetError
-from models.manifest import ImageRecord, Manifest, MemberRecord, Network
-from models.model_set import ModelSet, read_lines
+from models.manifest import ImageRecord, Manifest, MemberRecord, Network, read_manifest
+from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
 from models.record import FileRecord, Precision, sha256_of
+
+NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
 
     Raises:
         ModelSetError: a file that is no such classifier, or sizes, classes and labels that differ.
+        ValidationError: a name or number that no manifest may have.
 
     """
     labels = read_lines(new.labels)
@@ -48,23 +51,47 @@ def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
         for name, path in new.members
     ]
     _check_alike(imported, len(labels), new.labels)
-    size = imported[0][2].input_size
-    image = ImageRecord(input_size=size, resize_shorter=new.resize_shorter or round(size * 8 / 7))
-    folder = into / new.name
+    planned = _planned(new, imported, len(labels))
+    folder = into / planned.name
     with create(folder, is_replaced=is_replaced) as staging:
-        manifest = Manifest(
-            name=new.name,
-            description=new.description or f"{len(labels)} classes",
-            image=image,
-            num_classes=len(labels),
-            labels=staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
-            class_ids=_ids(new, len(labels), staging),
-            members=_members(new, imported, staging),
-            max_drop=new.max_drop,
-            hint=new.hint,
-        )
-        finish(staging, manifest)
-    return ModelSet(folder, manifest)
+        update = {
+            "labels": staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
+            "class_ids": _ids(new, len(labels), staging),
+            "members": _members(planned, imported, staging),
+        }
+        finish(staging, planned.model_copy(update=update))
+    return ModelSet(folder, read_manifest(folder))
+
+
+def _planned(
+    new: NewSet, imported: Sequence[tuple[str, Path, Imported]], num_classes: int
+) -> Manifest:
+    """Return the manifest but for its files: what is wrong with it is said before any is there."""
+    if new.name.endswith(PARTIAL_SUFFIX):
+        raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
+    size = imported[0][2].input_size
+    paths = {name: path for name, path, _ in reversed(imported)}  # the first one of each
+    return Manifest(
+        name=new.name,
+        description=new.description or f"{num_classes} classes",
+        image=ImageRecord(
+            input_size=size, resize_shorter=new.resize_shorter or round(size * 8 / 7)
+        ),
+        num_classes=num_classes,
+        labels=NOT_YET,
+        members=tuple(
+            MemberRecord(
+                name=name,
+                weight=new.weights.get(name, 1.0),
+                source=new.sources.get(name)
+                or f"{paths[name].name}, sha256 {sha256_of(paths[name])}",
+                networks={},
+            )
+            for name in dict.fromkeys(name for name, _, _ in imported)
+        ),
+        max_drop=new.max_drop,
+        hint=new.hint,
+    )
 
 
 def finish(staging: Staging, manifest: Manifest) -> None:
@@ -90,19 +117,19 @@ def _ids(new: NewSet, num_classes: int, staging: Staging) -> FileRecord | None:
     if new.class_ids is None:
         return None
     ids = read_lines(new.class_ids)
-    if len(set(ids)) != num_classes:
+    if not len(ids) == len(set(ids)) == num_classes:
         raise ModelSetError(
-            f"{new.class_ids} has {len(set(ids))} different class ids for {num_classes} classes"
+            f"{new.class_ids} has {len(ids)} class ids, {len(set(ids))} different ones, for "
+            f"{num_classes} classes"
         )
     return staging.text("class_ids.txt", "".join(f"{name}\n" for name in ids))
 
 
 def _members(
-    new: NewSet, imported: Sequence[tuple[str, Path, Imported]], staging: Staging
+    planned: Manifest, imported: Sequence[tuple[str, Path, Imported]], staging: Staging
 ) -> tuple[MemberRecord, ...]:
     networks: dict[str, dict[Precision, Network]] = {}
-    sources: dict[str, str] = {}
-    for name, path, one in imported:
+    for name, _, one in imported:
         by = networks.setdefault(name, {})
         if one.precision in by:
             raise ModelSetError(
@@ -111,13 +138,6 @@ def _members(
             )
         stem = f"{name}-{one.precision.lower()}"
         by[one.precision] = staging.network(one.model, stem, is_float=one.precision == "FP16")
-        sources.setdefault(name, f"{path.name}, sha256 {sha256_of(path)}")
     return tuple(
-        MemberRecord(
-            name=name,
-            weight=new.weights.get(name, 1.0),
-            source=new.sources.get(name, sources[name]),
-            networks=by,
-        )
-        for name, by in networks.items()
+        record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )

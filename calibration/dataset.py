@@ -54,25 +54,38 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
     notes = [note] if note else []
     if absent:
         notes.append(f"no images of {len(absent)} classes: {_some(absent)}")
-    return Dataset(f"{source.resolve().parent.name}/{source.name}", images, tuple(notes))
+    return Dataset(_short_name(source), images, tuple(notes))
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Return every image below ``folder``, sorted; raise if there is none."""
+    """Return every image below ``folder``, sorted, hidden folders left out; raise if none."""
     if not folder.is_dir():
         raise ModelSetError(f"{folder} is not a folder; give one with images in it")
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    found = sorted(p for p in folder.rglob("*") if _is_image(p, folder))
     if not found:
         raise ModelSetError(f"no images in {folder}: expected .jpg, .jpeg, .png or .webp files")
     return found
+
+
+def _short_name(source: Path) -> str:
+    """Return the last two parts of the path, as text that can be written anywhere."""
+    full = source.resolve()
+    return f"{full.parent.name}/{full.name}".encode("utf-8", "replace").decode()
 
 
 def _is_hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
+def _is_image(path: Path, below: Path) -> bool:
+    """Whether it is an image file, and no folder between ``below`` and it is hidden."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return False
+    return not any(part.startswith(".") for part in path.relative_to(below).parts[:-1])
+
+
 def _from_folder(folder: Path) -> list[tuple[Path, str]]:
-    paths = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    paths = sorted(p for p in folder.glob("*/*") if _is_image(p, folder))
     if not paths:
         raise ModelSetError(f"no images in {folder}: expected {folder}/<class>/<name>.jpg")
     return [(path, path.parent.name) for path in paths]
@@ -82,14 +95,14 @@ def _from_list(path: Path) -> list[tuple[Path, str]]:
     """Read ``file,label`` lines (a header is known by its names); files relative to the list."""
     found: list[tuple[Path, str]] = []
     try:
-        with path.open(encoding="utf-8", newline="") as opened:
+        with path.open(encoding="utf-8-sig", newline="") as opened:  # Excel writes a mark
             for number, row in enumerate(csv.reader(opened), start=1):
                 if not row or [cell.strip().lower() for cell in row] == ["file", "label"]:
                     continue
                 if len(row) != 2:
                     raise ModelSetError(f"{path}, line {number}: {len(row)} columns; file,label")
                 found.append((path.parent / row[0].strip(), row[1].strip()))
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ModelSetError(f"{path} is not a UTF-8 text of file,label lines") from error
     if not found:
         raise ModelSetError(f"{path} lists no image; each line is file,label")
@@ -106,18 +119,40 @@ def _matching(
         schemes.append(tuple(str(i) for i in range(len(labels))))
     for known in schemes:
         if set(names) <= set(known):
+            _check_unambiguous(names, known, model_set, source)
             return {name: known.index(name) for name in names}, None
     if source.is_dir() and len(names) == len(labels):
         note = "folder names are no classes of the set: taken as its classes in sorted order"
         known_ids = model_set.class_ids is not None
         if not known_ids and not set(names) & set(labels):
             return {name: index for index, name in enumerate(names)}, note
-    strangers = sorted(set(names) - {name for known in schemes for name in known}) or names
+    strangers = sorted(set(names) - {name for known in schemes for name in known})
+    if not strangers:
+        raise ModelSetError(
+            f"{source} names classes in more than one way, as {_some(names)}: name all of them by "
+            "id, all by label, or in a list all by number"
+        )
     raise ModelSetError(
         f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
         f"{_some(strangers)}; it has {len(labels)}: {_some(list(model_set.class_ids or labels))}. "
         "Name folders (or labels) as the set does"
     )
+
+
+def _check_unambiguous(
+    names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
+) -> None:
+    """Raise if a name that is used belongs to several classes."""
+    counts = Counter(known)
+    for name in names:
+        if counts[name] > 1:
+            places = ", ".join(str(i) for i, other in enumerate(known) if other == name)
+            there = known is model_set.labels and model_set.class_ids
+            how = "the class ids" if there else "a list (CSV of file,label) with the numbers"
+            raise ModelSetError(
+                f"{source}: {name} is the name of {counts[name]} classes of {model_set.name} "
+                f"(numbers {places}): which is meant? Use {how} instead"
+            )
 
 
 def _some(names: list[str], limit: int = 5) -> str:

@@ -6,7 +6,7 @@ a file under the right name.
 
 import time
 from collections.abc import Callable
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,6 @@ from models.errors import TandemError
 TIMEOUT_S = 30.0
 NUM_TRIES = 4  # each goes on where the last one broke off
 MAX_BYTES = 2**31  # no float classifier of this kind is larger
-CHUNK = 2**18
 Report = Callable[[int, int | None], None]  # bytes there, bytes in all if known
 
 
@@ -39,11 +38,10 @@ def download(
         DownloadError: unreachable, refused, too large, a full disk, or another hash.
 
     """
-    if path.is_file():
-        check_hash(path, sha256_prefix)
-        return path
     part = path.with_name(f"{path.name}.part")
     try:
+        if path.is_file() and _sha256_of(path).startswith(sha256_prefix):
+            return path  # else it was damaged since: the good one takes its place
         path.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, report, wait)
         check_hash(part, sha256_prefix)
@@ -57,23 +55,28 @@ def download(
 
 def check_hash(path: Path, sha256_prefix: str) -> None:
     """Compare with the hash that the publisher put into the file's name; remove what differs."""
-    with path.open("rb") as opened:
-        digest = sha256()
-        while chunk := opened.read(CHUNK):
-            digest.update(chunk)
-    if not digest.hexdigest().startswith(sha256_prefix):
+    try:
+        found = _sha256_of(path)
+    except OSError as error:
+        raise DownloadError(f"cannot read {path}: {error.strerror}") from error
+    if not found.startswith(sha256_prefix):
         if path.suffix == ".part":
             path.unlink()
         raise DownloadError(
             f"{path.name.removesuffix('.part')} was altered on its way or is damaged: its sha256 "
-            f"begins {digest.hexdigest()[: len(sha256_prefix)]}, it must begin {sha256_prefix}. "
+            f"begins {found[: len(sha256_prefix)]}, it must begin {sha256_prefix}. "
             "Fetch it again; if it happens twice, somebody between changes it"
         )
 
 
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
 def _fetch(url: str, part: Path, report: Report, wait: Callable[[float], None]) -> None:
     """Go on from what is in ``part`` until the file is whole."""
-    with httpx.Client(timeout=TIMEOUT_S, follow_redirects=True) as client:
+    with _client() as client:
         for attempt in range(NUM_TRIES):
             try:
                 _once(client, url, part, report)
@@ -88,6 +91,16 @@ def _fetch(url: str, part: Path, report: Report, wait: Callable[[float], None]) 
                         f"cannot reach {url} ({type(error).__name__}: {error}); {_what_next(part)}"
                     ) from error
             wait(2.0**attempt)
+
+
+def _client() -> httpx.Client:
+    try:
+        return httpx.Client(timeout=TIMEOUT_S, follow_redirects=True)
+    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
+        raise DownloadError(
+            f"the proxy or certificates that the environment names cannot be used: {error}; see "
+            "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        ) from error
 
 
 def _what_next(part: Path) -> str:
@@ -107,7 +120,7 @@ def _once(client: httpx.Client, url: str, part: Path, report: Report) -> None:
             total = _number(answer.headers.get("content-range", "").rpartition("/")[2])
             if total == there:
                 return
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise httpx.ReadError("the file there is another one now")
         answer.raise_for_status()
         is_resumed = answer.status_code == 206
@@ -115,19 +128,20 @@ def _once(client: httpx.Client, url: str, part: Path, report: Report) -> None:
             there = 0
         length = _number(answer.headers.get("content-length"))
         total = None if length is None else there + length
-        _check_size(url, total or 0)
+        _check_size(url, part, total or 0)
         with part.open("ab" if is_resumed else "wb") as opened:
-            for chunk in answer.iter_raw(CHUNK):
+            for chunk in answer.iter_raw():  # as they come: httpx loses what it had not handed out
                 opened.write(chunk)
                 there += len(chunk)
-                _check_size(url, there)
+                _check_size(url, part, there)
                 report(there, total)
         if total is not None and there < total:
             raise httpx.ReadError(f"broken off at {there} of {total} bytes")
 
 
-def _check_size(url: str, num_bytes: int) -> None:
+def _check_size(url: str, part: Path, num_bytes: int) -> None:
     if num_bytes > MAX_BYTES:
+        part.unlink(missing_ok=True)
         raise DownloadError(f"{url} has {num_bytes} bytes or more; {MAX_BYTES} is the limit")
 
 

@@ -74,10 +74,12 @@ def evaluate(
         )
     found = record_of(model_set, measured)
     live = service.result if service else None
-    _report(model_set, found, measured, live, json_file, html)
     if record and not (max_images or service):
         keep(model_set, found)
         err.print(f"recorded in {escape(str(model_set.folder))}/manifest.yaml")
+    _report(model_set, found, measured, live, json_file, html)
+    if fit_weights and measured.fitted is None:
+        err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
     is_over = any(drop.top1 > model_set.manifest.max_drop for drop in found.drops.values())
     if is_over:
         err.print("[red]INT8 lost more than max_drop; tandem serve will refuse this set[/]")

@@ -5,6 +5,7 @@ a mixture, concave in the weights: expectation-maximisation climbs to the one ma
 """
 
 from dataclasses import dataclass, field
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ class WeightFit:
         members = {name: rows[name] for name in rows if name != ENSEMBLE}
         picked = np.arange(len(batch.truth)), batch.truth
         of_truth = np.stack([p[picked] for p in members.values()], axis=1).astype(np.float64)
-        if self._num_seen < self.num_to_fit:
+        if self._num_seen < max(self.num_to_fit, 1):
             self.names = list(members)
             self._seen.append(of_truth)
             self._num_seen += len(of_truth)
@@ -96,11 +97,11 @@ class WeightFit:
         self._num_right = [n + int(r.sum()) for n, r in zip(self._num_right, right, strict=True)]
 
     def result(self) -> FittedWeights | None:
-        """Return the outcome; None if there were too few images to judge."""
-        if self._weights is None:
+        """Return the outcome; None if there were too few images to judge: an interval needs two."""
+        gains = np.concatenate(self._gains) if self._gains else np.empty(0)
+        if self._weights is None or len(gains) < 2:
             return None
-        gains = np.concatenate(self._gains)
-        half = Z95 * float(gains.std(ddof=1)) / np.sqrt(len(gains)) if len(gains) > 1 else np.inf
+        half = Z95 * float(gains.std(ddof=1)) / sqrt(len(gains))
         mean = float(gains.mean())
         return FittedWeights(
             precision=self.precision,
@@ -108,7 +109,7 @@ class WeightFit:
             num_fitted=self._num_seen,
             num_judged=len(gains),
             gain_nats=mean,
-            gain_interval=(mean - float(half), mean + float(half)),
+            gain_interval=(mean - half, mean + half),
             top1_plain=self._num_right[0] / len(gains),
             top1_fitted=self._num_right[1] / len(gains),
             top1_difference=self._paired.difference,

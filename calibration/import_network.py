@@ -43,21 +43,22 @@ def import_network(
     model = read_network(path)
     _check_ends(model, path)
     precision: Precision = "INT8" if _is_quantized(model) else "FP16"
+    layout, size = _layout_and_size(model, path, input_size)
+    _make_batch_dynamic(model, path, layout, size)
+    _flatten_output(model)
     if model.input().element_type != ov.Type.u8:
-        layout, size = _layout_and_size(model, path, input_size)
-        _make_batch_dynamic(model, path, layout, size)
-        _flatten_output(model)
         if precision == "FP16":
             chain_concats(model)
         model = fold(model, size, normalisation, layout)
     (height, width, _), num_classes = check_network(model, str(path))
+    _check_rows(model, path)
     if height != width:
         raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
     if input_size not in (None, height):
         raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
-    if outputs == "logits" or (outputs == "auto" and not _gives_probabilities(model)):
+    if outputs == "logits" or (outputs == "auto" and not _gives_probabilities(model, path)):
         model = with_softmax(model)
-    if not _gives_probabilities(model):
+    if not _gives_probabilities(model, path):
         raise ModelSetError(
             f"{path} does not give probabilities: rows must be 0..1 and sum to 1; if it ends in "
             "logits, say --outputs logits"
@@ -111,7 +112,12 @@ def _make_batch_dynamic(model: ov.Model, path: Path, layout: Layout, size: int) 
         raise ModelSetError(
             f"{path} cannot take {size} px: {str(error).splitlines()[-1]}"
         ) from error
-    if out.rank.is_static and len(out) and out[0].is_static:
+    if out.rank.is_dynamic:
+        raise ModelSetError(
+            f"{path} answers in a shape that changes with the number of images: export it again "
+            "with a squeeze of named dimensions, or none"
+        )
+    if len(out) and out[0].is_static:
         raise ModelSetError(
             f"{path} answers {out} whatever the number of images: its batch size is built in; "
             "export it again with a dynamic batch"
@@ -129,8 +135,27 @@ def _flatten_output(model: ov.Model) -> None:
         model.validate_nodes_and_infer_types()
 
 
-def _gives_probabilities(model: ov.Model) -> bool:
-    network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(4,)))
-    images = np.random.RandomState(0).randint(0, 256, (4, *network.input_shape)).astype(np.uint8)
-    rows = network.infer(images)
+def _check_rows(model: ov.Model, path: Path) -> None:
+    """Count the rows for four images: a flatten to a built-in width makes more of larger ones."""
+    trial = model.clone()
+    try:
+        trial.reshape([4, *list(model.input().partial_shape)[1:]])
+        out = trial.output().partial_shape
+    except RuntimeError as error:
+        last_line = str(error).strip().splitlines()[-1]
+        raise ModelSetError(f"{path} cannot take four images: {last_line}") from error
+    if out[0] != 4:
+        raise ModelSetError(
+            f"{path} answers {out} to four images: give it the size it was made for"
+        )
+
+
+def _gives_probabilities(model: ov.Model, path: Path) -> bool:
+    try:
+        network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(4,)))
+        images = np.random.RandomState(0).randint(0, 256, (4, *network.input_shape))
+        rows = network.infer(images.astype(np.uint8))
+    except RuntimeError as error:
+        last_line = str(error).strip().splitlines()[-1]
+        raise ModelSetError(f"OpenVINO cannot run {path} on four images: {last_line}") from error
     return bool(rows.min() >= -1e-4 and np.allclose(rows.sum(axis=1), 1, atol=1e-2))

@@ -19,7 +19,7 @@ from calibration.tally import Indices
 from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
 from models.ensemble import Probabilities, average
-from models.errors import ImageError
+from models.errors import ImageError, ModelSetError
 from models.image import read_image
 from models.manifest import Manifest
 from models.model_set import ModelSet
@@ -89,6 +89,8 @@ class Networks:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
                 rows = {name: network.infer(stacked) for name, network in members.items()}
+                for name, probabilities in rows.items():
+                    _check_finite(name, precision, probabilities)
                 if len(rows) == len(self._weights):  # no ensemble of some
                     rows[ENSEMBLE] = average(rows, self._weights)
                 done.answers[precision] = rows
@@ -108,6 +110,14 @@ class Networks:
                     times.append((process_time() - started) / BATCH * 1e3)
                 found.setdefault(name, {})[precision] = round(min(times), 2)
         return found
+
+
+def _check_finite(name: str, precision: Precision, probabilities: Probabilities) -> None:
+    if not np.isfinite(probabilities).all():
+        raise ModelSetError(
+            f"{name} {precision} answers NaN or infinity to an image: the network is broken; "
+            "convert or quantise it again"
+        )
 
 
 def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:

@@ -37,7 +37,7 @@ class LiveResult:
     @property
     def is_same(self) -> bool:
         """Whether every image got the answer of this process."""
-        return self.num_images > 0 and self.num_same == self.num_images
+        return self.num_images > 0 and not self.differences
 
 
 class LiveService:
@@ -104,7 +104,7 @@ class LiveService:
                 top_k = min(5, self._num_classes)
                 answer = self._client.post("/v1/classify", content=data, params={"top_k": top_k})
                 if answer.status_code == 200:
-                    return dict(answer.json())
+                    return _checked(answer)
                 problem = answer.text[:300]
                 if answer.status_code not in (429, 503, 504):
                     break
@@ -154,3 +154,15 @@ class LiveService:
                 f"probability {first['probability']:.4f} live, {float(row[there]):.4f} in process"
             )
         return None
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    """Return a body that has what is compared; anything else is a problem of the service."""
+    try:
+        body = answer.json()
+        firsts = [body["predictions"][0], *(m["predictions"][0] for m in body["members"].values())]
+        if all(isinstance(f["index"], int) and float(f["probability"]) >= 0 for f in firsts):
+            return dict(body)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        pass
+    return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}

@@ -1,6 +1,7 @@
 """An evaluation as pictures: SVG text to stand in a page, drawn with matplotlib."""
 
 import io
+import warnings
 from typing import Any
 
 import matplotlib as mpl
@@ -19,13 +20,16 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys one by one
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a label may have dollars in it
     "svg.hashsalt": "tandem",  # the same figures give the same file
 }
 
 
 def _svg(figure: Figure) -> str:
     text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    with warnings.catch_warnings():  # the reader's browser draws the letters, with its own fonts
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
 
 

@@ -61,7 +61,7 @@ def quantize(
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
 
     Where top-1 on the validation images drops by more than max_drop, layers go back to float until
-    it does not. The options used are kept in the manifest. Afterwards: tandem evaluate.
+    it does not (exit code 1: it still does). The options used are kept in the manifest.
     """
     with needs_extra("calibrate", "quantize"):
         from calibration.quantize_set import Request, quantize_set
@@ -78,6 +78,11 @@ def quantize(
         typer.echo(json.dumps(_facts(model_set, outcome, time.perf_counter() - started)))
     else:
         _show(model_set, outcome)
+    limit = model_set.manifest.max_drop if max_drop is None else max_drop
+    over = [n for n, q in outcome.members.items() if q.drop is not None and q.drop > limit]
+    if over:
+        err.print(f"[red]{', '.join(over)} still lost more than max_drop[/]: serve will refuse it")
+        raise typer.Exit(1)
 
 
 def _facts(model_set: ModelSet, outcome: "Outcome", seconds: float) -> dict[str, object]:

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from calibration.calibration_images import Chosen, choose, held_out
 from calibration.quantize import Labelled, Quantized, quantize_within
 from calibration.staging import Staging, change
+from models.errors import ModelSetError
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
 from models.model_set import ModelSet
 from models.record import Precision
@@ -35,7 +38,13 @@ class Request:
             "fast_bias_correction": self.fast_bias_correction,
         }
         given = {key: value for key, value in asked.items() if value is not None}
-        return QuantizationOptions.model_validate(member.quantization.model_dump() | given)
+        try:
+            return QuantizationOptions.model_validate(member.quantization.model_dump() | given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ModelSetError(
+                f"--{first['loc'][0]} {first['input']!r}: {first['msg']}"
+            ) from error
 
 
 @dataclass

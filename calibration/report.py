@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from calibration.evaluate import Evaluation
@@ -76,13 +77,13 @@ def show(
             f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
         )
     console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
-    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}")
+    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
     for note in measured.dataset.notes:
-        console.print(f"[yellow]{note}[/]")
+        console.print(note, style="yellow", markup=False)
     if measured.unreadable:
         console.print(f"[yellow]{len(measured.unreadable)} images cannot be read, left out:[/]")
         for line in measured.unreadable[:MAX_LISTED]:
-            console.print(f"  {line}", markup=False)
+            _print_line(console, line)
         if len(measured.unreadable) > MAX_LISTED:
             console.print("  ... (--json has all)", markup=False)
     if measured.fitted is not None:
@@ -96,9 +97,9 @@ def _interval(interval: tuple[float, float]) -> str:
 
 
 def _scores(record: AccuracyRecord) -> Table:
-    title = f"{record.dataset}, {record.num_images} images"
-    table = Table(title=title)
-    for column in ("network", "as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU ms"):
+    table = Table(title=escape(f"{record.dataset}, {record.num_images} images"))
+    table.add_column("network", overflow="fold")  # a long name takes lines, not the figures' room
+    for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU ms"):
         table.add_column(column, no_wrap=True)
     for name in (*record.fingerprints, ENSEMBLE):
         for precision, scores in record.scores.items():
@@ -170,11 +171,16 @@ def _show_fitted(console: Console, fitted: FittedWeights) -> None:
 
 def _show_live(console: Console, live: LiveResult) -> None:
     right = ", ".join(f"{n} {k / live.num_images:.4f}" for n, k in live.num_right.items())
-    console.print(f"live, {live.url}: top-1 {right}")
+    console.print(f"live, {live.url}: top-1 {right}", markup=False)
     same = f"{live.num_same} of {live.num_images} images answered as in process"
     color = "green" if live.is_same else "red"
     console.print(
         f"  [{color}]{same}[/]; probabilities differ by at most {live.max_difference:.5f}"
     )
     for line in live.differences[:MAX_LISTED]:
-        console.print(f"  {line}", markup=False)
+        _print_line(console, line)
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line with a file's name as it is; the name need not be UTF-8."""
+    console.print(f"  {line}".encode("utf-8", "replace").decode(), markup=False)

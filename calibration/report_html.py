@@ -29,6 +29,7 @@ def write_page(
     text = environment.get_template(TEMPLATE).render(
         r=content,
         precision=precision,
+        lead=next(name for name, tally in tallies.items() if tally is lead),
         names=[*content["fingerprints"], ENSEMBLE],
         num_classes=len(model_set.labels),
         max_classes=plots.MAX_CLASSES,
@@ -38,5 +39,5 @@ def write_page(
         reliability=Markup(plots.reliability(tallies)),
     )
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, "utf-8")
+    partial.write_text(text, "utf-8", "replace")  # a file's name need not be UTF-8
     partial.replace(path)

@@ -16,7 +16,6 @@ class Tally:
 
     def __init__(self, num_classes: int) -> None:
         self.num_images = self.num_right = self.num_right_top5 = 0
-        self.negative_log_likelihood = 0.0  # summed
         self.confusion = np.zeros((num_classes, num_classes), np.int32)  # [truth, answer]
         self.reliability = Reliability()
 
@@ -33,7 +32,6 @@ class Tally:
         self.num_images += len(truth)
         self.num_right += int(right.sum())
         self.num_right_top5 += int((before + ties.sum(axis=1) < 5).sum())
-        self.negative_log_likelihood -= float(np.log(np.maximum(of_truth, 1e-12)).sum())
         np.add.at(self.confusion, (truth, answer), 1)
         self.reliability.add(probabilities.max(axis=1), right)
         return right

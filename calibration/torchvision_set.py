@@ -15,7 +15,7 @@ from calibration.fold import Normalisation
 from calibration.networks import build_network, torchvision_models
 from calibration.staging import Staging, create
 from models.errors import ModelSetError
-from models.manifest import ImageRecord, Manifest, MemberRecord
+from models.manifest import ImageRecord, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 
 NAME = "imagenet1k"
@@ -85,7 +85,7 @@ def fetch_set(
             members=members,
         )
         finish(staging, manifest)
-    return ModelSet(folder, manifest)
+    return ModelSet(folder, read_manifest(folder))
 
 
 def _labels(weights: Mapping[str, Any]) -> list[str]:

@@ -2,13 +2,14 @@
 
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny_networks import write_tiny_set
+
+from app import ports
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
@@ -56,12 +57,7 @@ def shared_data() -> Path:
 def free_port() -> Callable[[], int]:
     """Find a port of the loopback interface that nobody listens on."""
 
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return find
+    return ports.free_port
 
 
 @pytest.fixture(scope="session")

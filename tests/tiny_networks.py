@@ -140,3 +140,28 @@ def write_pictures(folder: Path, num_per_color: int = 4, side: int = 24) -> Path
             pixels = np.clip(np.array(COLORS[color]) * 0.7 + noise, 0, 255).astype(np.uint8)
             (place / f"{index}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
     return folder
+
+
+def fragile_model(size: int = SIZE) -> ov.Model:
+    """u8 [?,size,size,3] -> the tiny network's answer, by a way that eight bits cannot go.
+
+    One feature is 20,000 times larger than the three that decide: in the steps of its range the
+    others are all zero. Kept float, the second convolution answers as if nothing were there.
+    """
+    pixels = ops.parameter([-1, size, size, 3], ov.Type.u8, name="pixels")
+    scaled = ops.multiply(ops.convert(pixels, "f32"), np.float32(1 / 255))
+    planes = ops.transpose(scaled, np.array([0, 3, 1, 2]))
+    spread = np.zeros((4, 3, 1, 1), np.float32)
+    spread[:3, :, 0, 0] = np.eye(3)
+    spread[3, :, 0, 0] = 20_000
+    gather = np.zeros((3, 4, 1, 1), np.float32)
+    gather[:, :3, 0, 0] = np.eye(3) * 8
+    features = ops.relu(_convolved(planes, spread, "spread"))
+    logits = ops.reduce_mean(_convolved(features, gather, "gather"), np.array([2, 3]), False)
+    return ov.Model([ops.softmax(logits, 1)], [pixels], "fragile")
+
+
+def _convolved(source: ov.Node, kernel: np.ndarray, name: str) -> ov.Node:
+    node = ops.convolution(source, kernel, [1, 1], [0, 0], [0, 0], [1, 1])
+    node.set_friendly_name(name)
+    return node

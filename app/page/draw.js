@@ -196,14 +196,25 @@ function cardText(result) {
 // ---- what the served set knows
 
 /** Says what the served set can answer at all, and how to get more. */
-export function classes({ model_set, labels, hint }) {
+export function classes({ model_set, labels, hint, ...served }) {
   const isShort = labels.length <= LISTED_CLASSES;
   $("classes").textContent = `The served set, ${model_set}, knows ${labels.length} classes${isShort ? ":" : "."}`;
   $(isShort ? "labels" : "all-labels").replaceChildren(...labels.map((label) => make("li", "", label)));
   $("labels").hidden = !isShort;
   $("more").hidden = isShort;
   $("forced").hidden = false;
+  say("accuracy", accuracyText(served));
   say("hint", hint ?? "");
+}
+
+/** Returns how often the ensemble is right, by the newest record in the set's ledger. */
+function accuracyText({ accuracy = [], members = [], verified }) {
+  const record = accuracy.at(-1);
+  const score = record?.scores[members[0]?.precision]?.ensemble;
+  if (verified === "unmeasured" || !score) return "Its accuracy was not measured.";
+  const [low, high] = score.top1_interval.map(percent);
+  const lost = verified === "dropped" ? " Its INT8 networks lost more accuracy than the set allows." : "";
+  return `Right in ${percent(score.top1)} of ${record.num_images} photographs it had not seen (${low} to ${high}).${lost}`;
 }
 
 export function noClasses(message) {

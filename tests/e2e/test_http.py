@@ -115,7 +115,9 @@ def test_the_models_are_described(client: httpx.Client, labels: tuple[str, ...])
     members = {member["name"]: member["precision"] for member in served["members"]}
     assert members == {member.name: "INT8" for member in manifest.members}
     for record, expected in zip(served["accuracy"], manifest.accuracy, strict=True):
-        assert record["top1"] == expected.top1
+        assert record == expected.model_dump(mode="json")
+    assert served["verified"] == "verified"
+    assert served["max_drop"] == manifest.max_drop
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

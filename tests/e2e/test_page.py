@@ -141,6 +141,9 @@ def test_the_classes_of_the_served_set_are_named(open_page: OpenPage, service_ur
     expect(page.locator("#classes")).to_contain_text(f"{len(served['labels'])} classes")
     expect(page.locator("#labels li")).to_have_text(served["labels"])
     expect(page.locator("#forced")).to_be_visible()
+    score = served["accuracy"][-1]["scores"]["INT8"]["ensemble"]
+    expect(page.locator("#accuracy")).to_contain_text(f"{score['top1'] * 100:.1f}%")
+    expect(page.locator("#accuracy")).to_contain_text(f"{served['accuracy'][-1]['num_images']}")
     if served.get("hint"):
         expect(page.locator("#hint")).to_have_text(served["hint"])
     else:

@@ -18,6 +18,7 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage
     expect(page.locator("#classes")).to_contain_text("1000 classes")
     expect(page.locator("#all-labels")).to_be_hidden()
     expect(page.locator("#hint")).to_be_hidden()
+    expect(page.locator("#accuracy")).to_have_text("Its accuracy was not measured.")
     page.locator("summary").click()
     expect(page.locator("#all-labels")).to_be_visible()
     expect(page.locator("#all-labels li")).to_have_count(1000)

@@ -12,7 +12,10 @@ import pytest
 from live_service import ROOT, Service, drawn_photo
 
 from app.settings import Settings
+from models.accuracy import ENSEMBLE, AccuracyRecord
+from models.ledger import current_records
 from models.model_set import load_model_set
+from models.record import Precision
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -95,19 +98,56 @@ def test_serve_says_what_is_shown(service: Service) -> None:
 
 
 def test_the_settings_table_is_the_programs() -> None:
+    table = (ROOT / "configs" / "README.md").read_text("utf-8").splitlines()
     for name, field in Settings.model_fields.items():
-        row = next((li for li in README.splitlines() if li.startswith(f"| `{name}` |")), None)
-        assert row, f"README's table has no {name}"
+        row = next((li for li in table if li.startswith(f"| `{name}` |")), None)
+        assert row, f"the table of configs/README.md has no {name}"
         assert field.description
         assert field.description in row
 
 
-def test_the_accuracy_table_is_the_manifests() -> None:
+@pytest.mark.parametrize("path", ["README.md", "models/imagenette/README.md"])
+def test_the_accuracy_table_is_the_manifests(path: str) -> None:
+    model_set = load_model_set("imagenette")
+    (record,) = current_records(model_set.manifest)
+    text = (ROOT / path).read_text("utf-8")
+    for row in accuracy_rows(record):
+        assert row in text, row
+
+
+def test_the_bundled_int8_networks_keep_their_accuracy() -> None:
+    """What issue after issue asks of the bundled set, from its own ledger."""
     manifest = load_model_set("imagenette").manifest
-    names = [*(member.name for member in manifest.members), "ensemble"]
-    for record in manifest.accuracy:
-        row = f"| {record.precision} | " + " | ".join(f"{record.top1[n]:.4f}" for n in names) + " |"
-        assert row in README
+    (record,) = current_records(manifest)
+    assert manifest.max_drop == 0.005
+    assert max(drop.top1 for drop in record.drops.values()) <= manifest.max_drop
+    assert record.num_images == 1451
+    for scores in record.scores.values():
+        best = max(score.top1 for name, score in scores.items() if name != ENSEMBLE)
+        assert scores[ENSEMBLE].top1 >= best
+
+
+def accuracy_rows(record: AccuracyRecord) -> list[str]:
+    """Return the rows of the table as README and the card have them."""
+    rows = []
+    for name in (*record.fingerprints, ENSEMBLE):
+        before, after = (record.scores[p][name] for p in ("FP16", "INT8"))
+        drop = record.drops[name]
+        low, high = (f"{bound * 100:+.2f}" for bound in drop.interval)
+        rows.append(
+            f"| {name} | {before.top1:.4f} | {after.top1:.4f} | "
+            f"{drop.top1 * 100:+.2f} ({low} to {high}) | "
+            f"{cost(record.size_mb, name, 'FP16', 1)} | {cost(record.size_mb, name, 'INT8', 1)} | "
+            f"{cost(record.cpu_ms_per_image, name, 'FP16', 1)} | "
+            f"{cost(record.cpu_ms_per_image, name, 'INT8', 1)} |"
+        )
+    return rows
+
+
+def cost(table: dict[str, dict[Precision, float]], name: str, which: Precision, n: int) -> str:
+    """Return a network's cost; the ensemble's is the sum of its members'."""
+    names = list(table) if name == ENSEMBLE else [name]
+    return f"{sum(table[member][which] for member in names):.{n}f}"
 
 
 def test_the_layout_names_what_is_there() -> None:

@@ -55,10 +55,11 @@ def main(
 def _make(variant: str, path: Path, input_size: int) -> Path:
     import torch
 
-    from calibration.convert import fold, with_softmax
+    from calibration.fold import fold, with_softmax
     from calibration.networks import build_network
     from calibration.quantize import quantize
     from calibration.rewrite import chain_concats
+    from models.manifest import QuantizationOptions
 
     torch.manual_seed(1)
     module = build_network("densenet169", 10).eval()
@@ -69,7 +70,7 @@ def _make(variant: str, path: Path, input_size: int) -> Path:
         chain_concats(model)
     rng = np.random.default_rng(1)
     images = list(rng.integers(0, 256, (32, input_size, input_size, 3), np.uint8))
-    quantized = quantize(fold(with_softmax(model), input_size), images, subset_size=32)
+    quantized = quantize(fold(with_softmax(model), input_size), images, QuantizationOptions())
     ov.save_model(quantized, path, compress_to_fp16=False)
     return path
 

@@ -11,7 +11,7 @@ from ray import serve
 
 from app.config_file import ConfigError
 from app.ports import check_port, free_port
-from app.service import wait_ready
+from app.service import reason_in, wait_ready
 from app.stop_request import SIGNALS, StopRequest
 
 
@@ -41,6 +41,17 @@ def test_free_ports_pass():
     check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)  # the check itself leaves nothing behind
     check_port("localhost", port)
+
+
+def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path):
+    given = tmp_path / "range"
+    given.write_text("32768\t60999\n")
+    found = {free_port(given) for _ in range(50)}
+    assert len(found) > 40
+    assert all(20_000 <= port < 32_768 or port > 60_999 for port in found)
+    given.write_text("1024 65535")
+    assert 1024 <= free_port(given) <= 65_535
+    assert free_port(tmp_path / "none") >= 20_000
 
 
 @pytest.mark.parametrize("port", [70_000, -1])
@@ -130,3 +141,33 @@ def test_waiting_ends_with_the_message_of_a_deployment_that_failed(server, monke
 def test_waiting_ends_after_its_time(reported):
     with pytest.raises(ConfigError, match="not ready after 0 s: loading resnet50"):
         wait_ready("http://127.0.0.1:1", StopRequest(), reported.append, 0)
+
+
+SERVES_MESSAGE = """The deployment failed to start 3 times in a row. Error:
+\x1b[36mray::ServeReplica:x:A.initialize_and_get_metadata()\x1b[39m (pid=1)
+  File "replica.py", line 1928, in initialize
+    raise RuntimeError(traceback.format_exc()) from None
+RuntimeError: Traceback (most recent call last):
+  File "classifier.py", line 9, in __init__
+    raise ModelSetError(...)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "reason"),
+    [
+        (
+            "models.errors.ModelSetError: a.xml was altered: restore it",
+            "a.xml was altered: restore it",
+        ),
+        ("models.golden.GoldenMismatchError: sure: x\nmore", "sure: x"),
+        ("ValueError: out of range", "ValueError: out of range"),
+        ("torch.cuda.OutOfMemoryError: none", "torch.cuda.OutOfMemoryError: none"),
+    ],
+)
+def test_the_reason_of_a_failed_replica_is_told_without_its_traceback(last_lines, reason):
+    assert reason_in(SERVES_MESSAGE + last_lines) == reason
+
+
+def test_a_message_without_an_error_has_no_reason():
+    assert reason_in("Waiting for a node with 1 CPU") is None

@@ -1,0 +1,101 @@
+"""The load generator: closed loops of so many clients, open loops on a schedule.
+
+Everything is bounded: the number of requests under way, their time, and the run as a whole.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import aiohttp
+
+from app.bench.samples import Sample
+
+MAX_UNDER_WAY = 2000  # of an open loop; what comes beyond is counted as ``client_full``, not sent
+Heard = Callable[[Sample], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the load goes and what it is; photos are taken in turn."""
+
+    url: str
+    bodies: Sequence[bytes]
+    timeout_s: float = 30.0
+
+    @property
+    def path(self) -> str:
+        """The call that is measured; one class in the answer is enough."""
+        return f"{self.url}/v1/classify?top_k=1"
+
+
+def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
+    """Return a session that keeps its connections, with no proxy between."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+    )
+
+
+async def closed_loop(target: Target, clients: int, duration_s: float, hear: Heard) -> float:
+    """Let ``clients`` send one request after another for ``duration_s``; return the time it took.
+
+    A client whose request fails goes on with the next, after a breath when nobody answers at all.
+    """
+    started = time.perf_counter()
+    numbers = count()
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while (now := time.perf_counter() - started) < duration_s:
+            body = target.bodies[next(numbers) % len(target.bodies)]
+            error = await _send(session, target, body)
+            hear(Sample(now, time.perf_counter() - started, error))
+            if error is not None and not error.startswith("http_"):
+                await asyncio.sleep(0.1)
+
+    async with session_for(target, clients) as session:
+        await asyncio.gather(*(client(session) for _ in range(clients)))
+    return time.perf_counter() - started
+
+
+async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> float:
+    """Send each request at its time, whatever became of those before; return the time it took."""
+    under_way: set[asyncio.Task[None]] = set()
+    async with session_for(target, MAX_UNDER_WAY) as session:
+        started = time.perf_counter()
+
+        async def one(scheduled: float, body: bytes) -> None:
+            error = await _send(session, target, body)
+            hear(Sample(scheduled, time.perf_counter() - started, error))
+
+        for number, scheduled in enumerate(arrivals):
+            wait = scheduled - (time.perf_counter() - started)
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif number % 16 == 0:
+                await asyncio.sleep(0)  # behind: answers must be read all the same
+            if len(under_way) >= MAX_UNDER_WAY:
+                hear(Sample(scheduled, time.perf_counter() - started, "client_full"))
+                continue
+            task = asyncio.create_task(one(scheduled, target.bodies[number % len(target.bodies)]))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        if under_way:
+            await asyncio.wait(under_way)
+        return time.perf_counter() - started
+
+
+async def _send(session: aiohttp.ClientSession, target: Target, body: bytes) -> str | None:
+    """Send one photo; return the kind of error, or None."""
+    try:
+        async with session.post(target.path, data=body) as answer:
+            await answer.read()
+            return None if answer.status == 200 else f"http_{answer.status}"
+    except TimeoutError:
+        return "timeout"
+    except aiohttp.ClientConnectionError:
+        return "no_connection"
+    except aiohttp.ClientError as error:
+        return type(error).__name__

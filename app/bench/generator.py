@@ -1,0 +1,139 @@
+"""Runs load in a process of its own: what it costs is its own, and is counted."""
+
+import asyncio
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from app.bench.arrivals import poisson_arrivals
+from app.bench.client import Target, closed_loop, open_loop
+from app.bench.samples import Run, Sample
+from app.bench.tree import cpu_seconds
+from app.errors import ConfigError
+
+REPORT_EVERY_S = 0.25
+GRACE_S = 30.0  # beyond a run's time and its requests' own, before it is given up
+
+
+@dataclass(frozen=True)
+class Load:
+    """One run: ``clients`` of a closed loop, or ``rate`` of an open one."""
+
+    target: Target
+    duration_s: float
+    clients: int = 0
+    rate: float = 0.0
+    seed: int = 20
+
+    @property
+    def kind(self) -> str:
+        return "open" if self.rate else "closed"
+
+    @property
+    def offered(self) -> float:
+        return self.rate or float(self.clients)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    elapsed_s: float
+    num_done: int
+    num_failed: int
+
+
+Report = Callable[[Progress], None]
+
+
+def run_load(load: Load, service: psutil.Process | None, report: Report = lambda _: None) -> Run:
+    """Run ``load`` in a new process and return what it gave.
+
+    Raises:
+        ConfigError: the generator died, or did not end in time.
+
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_generate, args=(load, theirs), daemon=True)
+    before = cpu_seconds(service) if service else 0.0
+    process.start()
+    theirs.close()
+    try:
+        run = _receive(ours, load, report)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if service is not None:
+        run.service_cpu_s = cpu_seconds(service) - before
+    return run
+
+
+def _receive(pipe: Connection, load: Load, report: Report) -> Run:
+    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + GRACE_S
+    while time.monotonic() < deadline:
+        if not pipe.poll(0.5):
+            continue
+        try:
+            message = pipe.recv()
+        except EOFError:
+            break
+        if isinstance(message, Run):
+            return message
+        report(message)
+    raise ConfigError(
+        f"the load generator gave no result within {load.duration_s:g} s and its requests' time; "
+        "the machine may be out of memory, or the service never closes its connections"
+    )
+
+
+def _generate(load: Load, pipe: Connection) -> None:
+    """Run in the child: load, progress now and then, at the end the run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
+    samples: list[Sample] = []
+    heard = _Heard(samples, pipe)
+    before = time.process_time()
+    if load.rate:
+        arrivals = poisson_arrivals(load.rate, load.duration_s, load.seed).tolist()
+        taken = asyncio.run(open_loop(load.target, arrivals, heard))
+    else:
+        taken = asyncio.run(closed_loop(load.target, load.clients, load.duration_s, heard))
+    spent = time.process_time() - before
+    pipe.send(Run(load.kind, load.offered, max(taken, load.duration_s), samples, spent))
+
+
+class _Heard:
+    """Keeps every sample and tells the parent now and then."""
+
+    def __init__(self, samples: list[Sample], pipe: Connection) -> None:
+        self._samples, self._pipe = samples, pipe
+        self._num_failed, self._next = 0, 0.0
+
+    def __call__(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        self._num_failed += sample.error is not None
+        if sample.finished >= self._next:
+            self._next = sample.finished + REPORT_EVERY_S
+            self._pipe.send(Progress(sample.finished, len(self._samples), self._num_failed))
+
+
+def photos_in(folder: Any, max_bytes: int) -> list[bytes]:
+    """Read the images of a folder, as many as fit into ``max_bytes``; raise if there is none."""
+    from app.classify_command import find_files
+
+    bodies: list[bytes] = []
+    total = 0
+    for path in find_files([str(folder)]):
+        body = path.read_bytes()
+        total += len(body)
+        if bodies and total > max_bytes:
+            break
+        bodies.append(body)
+    return bodies

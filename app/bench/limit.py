@@ -1,0 +1,164 @@
+"""The bound: the same networks and the same decoder in one process, no server, all cores busy.
+
+Every worker thread does the whole way of a batch: decode, then each member on an infer request of
+its own. Which batch size and how many streams are best is found by trying; setups take turns.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from models.cpus import available_cpus
+from models.ensemble import average
+from models.image import read_image
+from models.model_set import ModelSet
+from models.record import Precision
+from models.runtime import CompiledNetwork, RuntimeOptions
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to use the cores: ``streams`` batches at a time, ``threads`` cores each."""
+
+    batch_size: int
+    streams: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What this machine can do without a server."""
+
+    precision: Precision
+    num_photos: int
+    best: Setup
+    images_per_s: float
+    latency_ms: float  # of one image: decode, then the members in parallel or one by one
+    by_setup: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+class Pipeline:
+    """The networks compiled for one setup, and the loop that keeps them busy."""
+
+    def __init__(self, model_set: ModelSet, precision: Precision, setup: Setup) -> None:
+        self.setup = setup
+        self._rule = model_set.manifest.image.rule
+        self._weights = {m.name: m.weight for m in model_set.manifest.members}
+        options = RuntimeOptions(
+            num_threads=setup.streams * setup.threads,
+            num_streams=setup.streams,
+            batch_sizes=(setup.batch_size,),
+        )
+        self._networks = {
+            name: CompiledNetwork(model_set.network_path(name, precision), options)
+            for name in self._weights
+        }
+
+    def run(self, bodies: Sequence[bytes], num_batches: int) -> float:
+        """Answer ``num_batches`` batches on all streams; return images per second."""
+        size = self.setup.batch_size
+
+        def one(number: int) -> None:
+            first = number * size
+            self.answer([bodies[(first + i) % len(bodies)] for i in range(size)])
+
+        with ThreadPoolExecutor(self.setup.streams) as pool:
+            started = time.perf_counter()
+            for _ in pool.map(one, range(num_batches)):
+                pass
+            return num_batches * size / (time.perf_counter() - started)
+
+    def answer(self, batch: Sequence[bytes]) -> np.ndarray:
+        """Decode a batch and return the ensemble's float32 (N, C)."""
+        pixels = np.stack([read_image(body, self._rule) for body in batch])
+        rows = {name: network.infer(pixels) for name, network in self._networks.items()}
+        return average(rows, self._weights)
+
+
+def measure_limit(
+    model_set: ModelSet,
+    bodies: Sequence[bytes],
+    precision: Precision = "INT8",
+    *,
+    rounds: int = 3,
+    seconds: float = 2.0,
+    report: Report = lambda _: None,
+) -> Limit:
+    """Try every setup in turns, ``rounds`` times ``seconds`` each, and take the best median."""
+    report("compiling")
+    pipelines = [Pipeline(model_set, precision, setup) for setup in setups(available_cpus())]
+    num_batches = [_batches_for(p, bodies, seconds) for p in pipelines]
+    found: list[list[float]] = [[] for _ in pipelines]
+    for number in range(rounds):
+        for index, pipeline in enumerate(pipelines):
+            report(f"round {number + 1} of {rounds}: {pipeline.setup}")
+            found[index].append(pipeline.run(bodies, num_batches[index]))
+    report("latency of one image")
+    rates = [median(values) for values in found]
+    best = int(np.argmax(rates))
+    return Limit(
+        precision=precision,
+        num_photos=len(bodies),
+        best=pipelines[best].setup,
+        images_per_s=round(rates[best], 2),
+        latency_ms=round(single_image_ms(model_set, bodies, precision), 2),
+        by_setup=[
+            {**asdict(p.setup), "images_per_s": round(rate, 2)}
+            for p, rate in zip(pipelines, rates, strict=True)
+        ],
+    )
+
+
+def setups(cores: int) -> list[Setup]:
+    """Return the setups worth trying: one stream of all cores to one per core, small to large."""
+    streams = {1, cores} | {n for n in (2, 4, 8, 16, 32) if cores % n == 0}
+    return [
+        Setup(size, count, cores // count) for count in sorted(streams) for size in (1, 4, 8, 16)
+    ]
+
+
+def _batches_for(pipeline: Pipeline, bodies: Sequence[bytes], seconds: float) -> int:
+    """Return how many batches take about ``seconds``; running a few warms up as well."""
+    streams, size = pipeline.setup.streams, pipeline.setup.batch_size
+    rate = pipeline.run(bodies, 2 * streams)
+    return max(streams, round(rate * seconds / size / streams) * streams)
+
+
+def single_image_ms(
+    model_set: ModelSet, bodies: Sequence[bytes], precision: Precision, num_images: int = 60
+) -> float:
+    """Return the median time of one image with nothing else running, the better of two ways.
+
+    The members at the same time with a share of the cores each, or one by one with all of them.
+    """
+    names = [m.name for m in model_set.manifest.members]
+    rule, cores = model_set.manifest.image.rule, available_cpus()
+    found = []
+    for parallel in (True, False):
+        threads = max(1, cores // len(names)) if parallel else cores
+        options = RuntimeOptions(num_threads=threads, batch_sizes=(1,))
+        networks = [CompiledNetwork(model_set.network_path(n, precision), options) for n in names]
+        times = []
+        with ThreadPoolExecutor(len(networks)) as pool:
+            for number in range(num_images):
+                started = time.perf_counter()
+                pixels = read_image(bodies[number % len(bodies)], rule)[np.newaxis]
+                if parallel:
+                    list(pool.map(lambda network, p=pixels: network.infer(p), networks))
+                else:
+                    for network in networks:
+                        network.infer(pixels)
+                times.append((time.perf_counter() - started) * 1e3)
+        found.append(median(times[5:]))
+    return min(found)

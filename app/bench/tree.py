@@ -1,0 +1,48 @@
+"""The CPU time of a service on this machine: its whole process tree, Ray and HAProxy included."""
+
+from urllib.parse import urlsplit
+
+import psutil
+
+LOCAL = {"127.0.0.1", "localhost", "::1"}
+
+
+def service_root(url: str) -> psutil.Process | None:
+    """Return the process that everything of the service descends from, if it is on this machine.
+
+    That is ``tandem serve``, found upwards from whoever listens on the port; None if the service is
+    elsewhere or was started otherwise.
+    """
+    parts = urlsplit(url)
+    if parts.hostname not in LOCAL:
+        return None
+    try:
+        for connection in psutil.net_connections("tcp"):
+            address = connection.laddr
+            if connection.status != psutil.CONN_LISTEN or not address or not connection.pid:
+                continue
+            if address.port == parts.port:
+                return _root_of(psutil.Process(connection.pid))
+    except psutil.Error:
+        return None
+    return None
+
+
+def _root_of(process: psutil.Process) -> psutil.Process | None:
+    for ancestor in (process, *process.parents()):
+        words = ancestor.cmdline()
+        if any(word.endswith("tandem") for word in words) and "serve" in words:
+            return ancestor
+    return None
+
+
+def cpu_seconds(root: psutil.Process) -> float:
+    """Return the CPU time so far, user and system, of ``root`` and all below it."""
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total

@@ -1,0 +1,162 @@
+"""Float networks to a served INT8 set, with the real commands."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openvino as ov
+import pytest
+from live_service import TANDEM, Service
+from tiny_networks import LABELS, tiny_model, with_accuracy, write_pictures, write_tiny_set
+
+from models.ledger import judge
+from models.manifest import read_manifest, write_manifest
+
+TIMEOUT_S = 300
+Start = Callable[..., Service]
+
+
+def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
+    """Run the command; return what it printed on stdout."""
+    done = subprocess.run(
+        [TANDEM, *(str(a) for a in arguments)],
+        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three colours: ``calibration`` and ``eval``, no picture in both."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder / "calibration", num_per_color=8, side=70)
+    write_pictures(folder / "eval", num_per_color=20, side=90)
+    return folder
+
+
+def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: Start) -> None:
+    """Everything a user does with networks of her own, in the order she does it."""
+    home = tmp_path / "home"
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(LABELS))
+    for name, gain in (("sure", 8.0), ("unsure", 3.0)):
+        model = tiny_model(size=64, gain=gain, num_convolutions=3)
+        ov.save_model(model, tmp_path / f"{name}.xml")
+    members = [f"--member={name}={tmp_path / name}.xml" for name in ("sure", "unsure")]
+    said = tandem("models", "add", "colours", *members, "--labels", labels, home=home)
+    assert "next: tandem quantize colours" in said
+    folder = home / "tandem" / "models" / "colours"
+
+    calibration = pictures / "calibration"
+    tandem("quantize", "colours", "--images", calibration, "--subset-size", 24, home=home)
+    said = tandem("evaluate", "colours", "--images", pictures / "eval", home=home)
+    assert "1.0000" in said
+    assert judge(read_manifest(folder)).status == "verified"
+    said = tandem("evaluate", "colours", "--images", calibration, home=home, exit_code=2)
+    tandem("models", "verify", "colours", home=home)
+
+    service = start_service("--model-set", str(folder))
+    service.wait_ready()
+    log = service.log.read_text()
+    assert "no accuracy record" not in log
+    served = httpx.get(f"{service.url}/v1/models").json()
+    assert served["verified"] == "verified"
+    assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
+    assert served["accuracy"][0]["num_images"] == 60
+    live = ["--url", service.url, "--json", "-"]
+    report = json.loads(
+        tandem("evaluate", "colours", "--images", pictures / "eval", *live, home=home)
+    )
+    assert report["live"]["num_same"] == report["num_images"] == 60
+    service.stop()
+
+
+def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_path: Path) -> None:
+    folder = write_tiny_set(tmp_path / "slow", precision="FP16", num_convolutions=30, size=64)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    arguments = ["--images", pictures / "calibration", "--subset-size", "24"]
+    with subprocess.Popen(
+        [TANDEM, "quantize", folder, *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "quantising" in line:
+                break
+        time.sleep(0.3)  # into the midst of it: there is no event to wait for inside NNCF
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        assert running.wait(60) in (1, 130), said
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_set_that_lost_too_much_is_refused_until_allowed(
+    tmp_path: Path, start_service: Start
+) -> None:
+    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
+    top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
+    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
+    refused = start_service("--model-set", str(folder))
+    assert refused.process.wait(60) == 2
+    assert "INT8 costs ensemble 2.00 points" in refused.log.read_text()
+    allowed = start_service("--model-set", str(folder), "--allow-unverified")
+    allowed.wait_ready()
+    assert "2.00 points" in allowed.log.read_text()
+    assert httpx.get(f"{allowed.url}/v1/models").json()["verified"] == "dropped"
+    allowed.stop()
+
+
+def test_a_network_that_answers_otherwise_does_not_get_ready(
+    tmp_path: Path, start_service: Start
+) -> None:
+    """Golden answers of another network, hashes all right: as on a CPU that computes wrongly."""
+    from calibration.staging import change
+
+    one, two = (
+        write_tiny_set(tmp_path / name, gains={"sure": gain})
+        for name, gain in (("one", 8.0), ("two", -8.0))
+    )
+    for folder in (one, two):
+        with change(folder) as staging:
+            manifest = read_manifest(folder)
+            golden = staging.golden(manifest)
+            staging.move_in(manifest.model_copy(update={"golden": golden}))
+    shutil.copy(two / "golden.json", one / "golden.json")
+    manifest = read_manifest(one)
+    write_manifest(one, manifest.model_copy(update={"golden": read_manifest(two).golden}))
+    service = start_service("--model-set", str(one))
+    assert service.process.wait(120) != 0
+    log = service.log.read_text()
+    assert "sure INT8 does not answer as where the set was made" in log
+    assert "instruction set" in log
+
+
+@pytest.mark.shared_data
+def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
+    """The bundled set through the whole service, bytes in and labels out."""
+    arguments = ["--images", shared_data / "imagenette" / "eval", "--max-images", "200"]
+    done = subprocess.run(
+        [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["live"]["num_same"] == report["num_images"] == 200
+    assert (
+        report["live"]["num_right"]["ensemble"] / 200
+        == report["scores"]["INT8"]["ensemble"]["top1"]
+    )

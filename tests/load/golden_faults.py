@@ -1,0 +1,125 @@
+"""What the golden check lets pass, and what it finds: ``python tests/load/golden_faults.py``.
+
+Every row is one way in which a network may answer otherwise, harmless or not, with the mean
+difference of the kept probabilities and the share of images whose class changed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import openvino as ov
+import typer
+from machine import describe
+from openvino import opset13 as ops
+
+from models import golden
+from models.golden_record import NUM_IMAGES, GoldenAnswer
+from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+
+OPTIONS = RuntimeOptions(batch_sizes=(8,))
+OLDER_KERNELS = "SSE41"  # for OpenVINO's ONEDNN_MAX_CPU_ISA
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
+    answers_of: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Print the result as JSON."""
+    if answers_of is not None:  # this process was started with other kernels
+        typer.echo(json.dumps(_answers(_network(answers_of)).tolist()))
+        return
+    model_set = load_model_set("imagenette")
+    result = {
+        "machine": describe(),
+        "limits": {"mean": golden.MEAN_TOLERANCE, "sure_margin": golden.SURE_MARGIN},
+        "members": {member.name: _rows(member.name) for member in model_set.manifest.members},
+    }
+    text = json.dumps(result, indent=2)
+    typer.echo(text)
+    if out is not None:
+        out.write_text(text + "\n", "utf-8")
+
+
+def _network(member: str) -> CompiledNetwork:
+    return CompiledNetwork(load_model_set("imagenette").network_path(member), OPTIONS)
+
+
+def _answers(
+    network: CompiledNetwork, change: Callable[[np.ndarray], np.ndarray] = lambda images: images
+) -> np.ndarray:
+    images = change(golden.golden_images(network.input_shape[0]))
+    return np.concatenate([network.infer(images[i : i + 8]) for i in range(0, NUM_IMAGES, 8)])
+
+
+def _rows(member: str) -> dict[str, Any]:
+    model_set = load_model_set("imagenette")
+    path = model_set.network_path(member)
+    network = _network(member)
+    expected = golden.answer_of(network)
+    as_float = CompiledNetwork(model_set.network_path(member, "FP16"), OPTIONS)
+    noise = np.random.default_rng(0).integers(-4, 5, golden.golden_images(128).shape)
+    found = {
+        f"{OLDER_KERNELS} kernels": _with_older_kernels(member),
+        "pixels off by up to 4 levels": _answers(
+            network, lambda images: np.clip(images + noise, 0, 255).astype(np.uint8)
+        ),
+        "float against INT8": _answers(as_float),
+        "half of one layer's channels zero": _answers(CompiledNetwork(_maimed(path), OPTIONS)),
+        "colours swapped": _answers(
+            network, lambda images: np.ascontiguousarray(images[..., ::-1])
+        ),
+    }
+    return {what: _row(expected, rows) for what, rows in found.items()}
+
+
+def _row(expected: GoldenAnswer, found: np.ndarray) -> dict[str, Any]:
+    indices = np.array([[index for index, _ in row] for row in expected.rows])
+    before = np.array([[p for _, p in row] for row in expected.rows])
+    off = np.abs(np.take_along_axis(found, indices, axis=1) - before)
+    changed = found.argmax(axis=1) != indices[:, 0]
+    return {
+        "mean": round(float(off.mean()), 4),
+        "largest": round(float(off.max()), 4),
+        "changed": round(float(changed.mean()), 3),
+        "is_refused": golden.compare(expected, found) is not None,
+    }
+
+
+def _with_older_kernels(member: str) -> np.ndarray:
+    done = subprocess.run(
+        [sys.executable, __file__, "--answers-of", member],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": OLDER_KERNELS},
+        capture_output=True,
+        check=True,
+    )
+    return np.array(json.loads(done.stdout))
+
+
+def _maimed(path: Path) -> ov.Model:
+    """Set the first half of the channels of the middle convolution to zero."""
+    model = read_network(path)
+    kernels = [
+        node
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Constant"
+        and node.get_element_type() == ov.Type.i8
+        and len(node.get_output_shape(0)) == 4
+    ]
+    chosen = kernels[len(kernels) // 2]
+    values = np.array(chosen.data)
+    values[: len(values) // 2] = 0
+    maimed = ops.constant(values)
+    for port in chosen.output(0).get_target_inputs():
+        port.replace_source_output(maimed.output(0))
+    return model
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,100 @@
+"""What an accuracy record permits: serve, warn, or refuse."""
+
+from pathlib import Path
+
+import pytest
+from tiny_networks import with_accuracy, write_tiny_set
+
+from models.ledger import current_records, judge, with_record
+from models.manifest import Manifest, read_manifest, write_manifest
+
+TOP1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
+
+
+@pytest.fixture
+def manifest(tiny_set: Path) -> Manifest:
+    return read_manifest(tiny_set)
+
+
+def drops(value: float) -> dict[str, float]:
+    return {"sure": 0.001, "unsure": -0.01, "ensemble": value}
+
+
+def test_a_set_without_a_record_is_unmeasured(manifest: Manifest) -> None:
+    verdict = judge(manifest)
+    assert verdict.status == "unmeasured"
+    assert "tandem evaluate tiny --images DIR" in verdict.message
+
+
+def test_a_drop_within_the_limit_is_verified(manifest: Manifest) -> None:
+    assert judge(with_accuracy(manifest, TOP1, drops(0.005))).status == "verified"
+
+
+def test_a_drop_over_the_limit_is_refused_with_both_numbers(manifest: Manifest) -> None:
+    verdict = judge(with_accuracy(manifest, TOP1, drops(0.0123)))
+    assert verdict.status == "dropped"
+    assert "costs ensemble 1.23 points" in verdict.message
+    assert "max_drop of 0.50 points" in verdict.message
+    assert "--allow-unverified" in verdict.message
+
+
+def test_the_limit_is_the_sets_own(manifest: Manifest) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.0123))
+    generous = measured.model_copy(update={"max_drop": 0.02})
+    assert judge(generous).status == "verified"
+
+
+def test_one_bad_dataset_is_enough(manifest: Manifest) -> None:
+    bad = with_accuracy(manifest, TOP1, drops(0.1), images_sha256="1" * 64)
+    both = with_accuracy(bad, TOP1, drops(0.0), measured="2026-02-01")
+    assert judge(both).status == "dropped"
+
+
+def test_a_record_of_other_networks_counts_for_nothing(manifest: Manifest, tmp_path: Path) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.1))
+    other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
+    changed = measured.model_copy(update={"members": other.members})
+    assert current_records(changed) == []
+    verdict = judge(changed)
+    assert verdict.status == "unmeasured"
+    assert "for the networks that are there now" in verdict.message
+
+
+def test_a_record_of_fewer_members_is_stale(manifest: Manifest) -> None:
+    measured = with_accuracy(manifest.model_copy(update={"members": manifest.members[:1]}), TOP1)
+    assert judge(measured.model_copy(update={"members": manifest.members})).status == "unmeasured"
+
+
+def test_int8_that_was_never_compared_is_unmeasured(manifest: Manifest) -> None:
+    verdict = judge(with_accuracy(manifest, TOP1))
+    assert verdict.status == "unmeasured"
+    assert "never compared" in verdict.message
+
+
+def test_float_networks_cannot_drop(manifest: Manifest) -> None:
+    bad = with_accuracy(manifest, TOP1, drops(0.1))
+    both = bad.model_copy(
+        update={
+            "accuracy": (
+                bad.accuracy[0].model_copy(
+                    update={"scores": {"FP16": bad.accuracy[0].scores["INT8"]}}
+                ),
+            )
+        }
+    )
+    assert judge(both, "FP16").status == "verified"
+    assert judge(bad, "FP16").status == "unmeasured"
+
+
+def test_a_new_record_replaces_the_one_of_the_same_images(manifest: Manifest) -> None:
+    first = with_accuracy(manifest, TOP1, drops(0.1), images_sha256="1" * 64)
+    second = with_accuracy(first, TOP1, drops(0.2), images_sha256="2" * 64)
+    again = with_accuracy(manifest, TOP1, drops(0.0), images_sha256="1" * 64).accuracy[0]
+    kept = with_record(second, again).accuracy
+    assert [(r.images_sha256[0], r.drops["ensemble"].top1) for r in kept] == [("2", 0.2), ("1", 0)]
+
+
+def test_records_survive_the_file(manifest: Manifest, tmp_path: Path) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.002))
+    write_manifest(tmp_path, measured)
+    assert read_manifest(tmp_path) == measured
