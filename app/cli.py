@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from app.bench.command import bench
 from app.classify_command import classify
 from app.models_command import models_app
 from models.errors import TandemError
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(classify)
+app.command()(bench)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it

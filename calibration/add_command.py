@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.extras import needs_extra
 from models.errors import ModelSetError
+from models.extras import needs_extra
 from models.model_set import ModelSet, user_sets_dir
 
 out = Console(soft_wrap=True, highlight=False)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.extras import needs_extra
 from models.errors import ModelSetError
+from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 

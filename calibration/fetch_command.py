@@ -15,8 +15,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.extras import needs_extra
 from models.errors import ModelSetError
+from models.extras import needs_extra
 from models.model_set import user_sets_dir
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.extras import needs_extra
+from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 if TYPE_CHECKING:

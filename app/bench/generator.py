@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import psutil
 
@@ -122,18 +121,3 @@ class _Heard:
         if sample.finished >= self._next:
             self._next = sample.finished + REPORT_EVERY_S
             self._pipe.send(Progress(sample.finished, len(self._samples), self._num_failed))
-
-
-def photos_in(folder: Any, max_bytes: int) -> list[bytes]:
-    """Read the images of a folder, as many as fit into ``max_bytes``; raise if there is none."""
-    from app.classify_command import find_files
-
-    bodies: list[bytes] = []
-    total = 0
-    for path in find_files([str(folder)]):
-        body = path.read_bytes()
-        total += len(body)
-        if bodies and total > max_bytes:
-            break
-        bodies.append(body)
-    return bodies

@@ -10,8 +10,8 @@ from tiny_networks import LABELS, tiny_model
 from typer.testing import CliRunner, Result
 
 from app.cli import app
-from calibration.extras import MissingExtraError, needs_extra
 from models.errors import ModelSetError
+from models.extras import MissingExtraError, needs_extra
 from models.model_set import load_model_set
 
 

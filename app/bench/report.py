@@ -1,0 +1,101 @@
+"""A benchmark's figures as tables and as a plot."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from app.bench.limit import Limit
+from app.bench.samples import Summary
+from models.extras import needs_extra
+
+
+def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
+    """Print one row per run, and what a reader must know of them."""
+    table = Table()
+    columns = ("load", "ok/s", f"<{objective_ms:g} ms/s", "p50", "p90", "p99", "max", "errors")
+    for column in (*columns, "CPU ms"):
+        table.add_column(column, no_wrap=True, justify="right" if column != "load" else "left")
+    for s in summaries:
+        times = (s.p50_ms, s.p90_ms, s.p99_ms, s.max_ms)
+        table.add_row(
+            _load(s),
+            f"{s.throughput:.1f}",
+            f"{s.goodput:.1f}",
+            *("-" if t is None else f"{t:.0f}" for t in times),
+            str(sum(s.errors.values())),
+            "-" if s.service_cpu_ms is None else f"{s.service_cpu_ms:.1f}",
+        )
+    console.print(table)
+    console.print(
+        "latencies in ms, open loops from the scheduled time; CPU ms: of the service's processes, "
+        "an image"
+    )
+    for s in summaries:
+        if s.errors:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in s.errors.items())
+            console.print(f"errors at {_load(s)}: {kinds}", markup=False)
+    worst = max(s.client_cpu_ms for s in summaries)
+    console.print(f"the load generator itself took up to {worst:.2f} CPU ms a request")
+    for s in summaries:
+        if s.is_saturated:
+            console.print(
+                f"[yellow]{s.offered:g}/s is more than the service can do[/]: it answered "
+                f"{s.throughput:.1f}/s, and the wait grew as long as the load went on"
+            )
+
+
+def _load(summary: Summary) -> str:
+    return f"{summary.offered:g}" + ("/s" if summary.kind == "open" else " clients")
+
+
+def show_limit(console: Console, limit: Limit) -> None:
+    """Print every setup that was tried, and the bound."""
+    table = Table("streams", "threads each", "batch", "images/s")
+    for row in limit.by_setup:
+        is_best = row["images_per_s"] == limit.images_per_s
+        cells = (row["streams"], row["threads"], row["batch_size"], f"{row['images_per_s']:.1f}")
+        table.add_row(*map(str, cells), style="bold" if is_best else "")
+    console.print(table)
+    console.print(
+        f"the bound of this machine, no server: [bold]{limit.images_per_s:.1f} images/s[/] "
+        f"({limit.precision}, decode and every member); one image alone {limit.latency_ms:.1f} ms"
+    )
+
+
+def knee(summaries: list[Summary], objective_ms: float) -> float | None:
+    """Return the highest offered rate, all lower ones too, whose p99 is within the objective."""
+    found = None
+    for s in sorted((s for s in summaries if s.kind == "open"), key=lambda s: s.offered):
+        if s.is_saturated or s.p99_ms is None or s.p99_ms > objective_ms:
+            break
+        found = s.offered
+    return found
+
+
+def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
+    """Draw latency against the offered rate (open loops), or against clients (closed ones)."""
+    with needs_extra("calibrate", "bench --plot"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False}
+    open_runs = [s for s in summaries if s.kind == "open"]
+    runs = sorted(open_runs or summaries, key=lambda s: s.offered)
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7, 4.2))
+        axes = figure.add_subplot()
+        for name, color in (("p50_ms", "#1b6f5f"), ("p90_ms", "#4a6fa5"), ("p99_ms", "#c8703a")):
+            points = [(s.offered, v) for s in runs if (v := getattr(s, name)) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", color=color, label=name[:3])
+        axes.axhline(objective_ms, color="#999999", linewidth=1, linestyle="--")
+        axes.annotate("objective", (runs[0].offered, objective_ms), va="bottom", color="#666666")
+        if (found := knee(summaries, objective_ms)) is not None:
+            axes.axvline(found, color="#999999", linewidth=1, linestyle=":")
+            axes.annotate(f"knee: {found:g}/s", (found, axes.get_ylim()[1]), va="top")
+        axes.set_yscale("log")
+        axes.set_xlabel("offered requests/s" if open_runs else "clients")
+        axes.set_ylabel("latency, ms")
+        axes.legend(frameon=False)
+        figure.savefig(path, bbox_inches="tight", dpi=150)

@@ -1,0 +1,124 @@
+"""Arrival times and the figures made of a run."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.bench.arrivals import MAX_ARRIVALS, poisson_arrivals
+from app.bench.command import numbers
+from app.bench.report import knee
+from app.bench.samples import Run, Sample, Summary, summarise
+from app.errors import ConfigError
+
+
+def test_arrivals_are_poisson() -> None:
+    """Rate, exponential gaps (variance = mean squared) and nothing beyond the end."""
+    times = poisson_arrivals(200.0, 100.0, seed=1)
+    gaps = np.diff(times)
+    assert len(times) == pytest.approx(20_000, rel=0.03)
+    assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
+    assert gaps.std() == pytest.approx(1 / 200, rel=0.03)
+    assert times[-1] < 100
+    # Counts of disjoint seconds: variance equals mean.
+    counts = np.bincount(times.astype(int), minlength=100)
+    assert counts.var() == pytest.approx(counts.mean(), rel=0.4)
+
+
+@given(st.floats(0.1, 500), st.floats(0.01, 20), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_arrivals_rise_and_are_the_same_again(rate: float, duration: float, seed: int) -> None:
+    times = poisson_arrivals(rate, duration, seed)
+    assert (np.diff(times) >= 0).all()
+    assert ((times >= 0) & (times < duration)).all()
+    np.testing.assert_array_equal(times, poisson_arrivals(rate, duration, seed))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_rate_or_time_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        poisson_arrivals(bad, 1.0, 0)
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        poisson_arrivals(1.0, bad, 0)
+
+
+def test_more_arrivals_than_can_be_held_are_refused() -> None:
+    with pytest.raises(ConfigError, match=str(MAX_ARRIVALS)):
+        poisson_arrivals(1e9, 1e9, 0)
+
+
+def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -> Run:  # type: ignore[assignment]
+    samples = [Sample(1.0, 1.0 + ms / 1e3) for ms in latencies_ms]
+    samples += [Sample(1.0, 1.1, kind) for kind in errors]
+    given_facts = {"kind": "closed", "offered": 8.0, "duration_s": 2.0} | facts
+    return Run(**given_facts, samples=samples)  # type: ignore[arg-type]
+
+
+def test_percentiles_are_of_what_was_answered() -> None:
+    found = summarise(run_of([float(ms) for ms in range(1, 101)], ["http_429"] * 50), 50.5)
+    assert found.p50_ms == pytest.approx(50.5)
+    assert found.p99_ms == pytest.approx(99.01)
+    assert found.max_ms == 100
+    assert (found.num_requests, found.num_ok) == (150, 100)
+    assert found.throughput == 50
+    assert found.goodput == 25  # 50 of 100 within 50 ms, in 2 s
+    assert found.errors == {"http_429": 50}
+
+
+def test_nothing_answered_has_no_percentiles() -> None:
+    found = summarise(run_of([], ["timeout", "timeout", "no_connection"]), 100)
+    assert (found.p50_ms, found.max_ms, found.service_cpu_ms) == (None, None, None)
+    assert found.throughput == 0
+    assert found.errors == {"timeout": 2, "no_connection": 1}
+
+
+def test_cpu_is_per_request() -> None:
+    run = run_of([1.0] * 10)
+    run.client_cpu_s, run.service_cpu_s = 0.02, 0.5
+    found = summarise(run, 100)
+    assert found.client_cpu_ms == 2.0
+    assert found.service_cpu_ms == 50.0
+
+
+def test_latency_counts_from_the_scheduled_time() -> None:
+    assert Sample(scheduled=1.0, finished=3.5).latency_ms == 2500
+
+
+@pytest.mark.parametrize(("answered", "is_saturated"), [(200, False), (191, False), (180, True)])
+def test_an_open_loop_that_falls_behind_is_saturated(answered: int, is_saturated: bool) -> None:
+    run = run_of([1.0] * answered, kind="open", offered=100.0)
+    assert summarise(run, 100).is_saturated is is_saturated
+
+
+def test_a_closed_loop_cannot_fall_behind() -> None:
+    assert not summarise(run_of([1.0]), 100).is_saturated
+
+
+def at(rate: float, p99: float, answered: int = 0) -> Summary:
+    run = run_of([p99] * (answered or int(rate * 2)), kind="open", offered=rate)
+    return summarise(run, 100)
+
+
+def test_the_knee_is_the_last_rate_within_the_objective() -> None:
+    assert knee([at(10, 20), at(20, 90), at(30, 300)], 100) == 20
+    assert knee([at(30, 300), at(20, 90), at(10, 20)], 100) == 20  # in any order
+    assert knee([at(10, 200), at(20, 90)], 100) is None  # noise beyond a miss is no knee
+    assert knee([at(10, 20), at(20, 20, answered=10)], 100) == 10  # saturated
+
+
+def test_lists_of_numbers() -> None:
+    assert numbers("1,8,32", "--concurrency", whole=True) == [1, 8, 32]
+    assert numbers("0.5", "--rate") == [0.5]
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "nan", "inf", "-1", "0", "1e7"])
+def test_lists_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--rate"):
+        numbers(text, "--rate")
+
+
+def test_half_a_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match="whole numbers"):
+        numbers("1.5", "--concurrency", whole=True)
