@@ -74,10 +74,16 @@ def evaluate(
         )
     found = record_of(model_set, measured)
     live = service.result if service else None
+    problem = None
     if record and not (max_images or service):
-        keep(model_set, found)
-        err.print(f"recorded in {escape(str(model_set.folder))}/manifest.yaml")
+        try:
+            keep(model_set.folder, found)
+            err.print(f"recorded in {escape(str(model_set.folder))}/manifest.yaml")
+        except ModelSetError as error:
+            problem = error  # first what was found, then why it is not kept
     _report(model_set, found, measured, live, json_file, html)
+    if problem is not None:
+        raise problem
     if fit_weights and measured.fitted is None:
         err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
     is_over = any(drop.top1 > model_set.manifest.max_drop for drop in found.drops.values())

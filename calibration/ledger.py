@@ -3,12 +3,15 @@
 import platform
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from calibration.evaluate import Evaluation
+from calibration.staging import change, writing
 from models.accuracy import AccuracyRecord, Drop
 from models.cpus import cpu_model
-from models.ledger import with_record
-from models.manifest import write_manifest
+from models.errors import ModelSetError
+from models.ledger import current_records, with_record
+from models.manifest import read_manifest, write_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
@@ -67,11 +70,23 @@ def sizes_mb(
     }
 
 
-def keep(model_set: ModelSet, record: AccuracyRecord) -> ModelSet:
-    """Write the record into the set's manifest, in one step; return the set as it is now."""
-    manifest = with_record(model_set.manifest, record)
-    write_manifest(model_set.folder, manifest)
-    return ModelSet(model_set.folder, manifest)
+def keep(folder: Path, record: AccuracyRecord) -> None:
+    """Write the record into the set's manifest, in one step.
+
+    Raises:
+        ModelSetError: the folder cannot be written, or its networks are not those that were
+            measured any more.
+
+    """
+    with change(folder):
+        manifest = with_record(read_manifest(folder), record)  # as it is now, not as it was read
+        if record not in current_records(manifest):
+            raise ModelSetError(
+                f"the networks of {folder} were changed while they were measured: nothing is "
+                "recorded; evaluate them again"
+            )
+        with writing(folder):
+            write_manifest(folder, manifest)
 
 
 def _versions() -> dict[str, str]:

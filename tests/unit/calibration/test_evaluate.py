@@ -20,6 +20,8 @@ from app.cli import app
 from calibration.dataset import read_dataset
 from calibration.evaluate import evaluate
 from calibration.inference import Networks, batches, through_threads
+from calibration.ledger import keep, record_of
+from calibration.staging import change
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
 from models.ledger import judge
@@ -253,3 +255,27 @@ def test_too_few_images_to_fit_weights_is_said(tmp_path: Path) -> None:
     done = tandem(write_tiny_set(tmp_path / "tiny"), "--images", images, "--fit-weights")
     assert done.exit_code == 0, done.output
     assert "too few images to fit weights" in done.output
+
+
+def test_networks_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
+    """Another command may quantise while this one measures: its record is of what was there."""
+    folder = two_precisions(tmp_path / "tiny")
+    model_set = load_model_set(str(folder))
+    found = evaluate(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
+    record = record_of(model_set, found)
+    two_precisions(folder, int8_gain=-8.0)
+    with pytest.raises(ModelSetError, match="changed while they were measured"):
+        keep(folder, record)
+    assert read_manifest(folder).accuracy == ()
+    assert sorted(p.suffix for p in folder.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_set_that_cannot_be_written_is_reported_all_the_same(
+    tmp_path: Path, pictures: Path
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    with change(folder):  # somebody else is at work on it
+        done = tandem(folder, "--images", pictures)
+    assert isinstance(done.exception, ModelSetError)
+    assert "another command is changing" in str(done.exception)
+    assert "1.0000" in done.stdout
