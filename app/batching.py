@@ -1,13 +1,12 @@
 """The batch queue: waits until the model is free, then takes what is there.
 
 Unlike ``@serve.batch`` there is no timer: a lone image on an idle replica starts at once, and while
-a batch runs the next one grows. One queue per network; one batch in flight.
+a batch runs the next one grows. One queue per network, in two lanes; one batch in flight.
 """
 
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from app.errors import DeadlineError, OverloadedError
+from app.lanes import Lane, Lanes
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
@@ -37,6 +37,10 @@ class _Waiting:
     arrived: float
     expires: float
 
+    def is_gone(self) -> bool:
+        """Whether the caller went away, or was answered."""
+        return self.future.done()
+
 
 class BatchQueue:
     """A work-conserving queue in front of one network.
@@ -54,17 +58,26 @@ class BatchQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
-        self._max_batch_size = max_batch_size
-        self._max_queued = max_queued
+        self.max_batch_size = max_batch_size  # both may be changed while the queue works
+        self.max_queued = max_queued
         self._clock = clock
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: Lanes[_Waiting] = Lanes()
         self._worker: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def oldest_age_s(self) -> float:
+        """How long the longest waiting image has waited; 0 when none waits."""
+        arrived = (entry.arrived for entry in self._waiting if not entry.is_gone())
+        return max(0.0, self._clock() - min(arrived, default=math.inf))
+
     def submit(
-        self, images: Sequence[Pixels] | Pixels, timeout_s: float = math.inf
+        self,
+        images: Sequence[Pixels] | Pixels,
+        timeout_s: float = math.inf,
+        lane: Lane = "interactive",
     ) -> list[asyncio.Future[BatchResult]]:
         """Queue images (H, W, 3) and return one future for each; all of them fit or none is taken.
 
@@ -77,16 +90,16 @@ class BatchQueue:
         """
         if not timeout_s > 0:  # NaN too
             raise DeadlineError(f"timeout of {timeout_s} s: no time is left for this image")
-        if len(images) > self._max_queued - len(self._waiting):
-            self._forget_the_gone()
-        if len(images) > self._max_queued - len(self._waiting):
+        if len(images) > self.max_queued - len(self._waiting):
+            self._waiting.forget_the_gone()
+        if len(images) > self.max_queued - len(self._waiting):
             raise OverloadedError(
                 f"{len(self._waiting)} images are queued, {len(images)} more do not fit into "
-                f"{self._max_queued}; try again in a second"
+                f"{self.max_queued}; try again in a second"
             )
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [_Waiting(i, loop.create_future(), now, now + timeout_s) for i in images]
-        self._waiting.extend(added)
+        self._waiting.extend(added, lane)
         if self._worker is None:
             self._worker = loop.create_task(self._work())
         return [entry.future for entry in added]
@@ -99,17 +112,13 @@ class BatchQueue:
         finally:
             self._worker = None
 
-    def _forget_the_gone(self) -> None:
-        """Free the places of callers that went away."""
-        self._waiting = deque(entry for entry in self._waiting if not entry.future.done())
-
     def _take(self) -> list[_Waiting]:
-        """Take the oldest entries that somebody still wants, up to a full batch."""
+        """Take the next entries that somebody still wants, up to a full batch."""
         batch: list[_Waiting] = []
         now = self._clock()
-        while self._waiting and len(batch) < self._max_batch_size:
-            entry = self._waiting.popleft()
-            if entry.future.done():  # cancelled: the caller is gone
+        while self._waiting and len(batch) < self.max_batch_size:
+            entry = self._waiting.pop()
+            if entry.is_gone():
                 continue
             if entry.expires <= now:
                 waited = now - entry.arrived

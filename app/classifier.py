@@ -4,10 +4,14 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.batching import BatchQueue
+from app.errors import ConfigError
+from app.lanes import Lane
 from app.settings import Settings
 from app.stages import MemberAnswer
 from models import golden
@@ -17,6 +21,15 @@ from models.model_set import ModelSet, load_model_set
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
+
+
+class QueueConfig(BaseModel):
+    """``user_config`` of a member: what may change without a restart; null leaves it as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None  # at most the largest compiled size
+    max_queued_images: Annotated[int, Field(ge=1)] | None = None
 
 
 class Classifier:
@@ -50,7 +63,27 @@ class Classifier:
         taken_ms = (time.perf_counter() - started) * 1e3
         logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
 
-    async def classify(self, images: Pixels, timeout_s: float) -> MemberAnswer:
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take new queue settings while running; Serve calls this when ``user_config`` changes.
+
+        Raises:
+            ConfigError: a key or value that is none; the settings stay as they were.
+
+        """
+        try:
+            changed = QueueConfig.model_validate(user_config or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"user_config: {where}: {first['msg']}") from error
+        if changed.max_queued_images is not None:
+            self._queue.max_queued = changed.max_queued_images
+        if changed.max_batch_size is not None:
+            self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
+
+    async def classify(
+        self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
+    ) -> MemberAnswer:
         """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.
 
         Raises:
@@ -58,7 +91,7 @@ class Classifier:
             DeadlineError: ``timeout_s`` passed before every image had its turn.
 
         """
-        futures = self._queue.submit(images, timeout_s)
+        futures = self._queue.submit(images, timeout_s, lane)
         try:
             results = await asyncio.gather(*futures)
         except BaseException:

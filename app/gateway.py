@@ -17,6 +17,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
+from app.lanes import Lane
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, MemberAnswer, call
 from app.timeline import Span, Timeline
@@ -72,7 +73,13 @@ class Gateway:
             self._num_under_way -= 1
 
     async def classify(
-        self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
+        self,
+        files: list[bytes],
+        top_k: int,
+        timeout_s: float,
+        request_id: str,
+        timeline: Timeline,
+        lane: Lane = "interactive",
     ) -> list[Classified | Fault]:
         """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
 
@@ -82,7 +89,9 @@ class Gateway:
         """
         try:
             async with asyncio.timeout(timeout_s - timeline.elapsed_s()):  # reading counts
-                return await self._through_the_graph(files, top_k, timeout_s, request_id, timeline)
+                return await self._through_the_graph(
+                    files, top_k, timeout_s, request_id, timeline, lane
+                )
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {timeout_s:g} s; the service is busy or a member hangs: try "
@@ -94,7 +103,13 @@ class Gateway:
             raise _as_tandem(error) from error
 
     async def _through_the_graph(
-        self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
+        self,
+        files: list[bytes],
+        top_k: int,
+        timeout_s: float,
+        request_id: str,
+        timeline: Timeline,
+        lane: Lane,
     ) -> list[Classified | Fault]:
         with timeline.measure() as decoding:
             decoded: Decoded = await call(self._decoder, "decode", files)
@@ -103,7 +118,7 @@ class Gateway:
         combined: list[Combined] = []
         if len(decoded.images):
             left = timeout_s - timeline.elapsed_s()
-            answers, hops = await self._ask_members(decoded, left, timeline)
+            answers, hops = await self._ask_members(decoded, left, lane, timeline)
             rows = {name: answer.probabilities for name, answer in answers.items()}
             combined = await self._combine(rows, top_k, timeline)
         good = iter(enumerate(combined))
@@ -120,13 +135,15 @@ class Gateway:
         return results
 
     async def _ask_members(
-        self, decoded: Decoded, timeout_s: float, timeline: Timeline
+        self, decoded: Decoded, timeout_s: float, lane: Lane, timeline: Timeline
     ) -> tuple[dict[str, MemberAnswer], dict[str, Span]]:
         """Send the one tensor to all members at once; it was resolved before it is fanned out."""
 
         async def ask(member: Any) -> tuple[MemberAnswer, Span]:
             with timeline.measure() as hop:
-                answer: MemberAnswer = await call(member, "classify", decoded.images, timeout_s)
+                answer: MemberAnswer = await call(
+                    member, "classify", decoded.images, timeout_s, lane
+                )
             return answer, hop
 
         tasks = {name: asyncio.create_task(ask(m)) for name, m in self._members.items()}

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from app.answers import Classified, ErrorAnswer, Ready, Results, ServedModels, error_answer
 from app.body import read_body, read_files
 from app.errors import BadParameterError
+from app.lanes import lane_of
 from app.stages import Fault
 from app.timeline import Timeline
 from models.errors import TandemError
@@ -105,7 +106,8 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
                     files = await read_files(request, settings.max_body_bytes, settings.max_files)
                 else:
                     files = [await read_body(request, settings.max_body_bytes)]
-            results = await gateway.classify(files, top_k, timeout_s, request_id, timeline)
+            lane = lane_of(request.headers.get("priority"), len(files))
+            results = await gateway.classify(files, top_k, timeout_s, request_id, timeline, lane)
         if is_form:
             rows = [error_answer(r, request_id) if isinstance(r, Fault) else r for r in results]
             return _json(Results(results=rows, request_id=request_id))

@@ -9,6 +9,7 @@ from tiny_networks import LABELS
 
 from app.answers import Answered, Classified, MemberOpinion, ServedModels, Timings
 from app.errors import OverloadedError
+from app.lanes import Lane
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, MemberAnswer
 from app.timeline import Timeline
@@ -28,10 +29,18 @@ class FakeGateway:
         self.not_ready: Exception | None = None
         self.is_full = False
         self.calls: list[tuple[list[bytes], int, float, str]] = []
+        self.lanes: list[Lane] = []
 
     async def classify(
-        self, files: list[bytes], top_k: int, timeout_s: float, request_id: str, timeline: Timeline
+        self,
+        files: list[bytes],
+        top_k: int,
+        timeout_s: float,
+        request_id: str,
+        timeline: Timeline,
+        lane: Lane = "interactive",
     ) -> list[Classified | Fault]:
+        self.lanes.append(lane)
         self.calls.append((files, top_k, timeout_s, request_id))
         if self.raises:
             raise self.raises
@@ -99,9 +108,13 @@ class FakeMember:
         self.raises: BaseException | None = None
         self.gate: asyncio.Event | None = None
         self.asked: list[tuple[int, float]] = []
+        self.lanes: list[Lane] = []
         self.was_cancelled = False
 
-    async def classify(self, images: Pixels, timeout_s: float) -> MemberAnswer:
+    async def classify(
+        self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
+    ) -> MemberAnswer:
+        self.lanes.append(lane)
         self.asked.append((len(images), timeout_s))
         try:
             if self.gate:

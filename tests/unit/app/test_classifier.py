@@ -7,9 +7,12 @@ import pytest
 from tiny_networks import COLORS, SIZE, write_tiny_set
 
 from app.classifier import Classifier
-from app.errors import DeadlineError, OverloadedError
+from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.settings import Settings
+from calibration.staging import change
 from models.errors import ModelSetError
+from models.golden import GoldenMismatchError
+from models.manifest import read_manifest, write_manifest
 
 
 def settings(folder, **changes: object) -> Settings:
@@ -63,3 +66,45 @@ def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
     (other / "sure.bin").write_bytes(b"")
     with pytest.raises(ModelSetError, match=r"sure\.bin was altered"):
         Classifier(settings(other), "sure")
+
+
+async def test_settings_change_without_a_restart(tiny_set):
+    classifier = Classifier(settings(tiny_set), "sure")
+    classifier.reconfigure({"max_batch_size": 2, "max_queued_images": 3})
+    answer = await classifier.classify(images("red", "blue", "green"), 10.0)
+    assert answer.batch_size == (2, 2, 1)
+    with pytest.raises(OverloadedError, match="4 more do not fit into 3"):
+        await classifier.classify(images(*["red"] * 4), 10.0)
+    classifier.reconfigure({"max_batch_size": 99})  # no more than was compiled
+    answer = await classifier.classify(images("red", "blue", "green"), 10.0, "bulk")
+    assert answer.batch_size == (3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "user_config", [{"max_batch_size": 0}, {"max_batch": 4}, {"max_queued_images": "many"}]
+)
+def test_settings_that_are_none_change_nothing(tiny_set, user_config):
+    classifier = Classifier(settings(tiny_set), "sure")
+    with pytest.raises(ConfigError, match="user_config: max_"):
+        classifier.reconfigure({"max_batch_size": 2} | user_config)
+    assert classifier._queue.max_batch_size == 4
+
+
+def test_a_network_that_answers_otherwise_does_not_start(tmp_path):
+    one, two = (
+        write_tiny_set(tmp_path / name, gains={"sure": gain})
+        for name, gain in (("one", 8.0), ("two", -8.0))
+    )
+    for folder in (one, two):
+        with change(folder) as staging:
+            manifest = read_manifest(folder)
+            update = {"golden": staging.golden(manifest)}
+            staging.move_in(manifest.model_copy(update=update))
+    Classifier(settings(one), "sure")
+    (one / "golden.json").write_bytes((two / "golden.json").read_bytes())
+    with pytest.raises(ModelSetError, match="was altered"):
+        Classifier(settings(one), "sure")
+    update = {"golden": read_manifest(two).golden}
+    write_manifest(one, read_manifest(one).model_copy(update=update))
+    with pytest.raises(GoldenMismatchError, match="sure INT8 does not answer"):
+        Classifier(settings(one), "sure")

@@ -135,3 +135,21 @@ async def test_the_fault_of_one_file_has_the_shape_of_an_error(client, gateway, 
     answer = await client.post(CLASSIFY, content=b"image")
     assert answer.status_code == 422
     assert answer.json()["error"]["code"] == "too_many_pixels"
+
+
+async def test_forms_of_several_files_let_single_photos_go_first(client, gateway):
+    await client.post(CLASSIFY, content=b"image")
+    await client.post(CLASSIFY, files=[("f", ("a", b"image"))])
+    await client.post(CLASSIFY, files=[("f", (n, b"image")) for n in "ab"])
+    await client.post(CLASSIFY, content=b"image", headers={"priority": "u=6"})
+    await client.post(
+        CLASSIFY, files=[("f", (n, b"image")) for n in "ab"], headers={"priority": "u=2"}
+    )
+    expected = ["interactive", "interactive", "bulk", "bulk", "interactive"]
+    assert gateway.lanes == expected
+
+
+async def test_an_urgency_that_is_none_is_said(client):
+    answer = await client.post(CLASSIFY, content=b"image", headers={"priority": "u=9"})
+    assert answer.status_code == 422
+    assert "0 to 7" in answer.json()["error"]["message"]

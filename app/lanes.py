@@ -1,0 +1,78 @@
+"""The batch queue's two lanes: who waits for an answer, and who has many.
+
+A form of 64 files must not keep a single photo waiting. Interactive images go first; of every
+``BULK_EVERY`` places one is for bulk images if any wait, so that neither lane starves.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, Literal, Protocol, TypeVar
+
+from app.errors import BadParameterError
+
+Lane = Literal["interactive", "bulk"]
+BULK_EVERY = 8
+# RFC 9218: urgency 0 to 7, 3 unless given; what follows it (incremental) is not for us.
+URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
+DEFAULT_URGENCY = 3
+
+
+class HasFuture(Protocol):
+    """What waits in a lane: done() when nobody wants it any more."""
+
+    def is_gone(self) -> bool:
+        """Whether the caller went away."""
+        ...
+
+
+T = TypeVar("T", bound=HasFuture)
+
+
+class Lanes(Generic[T]):
+    """Two queues, each in order of arrival."""
+
+    def __init__(self) -> None:
+        self._of: dict[Lane, deque[T]] = {"interactive": deque(), "bulk": deque()}
+        self._since_bulk = 0  # interactive places given since bulk last had one
+
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self._of.values())
+
+    def __iter__(self) -> Iterator[T]:
+        for lane in self._of.values():
+            yield from lane
+
+    def extend(self, entries: Iterable[T], lane: Lane) -> None:
+        """Let entries wait at the end of a lane."""
+        self._of[lane].extend(entries)
+
+    def pop(self) -> T:
+        """Take the entry whose turn it is."""
+        interactive, bulk = self._of["interactive"], self._of["bulk"]
+        if bulk and (not interactive or self._since_bulk >= BULK_EVERY - 1):
+            self._since_bulk = 0
+            return bulk.popleft()
+        self._since_bulk += 1
+        return interactive.popleft()
+
+    def forget_the_gone(self) -> None:
+        """Free the places of callers that went away."""
+        for name, lane in self._of.items():
+            self._of[name] = deque(entry for entry in lane if not entry.is_gone())
+
+
+def lane_of(priority: str | None, num_images: int) -> Lane:
+    """Return a request's lane: several images are bulk, unless a Priority header says otherwise.
+
+    Raises:
+        BadParameterError: the header gives an urgency that RFC 9218 does not have.
+
+    """
+    found = URGENCY.search(priority) if priority else None
+    if found is None:
+        return "bulk" if num_images > 1 else "interactive"
+    urgency = int(found[1][:3])
+    if urgency > 7:
+        raise BadParameterError(f"priority is {priority[:40]!r}; its urgency u is 0 to 7")  # type: ignore[index]
+    return "interactive" if urgency <= DEFAULT_URGENCY else "bulk"
