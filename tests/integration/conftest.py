@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
-from deployed import MEMBERS, Served
+from deployed import MAX_BATCH_SIZE, MEMBERS, Served
 from ray import serve
 from tiny_networks import write_tiny_set
 
@@ -60,6 +60,8 @@ def served(
     config = for_members(content, read_manifest(folder))
     for deployment in config["applications"][0]["deployments"]:
         deployment["health_check_period_s"] = 1
+        if deployment["name"] in MEMBERS:
+            deployment["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
     deploy(config)
     url = f"http://127.0.0.1:{config['http_options']['port']}"
     assert wait_ready(url, StopRequest(), lambda _: None, timeout_s=120)

@@ -11,6 +11,7 @@ import httpx
 import psutil
 
 MEMBERS = {"sure": 8.0, "unsure": 2.0}  # and how sure they are
+MAX_BATCH_SIZE = 6  # by user_config; 8 is the largest that is compiled
 
 
 @dataclass(frozen=True)

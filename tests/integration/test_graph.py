@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from deployed import MEMBERS
+from deployed import MAX_BATCH_SIZE, MEMBERS
 from tiny_networks import COLORS, LABELS, expected_label, picture
 
 CLASSIFY = "/v1/classify"
@@ -74,7 +74,7 @@ def test_requests_that_come_together_form_batches_and_get_their_own_answers(serv
     assert [a["predictions"][0]["label"] for a in answers] == [expected_label(c) for c in colors]
     sizes = [s["batch_size"] for a in answers for s in stages_of(a) if s["stage"] == "infer"]
     assert max(sizes) > 1
-    assert max(sizes) <= 8  # the largest that is compiled
+    assert max(sizes) <= MAX_BATCH_SIZE
 
 
 def test_what_is_served(client):

@@ -1,0 +1,47 @@
+"""``tandem bench`` with the real command against the real service."""
+
+import json
+import signal
+import subprocess
+
+import psutil
+from live_service import TANDEM, Service
+from processes import still_running
+
+TIMEOUT_S = 120
+
+
+def test_load_on_the_service_is_told_with_its_cost(service: Service) -> None:
+    arguments = ["--concurrency", "2", "--rate", "5", "--duration", "3", "--warm-up", "1"]
+    done = subprocess.run(
+        [TANDEM, "bench", "--url", service.url, *arguments, "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["model_set"] == "imagenette"
+    closed, opened = result["runs"]
+    for run in (closed, opened):
+        assert run["num_ok"] == run["num_requests"] > 0
+        assert run["errors"] == {}
+        assert run["service_cpu_ms"] > 1  # two networks and a decoder cost more than that
+        assert run["p50_ms"] <= run["p90_ms"] <= run["p99_ms"] <= run["max_ms"]
+
+
+def test_ctrl_c_ends_the_load_generator_as_well(service: Service) -> None:
+    arguments = ["--concurrency", "1", "--duration", "60", "--warm-up", "0"]
+    with subprocess.Popen(
+        [TANDEM, "bench", "--url", service.url, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as running:
+        parent = psutil.Process(running.pid)
+        while not any("spawn_main" in " ".join(p.cmdline()) for p in parent.children()):
+            assert running.poll() is None
+        everything = [parent, *parent.children(recursive=True)]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) != 0
+    assert still_running(everything) == []
