@@ -20,6 +20,7 @@ from calibration.augment import LabelledImages, read_folders
 from calibration.folder import class_names, list_folder, read_pixels
 from calibration.networks import NETWORKS
 from calibration.recipe import Recipe, parse_sizes
+from calibration.teacher import Teacher
 from calibration.trainer import Trainer
 from models.errors import ModelSetError, TandemError
 from models.image import ImageRule
@@ -40,6 +41,9 @@ def train(
     evaluate_every: Annotated[int, typer.Option(help="epochs", min=1)] = 5,
     sizes: Annotated[str, typer.Option(help="EPOCHSxPIXELS, comma separated")] = "40x96,10x128",
     peak_rate: Annotated[float, typer.Option(help="learning rate")] = Recipe.peak_rate,
+    teacher: Annotated[
+        Path | None, typer.Option(help="folded IR whose answers are learnt instead of the labels")
+    ] = None,
     threads: Annotated[int, typer.Option(help="0: all cores", min=0)] = 0,
     max_steps: Annotated[int | None, typer.Option(help="per epoch; to try things out")] = None,
 ) -> None:
@@ -49,7 +53,8 @@ def train(
     data = read_folders(images)
     run_dir.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(sizes=parse_sizes(sizes), peak_rate=peak_rate)
-    trainer = Trainer(network, len(data.classes), recipe, run_dir)
+    told = Teacher(teacher) if teacher else None
+    trainer = Trainer(network, len(data.classes), recipe, run_dir, told)
     if trainer.checkpoint.exists():
         trainer.resume()
         console.print(f"resumed after epoch {trainer.epoch} of {recipe.num_epochs}")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from calibration.augment import LabelledImages, mix, normalised, random_crop
 from calibration.networks import build_network, half, load_weights, read_metadata, save_tensors
 from calibration.recipe import Recipe
+from calibration.teacher import Teacher
 from models.cpus import has_bf16
 from models.runtime import Pixels
 
@@ -21,7 +22,14 @@ Indices = npt.NDArray[np.int64]
 class Trainer:
     """Runs epochs; between them its whole state is on disk."""
 
-    def __init__(self, name: str, num_classes: int, recipe: Recipe, run_dir: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_classes: int,
+        recipe: Recipe,
+        run_dir: Path,
+        teacher: Teacher | None = None,
+    ) -> None:
         torch.manual_seed(recipe.seed)
         self.name, self.recipe, self.run_dir = name, recipe, run_dir
         self.network = build_network(name, num_classes).to(memory_format=torch.channels_last)
@@ -35,6 +43,7 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, fused=True)
         self._is_bf16 = has_bf16()
+        self._teacher = teacher
         self.epoch = 0  # the next one to run
 
     @property
@@ -106,9 +115,10 @@ class Trainer:
         self.network.train()
         with self._autocast():
             logits = self.network(batch)
-        loss = torch.nn.functional.cross_entropy(
-            logits.float(), targets, label_smoothing=recipe.label_smoothing
-        )
+        smoothing = recipe.label_smoothing
+        if self._teacher is not None:  # its answer to what the student sees, not the labels
+            targets, smoothing = self._teacher.probabilities(batch), 0.0
+        loss = torch.nn.functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.max_gradient_norm)
