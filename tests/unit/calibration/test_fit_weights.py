@@ -70,7 +70,8 @@ def test_no_weights_of_a_grid_are_likelier(of_truth):
     assert (weights >= 0).all()
     assert weights.sum() == pytest.approx(1)
     best = max(likelihood(of_truth, w) for w in grid(of_truth.shape[1]))
-    assert likelihood(of_truth, weights) >= best - 1e-4
+    # From equal weights, expectation-maximisation is within log(M) / steps of the best.
+    assert likelihood(of_truth, weights) >= best - np.log(of_truth.shape[1]) / 2000 - 1e-9
 
 
 @BOUNDED
