@@ -39,7 +39,11 @@ def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
     norms = {n: m for n, m in modules.items() if isinstance(m, torch.nn.BatchNorm2d)}
     for name, norm in norms.items():
         add = nodes.get(f"__module.{name}{BATCH_NORM}")
-        if add is None or add.input_value(0).get_node().get_type_name() != "Convolution":
+        convolution = modules.get(_convolution_of(name))
+        is_after = add is not None and (
+            add.input_value(0).get_node().get_type_name() == "Convolution"
+        )
+        if add is None or not is_after or not isinstance(convolution, torch.nn.Conv2d):
             raise ModelSetError(
                 f"{name} of the network is not a convolution and a shift in the IR; only networks "
                 "that normalise after a convolution (ResNet) can be unfolded"
@@ -47,7 +51,7 @@ def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
         kernel = _constant(add.input_value(0).get_node().input_value(1).get_node())
         if kernel.shape[1] == 3:  # the pixels': folding turned it to take BGR
             kernel = kernel[:, ::-1]
-        _fill(modules[_convolution_of(name)].weight, kernel)
+        _fill(convolution.weight, kernel)
         for tensor, value in ((norm.weight, 1.0), (norm.running_mean, 0.0)):
             torch.nn.init.constant_(tensor, value)
         torch.nn.init.constant_(norm.running_var, 1 - norm.eps)
