@@ -15,6 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from calibration.options import Into, Replace, one_of
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import user_sets_dir
@@ -32,17 +33,15 @@ def fetch(
     mirror: Annotated[
         str | None, typer.Option(help="base URL that has the files, instead of the publisher's")
     ] = None,
-    into: Annotated[
-        Path | None, typer.Option(help="folder of sets  [default: the user's own]")
-    ] = None,
-    replace: Annotated[bool, typer.Option(help="a set of that name, if there is one")] = False,
+    into: Into = None,
+    replace: Replace = False,
 ) -> None:
     """Fetch float networks, convert them to OpenVINO with preprocessing folded in, write the set.
 
     About 155 MB from download.pytorch.org, checked by hash, kept in the user's cache; a broken
     download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
     """
-    from calibration.add_command import one_of, tell
+    from calibration.add_command import tell
 
     one_of(name, ("imagenet1k",), "SET")
     version = one_of(resnet50.upper(), ("V1", "V2"), "--resnet50")

@@ -13,50 +13,55 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from calibration.options import ModelDirs, SetName
 from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 if TYPE_CHECKING:
-    from calibration.quantize_set import Outcome
+    from calibration.quantize_set import Outcome, Request
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
 MAX_LISTED = 10
 
 
+Images = Annotated[
+    Path, typer.Option(help="folder of images like those to be served; labels are not needed")
+]
+Validation = Annotated[
+    Path | None,
+    typer.Option(
+        help="labelled images (ImageFolder or CSV) to measure the drop on  "
+        "[default: what calibration leaves of --images, if labelled and 400 or more]"
+    ),
+]
+Members = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
+SubsetSize = Annotated[
+    int | None, typer.Option(min=1, help="calibration images  [default: the manifest's, 300]")
+]
+Preset = Annotated[str | None, typer.Option(help="mixed or performance  [default: the manifest's]")]
+FastBiasCorrection = Annotated[
+    bool | None,
+    typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
+]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="of top-1, a fraction  [default: the manifest's, 0.005]"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
+
+
 def quantize(
-    name: Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")],
-    images: Annotated[
-        Path, typer.Option(help="folder of images like those to be served; labels are not needed")
-    ],
-    validation: Annotated[
-        Path | None,
-        typer.Option(
-            help="labelled images (ImageFolder or CSV) to measure the drop on  "
-            "[default: what calibration leaves of --images, if labelled and 400 or more]"
-        ),
-    ] = None,
-    member: Annotated[
-        list[str] | None, typer.Option(help="only this member; may be repeated")
-    ] = None,
-    subset_size: Annotated[
-        int | None, typer.Option(min=1, help="calibration images  [default: the manifest's, 300]")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="mixed or performance  [default: the manifest's]")
-    ] = None,
-    fast_bias_correction: Annotated[
-        bool | None,
-        typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
-    ] = None,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="of top-1, a fraction  [default: the manifest's, 0.005]"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the outcome as JSON")] = False,
-    model_dir: Annotated[
-        list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
-    ] = None,
+    name: SetName,
+    images: Images,
+    validation: Validation = None,
+    member: Members = None,
+    subset_size: SubsetSize = None,
+    preset: Preset = None,
+    fast_bias_correction: FastBiasCorrection = None,
+    max_drop: MaxDrop = None,
+    as_json: AsJson = False,
+    model_dir: ModelDirs = None,
 ) -> None:
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
 
@@ -64,21 +69,31 @@ def quantize(
     it does not (exit code 1: it still does). The options used are kept in the manifest.
     """
     with needs_extra("calibrate", "quantize"):
-        from calibration.quantize_set import Request, quantize_set
+        from calibration.quantize_set import Request
 
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
     model_set = load_model_set(name, search_path(model_dir or ()))
     request = Request(
         images, validation, tuple(member or ()), subset_size, preset, fast_bias_correction, max_drop
     )
     started = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):  # NNCF's progress bars are not our answer
-        outcome = quantize_set(model_set, request, lambda text: err.print(escape(text)))
+    outcome = _run(model_set, request)
     if as_json:
         typer.echo(json.dumps(_facts(model_set, outcome, time.perf_counter() - started)))
     else:
         _show(model_set, outcome)
-    limit = model_set.manifest.max_drop if max_drop is None else max_drop
+    _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
+
+
+def _run(model_set: ModelSet, request: "Request") -> "Outcome":
+    from calibration.quantize_set import quantize_set
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
+    with contextlib.redirect_stdout(sys.stderr):  # NNCF's progress bars are not our answer
+        return quantize_set(model_set, request, lambda text: err.print(escape(text)))
+
+
+def _refuse(outcome: "Outcome", limit: float) -> None:
+    """Exit with 1 if a member lost more than ``limit``."""
     over = [n for n, q in outcome.members.items() if q.drop is not None and q.drop > limit]
     if over:
         err.print(f"[red]{', '.join(over)} still lost more than max_drop[/]: serve will refuse it")
@@ -101,17 +116,7 @@ def _facts(model_set: ModelSet, outcome: "Outcome", seconds: float) -> dict[str,
 
 
 def _show(model_set: ModelSet, outcome: "Outcome") -> None:
-    table = Table("member", "drop of top-1", "before", "layers kept float")
-    for name, quantized in outcome.members.items():
-        drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"
-        first = quantized.first_drop
-        table.add_row(
-            name,
-            drop,
-            "" if first is None else f"{first * 100:+.2f} points",
-            str(len(quantized.left_float)),
-        )
-    out.print(table)
+    out.print(_table(outcome))
     out.print(f"drop measured on: {escape(outcome.validation)}")
     for name, quantized in outcome.members.items():
         for layer in quantized.left_float:
@@ -124,3 +129,17 @@ def _show(model_set: ModelSet, outcome: "Outcome") -> None:
         f"[green]{model_set.name} has new INT8 networks[/]; their accuracy is not known yet: "
         f"tandem evaluate {model_set.name} --images DIR"
     )
+
+
+def _table(outcome: "Outcome") -> Table:
+    table = Table("member", "drop of top-1", "before", "layers kept float")
+    for name, quantized in outcome.members.items():
+        drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"
+        first = quantized.first_drop
+        table.add_row(
+            name,
+            drop,
+            "" if first is None else f"{first * 100:+.2f} points",
+            str(len(quantized.left_float)),
+        )
+    return table

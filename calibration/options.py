@@ -1,0 +1,54 @@
+"""Options that more than one command takes, and the reading of those that have parts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from models.errors import ModelSetError
+
+SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
+ModelDirs = Annotated[
+    list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
+]
+Into = Annotated[Path | None, typer.Option(help="folder of sets  [default: the user's own]")]
+Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
+
+
+def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
+    """Split NAME=VALUE options."""
+    found = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ModelSetError(f"{option} {text!r}: write NAME=VALUE")
+        found.append((key, value))
+    return found
+
+
+def triple(text: str, option: str) -> tuple[float, float, float]:
+    """Read three finite numbers, one per channel."""
+    parts = [number(part, option) for part in text.split(",")]
+    if len(parts) == 1:
+        parts *= 3
+    if len(parts) != 3 or (option == "--scale" and 0 in parts):
+        raise ModelSetError(f"{option} {text!r}: write one number, or three for three channels")
+    return parts[0], parts[1], parts[2]
+
+
+def one_of(value: str, choices: tuple[str, ...], option: str) -> str:
+    """Return ``value`` if it is a choice."""
+    if value not in choices:
+        raise ModelSetError(f"{option} {value!r}: one of {', '.join(choices)}")
+    return value
+
+
+def number(text: str, option: str) -> float:
+    """Read a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ModelSetError(f"{option}: {text!r} is not a number") from None
+    if not abs(value) < 1e9:  # NaN and infinity too
+        raise ModelSetError(f"{option}: {text} is no finite number")
+    return value
