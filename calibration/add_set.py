@@ -6,7 +6,8 @@ from pathlib import Path
 
 from calibration.fold import Normalisation
 from calibration.import_network import Imported, Outputs, import_network
-from calibration.staging import Staging, create
+from calibration.staging import Staging
+from calibration.transaction import create
 from models.errors import ModelSetError
 from models.manifest import ImageRecord, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines

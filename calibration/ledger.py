@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from calibration.evaluate import Evaluation
-from calibration.staging import change, writing
+from calibration.staging import writing
+from calibration.transaction import change
 from models.accuracy import AccuracyRecord, Drop
 from models.cpus import cpu_model
 from models.errors import ModelSetError

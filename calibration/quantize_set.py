@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from calibration.calibration_images import Chosen, choose, held_out
 from calibration.quantize import Labelled, Quantized, quantize_within
-from calibration.staging import Staging, change
+from calibration.staging import Staging
+from calibration.transaction import change
 from models.errors import ModelSetError
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
 from models.model_set import ModelSet

@@ -1,26 +1,23 @@
-"""Changing a model set so that it is always whole: old until the very last step, then new.
+"""A model set's new files: written and checked apart from the set, then moved in.
 
-New files are written into a folder of their own inside the set, moved in under names that nothing
-has yet, and named by the manifest, which is replaced in one step. Whatever ends a command before
-that (an error, a full disk, Ctrl-C) leaves the set as it was; what a killed one leaves behind is
-harmless, and the next one removes it.
+They go into a folder of their own inside the set, then in under names that nothing has yet; the
+manifest, which names them, is replaced last and in one step.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import openvino as ov
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from models import golden
 from models.errors import ModelSetError
 from models.golden_record import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest, write_manifest
-from models.model_set import PARTIAL_SUFFIX, ModelSet
+from models.model_set import ModelSet
 from models.record import FileRecord, Precision, sha256_of
 from models.runtime import CompiledNetwork, RuntimeOptions, read_network
 
@@ -29,7 +26,7 @@ RECORDS = TypeAdapter(tuple[FileRecord, ...])
 
 
 class Staging:
-    """Files on their way into ``folder``; made by :func:`change` and :func:`create`."""
+    """Files on their way into ``folder``; ``calibration.transaction`` makes it."""
 
     def __init__(self, folder: Path, work: Path) -> None:
         self.folder, self.work = folder, work
@@ -65,7 +62,7 @@ class Staging:
 
     def golden(self, manifest: Manifest) -> FileRecord:
         """Record what every network of ``manifest`` answers; unchanged ones keep their answers."""
-        old = _manifest_of(self.folder)
+        old = manifest_of(self.folder)
         known = ModelSet(self.folder, old).golden if old else None
         before = known.answers if known else {}
         members = old.members if old else ()
@@ -92,7 +89,7 @@ class Staging:
 
         What it names no more goes when the change ends.
         """
-        old = _manifest_of(self.folder)
+        old = manifest_of(self.folder)
         with writing(self.folder):
             moving = (*(old.files if old else ()), *manifest.files)
             (self.work / MOVING_NAME).write_bytes(RECORDS.dump_json(moving))
@@ -122,114 +119,6 @@ def _free_mb(path: Path) -> float:
     return 0.0
 
 
-@contextmanager
-def change(folder: Path) -> Iterator[Staging]:
-    """Change the set in ``folder``; nothing of it is touched before :meth:`Staging.move_in`."""
-    work = folder / f".staging{PARTIAL_SUFFIX}"
-    with _locked(folder):
-        _tidy(folder, work)  # what a killed command left
-        try:
-            with writing(work):
-                work.mkdir()
-            yield Staging(folder, work)
-        finally:
-            _tidy(folder, work)
-
-
-@contextmanager
-def create(folder: Path, *, is_replaced: bool = False) -> Iterator[Staging]:
-    """Make a new set at ``folder``; it appears whole, when the block ends well, or not at all."""
-    _check_free(folder, is_replaced=is_replaced)
-    building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
-    aside = folder.with_name(f".{folder.name}.old{PARTIAL_SUFFIX}")
-    with writing(building):
-        building.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as locks:
-        locks.enter_context(_locked(building))
-        try:
-            with writing(building):
-                _put_back(aside, folder)  # if a killed command took it away
-                for left in building.iterdir():
-                    _remove(left)
-                (work := building / f".staging{PARTIAL_SUFFIX}").mkdir()
-            _check_free(folder, is_replaced=is_replaced)
-            if folder.exists():
-                locks.enter_context(_locked(folder))
-            yield Staging(building, work)
-            with writing(folder):
-                _remove(work)
-                _swap(building, folder, aside)
-        except BaseException:
-            _remove(building)
-            raise
-
-
-def _check_free(folder: Path, *, is_replaced: bool) -> None:
-    if folder.exists() and not is_replaced:
-        raise ModelSetError(f"{folder} exists; give another name, or --replace it")
-    if folder.exists() and not folder.is_dir():
-        raise ModelSetError(f"{folder} is no folder; move it away, or give another name")
-
-
-def _swap(building: Path, folder: Path, aside: Path) -> None:
-    """Put the new set in the place of the old, which comes back if that fails."""
-    try:
-        if folder.exists():
-            folder.replace(aside)
-        building.replace(folder)
-    finally:
-        _put_back(aside, folder)
-
-
-def _put_back(aside: Path, folder: Path) -> None:
-    """Restore the set that was put aside, unless another is in its place."""
-    if aside.exists() and not folder.exists():
-        aside.replace(folder)
-    _remove(aside)
-
-
-def _tidy(folder: Path, work: Path) -> None:
-    """Remove the work folder, and of the files that came or went what the manifest has not."""
-    try:
-        moving = RECORDS.validate_json((work / MOVING_NAME).read_bytes())
-    except (OSError, ValidationError):  # none had been moved
-        moving = ()
-    manifest = _manifest_of(folder) if moving else None
-    if manifest is not None:
-        kept = {record.path for record in manifest.files}
-        for name in ({record.path for record in moving} - kept) | {f"{MANIFEST_NAME}.partial"}:
-            _remove(folder / name)
-    _remove(work)
-
-
-def _remove(path: Path) -> None:
-    """Remove what is there, if it can be."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
-def _manifest_of(folder: Path) -> Manifest | None:
+def manifest_of(folder: Path) -> Manifest | None:
+    """Return the set's manifest, if it has one."""
     return read_manifest(folder) if (folder / MANIFEST_NAME).exists() else None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second command from changing the same set; the lock ends with the process."""
-    try:
-        opened = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ModelSetError(f"cannot open {folder}: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_same = os.path.samestat(os.fstat(opened), folder.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_same = False
-        if not is_same:  # locked by another, or replaced by it meanwhile
-            raise ModelSetError(f"another command is changing {folder}; wait until it ends")
-        yield
-    finally:
-        os.close(opened)

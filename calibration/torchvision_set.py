@@ -13,7 +13,8 @@ from calibration.convert import convert_module
 from calibration.download import DownloadError, Report, check_hash, download
 from calibration.fold import Normalisation
 from calibration.networks import build_network, torchvision_models
-from calibration.staging import Staging, create
+from calibration.staging import Staging
+from calibration.transaction import create
 from models.errors import ModelSetError
 from models.manifest import ImageRecord, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet

@@ -13,8 +13,16 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from calibration.transaction import change
 from models.accuracy import AccuracyRecord, Drop, Score
-from models.manifest import ImageRecord, Manifest, MemberRecord, Network, write_manifest
+from models.manifest import (
+    ImageRecord,
+    Manifest,
+    MemberRecord,
+    Network,
+    read_manifest,
+    write_manifest,
+)
 from models.record import FileRecord, Precision
 
 LABELS = ("mostly blue", "mostly green", "mostly red")
@@ -127,6 +135,31 @@ def with_accuracy(
     }
     record = AccuracyRecord.model_validate(facts | changes)
     return manifest.model_copy(update={"accuracy": (*manifest.accuracy, record)})
+
+
+def record_golden(folder: Path) -> None:
+    """Add the golden answers of the set's own networks."""
+    with change(folder) as staging:
+        manifest = read_manifest(folder)
+        staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))
+
+
+def write_opposite_sets(folder: Path) -> tuple[Path, Path]:
+    """Write two sets with golden answers whose networks never answer alike."""
+    one, two = (
+        write_tiny_set(folder / name, gains={"sure": gain})
+        for name, gain in (("one", 8.0), ("two", -8.0))
+    )
+    record_golden(one)
+    record_golden(two)
+    return one, two
+
+
+def take_golden(folder: Path, other: Path) -> None:
+    """Give a set the golden answers of another, hashes all right."""
+    (folder / "golden.json").write_bytes((other / "golden.json").read_bytes())
+    update = {"golden": read_manifest(other).golden}
+    write_manifest(folder, read_manifest(folder).model_copy(update=update))
 
 
 def write_pictures(folder: Path, num_per_color: int = 4, side: int = 24) -> Path:

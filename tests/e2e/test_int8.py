@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +12,15 @@ import httpx
 import openvino as ov
 import pytest
 from live_service import TANDEM, Service
-from tiny_networks import LABELS, tiny_model, with_accuracy, write_pictures, write_tiny_set
+from tiny_networks import (
+    LABELS,
+    take_golden,
+    tiny_model,
+    with_accuracy,
+    write_opposite_sets,
+    write_pictures,
+    write_tiny_set,
+)
 
 from models.ledger import judge
 from models.manifest import read_manifest, write_manifest
@@ -122,20 +129,8 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(
     tmp_path: Path, start_service: Start
 ) -> None:
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly."""
-    from calibration.staging import change
-
-    one, two = (
-        write_tiny_set(tmp_path / name, gains={"sure": gain})
-        for name, gain in (("one", 8.0), ("two", -8.0))
-    )
-    for folder in (one, two):
-        with change(folder) as staging:
-            manifest = read_manifest(folder)
-            golden = staging.golden(manifest)
-            staging.move_in(manifest.model_copy(update={"golden": golden}))
-    shutil.copy(two / "golden.json", one / "golden.json")
-    manifest = read_manifest(one)
-    write_manifest(one, manifest.model_copy(update={"golden": read_manifest(two).golden}))
+    one, two = write_opposite_sets(tmp_path)
+    take_golden(one, two)
     service = start_service("--model-set", str(one))
     assert service.process.wait(120) != 0
     log = service.log.read_text()

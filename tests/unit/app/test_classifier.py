@@ -4,15 +4,13 @@ import asyncio
 
 import numpy as np
 import pytest
-from tiny_networks import COLORS, SIZE, write_tiny_set
+from tiny_networks import COLORS, SIZE, take_golden, write_opposite_sets, write_tiny_set
 
 from app.classifier import Classifier
 from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.settings import Settings
-from calibration.staging import change
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
-from models.manifest import read_manifest, write_manifest
 
 
 def settings(folder, **changes: object) -> Settings:
@@ -91,20 +89,11 @@ def test_settings_that_are_none_change_nothing(tiny_set, user_config):
 
 
 def test_a_network_that_answers_otherwise_does_not_start(tmp_path):
-    one, two = (
-        write_tiny_set(tmp_path / name, gains={"sure": gain})
-        for name, gain in (("one", 8.0), ("two", -8.0))
-    )
-    for folder in (one, two):
-        with change(folder) as staging:
-            manifest = read_manifest(folder)
-            update = {"golden": staging.golden(manifest)}
-            staging.move_in(manifest.model_copy(update=update))
+    one, two = write_opposite_sets(tmp_path)
     Classifier(settings(one), "sure")
     (one / "golden.json").write_bytes((two / "golden.json").read_bytes())
     with pytest.raises(ModelSetError, match="was altered"):
         Classifier(settings(one), "sure")
-    update = {"golden": read_manifest(two).golden}
-    write_manifest(one, read_manifest(one).model_copy(update=update))
+    take_golden(one, two)
     with pytest.raises(GoldenMismatchError, match="sure INT8 does not answer"):
         Classifier(settings(one), "sure")

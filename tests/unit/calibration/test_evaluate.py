@@ -21,7 +21,7 @@ from calibration.dataset import read_dataset
 from calibration.evaluate import evaluate
 from calibration.inference import Networks, batches, through_threads
 from calibration.ledger import keep, record_of
-from calibration.staging import change
+from calibration.transaction import change
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
 from models.ledger import judge
