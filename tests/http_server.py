@@ -1,10 +1,10 @@
-"""A real HTTP server on a thread, with answers that the test chooses."""
+"""Real HTTP servers on a thread; the tests choose the answers."""
 
 import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 Answer = tuple[int, bytes]
 
@@ -15,7 +15,40 @@ def classified(label: str = "tench", probability: float = 0.9) -> dict[str, Any]
     return {"predictions": [row], "members": {"a": {"label": label, "probability": probability}}}
 
 
-class FakeServer:
+class QuietRequest(BaseHTTPRequestHandler):
+    """One request; subclasses say how it is answered."""
+
+    def send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"content_length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+class ThreadedServer:
+    """Serves with ``handler`` while the ``with`` block runs."""
+
+    def __init__(self, handler: type[QuietRequest]) -> None:
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.port = self._http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+class FakeServer(ThreadedServer):
     """Answers POST with ``answer(body)`` and GET with ``get``; remembers the requests."""
 
     def __init__(self) -> None:
@@ -24,35 +57,14 @@ class FakeServer:
         self.requests: list[tuple[str, bytes]] = []
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Request(QuietRequest):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 fake.requests.append((self.path, body))
-                self.send(fake.answer(body))
+                self.send(*fake.answer(body))
 
             def do_GET(self) -> None:
                 fake.requests.append((self.path, b""))
-                self.send(fake.get)
+                self.send(*fake.get)
 
-            def send(self, answer: Answer) -> None:
-                self.send_response(answer[0])
-                self.send_header("content-length", str(len(answer[1])))
-                self.end_headers()
-                self.wfile.write(answer[1])
-
-            def log_message(self, *_: object) -> None:
-                """Keep the test's output clean."""
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
-
-    def __enter__(self) -> "FakeServer":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        super().__init__(Request)

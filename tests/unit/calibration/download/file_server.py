@@ -1,11 +1,11 @@
 """A real server of one file, on a thread; each request is answered as the test's script says."""
 
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from http_server import QuietRequest, ThreadedServer
 
 
-class Request(BaseHTTPRequestHandler):
+class Request(QuietRequest):
     """One request, and the ways to answer it."""
 
     protocol_version = "HTTP/1.1"
@@ -17,44 +17,23 @@ class Request(BaseHTTPRequestHandler):
         script = self.files.script
         (script.pop(0) if len(script) > 1 else script[0])(self)
 
-    def send(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in ({"content_length": str(len(body))} | headers).items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Keep the test's output clean."""
-
 
 Answer = Callable[[Request], None]
 
 
-class FileServer:
+class FileServer(ThreadedServer):
     """Answers the requests with ``script``, in order, its last entry again and again."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.script: list[Answer] = [ranged]
         self.requests: list[tuple[str, str | None]] = []  # path, Range
-        handler = type("Handler", (Request,), {"files": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/net.pth"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+        super().__init__(type("Handler", (Request,), {"files": self}))
+        self.url += "/net.pth"
 
     @property
     def ranges(self) -> list[str | None]:
         return [header for _, header in self.requests]
-
-    def __enter__(self) -> "FileServer":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
 
 
 def _start(request: Request) -> int:
