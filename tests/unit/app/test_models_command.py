@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import tandem
 from tiny_networks import with_accuracy, write_tiny_set
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from app.cli import app
 from models.errors import ModelSetError
 from models.manifest import read_manifest, write_manifest
 from models.record import FileRecord
@@ -22,8 +22,7 @@ def sets(tiny_set, tmp_path) -> Path:
 
 
 def models(*arguments: str | Path) -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    return runner.invoke(app, ["models", *map(str, arguments)])
+    return tandem("models", *arguments)
 
 
 def test_own_sets_are_listed_beside_the_bundled(sets):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import openvino as ov
 import pytest
+from command_line import tandem
 from tiny_networks import LABELS, tiny_model
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from app.cli import app
 from models.errors import ModelSetError
 from models.extras import MissingExtraError, needs_extra
 from models.model_set import load_model_set
@@ -35,8 +35,7 @@ def nets(tmp_path, monkeypatch) -> Path:
 
 
 def models(command: str) -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    return runner.invoke(app, ["models", *shlex.split(command)])
+    return tandem("models", *shlex.split(command))
 
 
 def add(more: str = "", name: str = "mine") -> Result:

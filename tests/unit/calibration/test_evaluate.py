@@ -6,17 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_networks import (
-    LABELS,
-    picture,
-    save_model,
-    tiny_model,
-    write_pictures,
-    write_tiny_set,
-)
-from typer.testing import CliRunner, Result
+from command_line import tandem
+from tiny_networks import LABELS, picture, save_model, tiny_model, write_pictures, write_tiny_set
+from typer.testing import Result
 
-from app.cli import app
 from calibration.dataset import read_dataset
 from calibration.evaluate import evaluate
 from calibration.inference import Networks, batches, through_threads
@@ -51,14 +44,13 @@ def two_precisions(folder: Path, int8_gain: float = 8.0) -> Path:
     return folder
 
 
-def tandem(*arguments: object) -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    return runner.invoke(app, ["evaluate", *(str(a) for a in arguments)])
+def evaluated(*arguments: object) -> Result:
+    return tandem("evaluate", *arguments)
 
 
 def test_right_networks_are_right(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    done = tandem(folder, "--images", pictures)
+    done = evaluated(folder, "--images", pictures)
     assert done.exit_code == 0, done.output
     (record,) = read_manifest(folder).accuracy
     assert record.num_images == 21
@@ -83,7 +75,7 @@ def test_right_networks_are_right(tmp_path: Path, pictures: Path) -> None:
 
 def test_wrong_int8_is_an_exit_code_a_record_and_a_refusal(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny", int8_gain=-8.0)
-    done = tandem(folder, "--images", pictures)
+    done = evaluated(folder, "--images", pictures)
     assert done.exit_code == 1
     assert "over +0.50" in done.stdout
     manifest = read_manifest(folder)
@@ -108,7 +100,7 @@ def test_unreadable_images_are_counted_and_named(tmp_path: Path, pictures: Path)
     for name in ("bad.jpg", "worse.png"):
         (mixed / LABELS[1] / name).write_bytes(b"no image")
     folder = write_tiny_set(tmp_path / "tiny")
-    done = tandem(folder, "--images", mixed, "--json", tmp_path / "r.json")
+    done = evaluated(folder, "--images", mixed, "--json", tmp_path / "r.json")
     assert done.exit_code == 0, done.output
     assert "2 images cannot be read" in done.stdout
     content = json.loads((tmp_path / "r.json").read_text())
@@ -120,7 +112,7 @@ def test_a_folder_of_nothing_but_rubbish_is_an_error(tmp_path: Path) -> None:
     for label in LABELS:
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "x.jpg").write_bytes(b"no image")
-    done = tandem(write_tiny_set(tmp_path / "tiny"), "--images", tmp_path / "bad")
+    done = evaluated(write_tiny_set(tmp_path / "tiny"), "--images", tmp_path / "bad")
     assert isinstance(done.exception, ModelSetError)
     assert "none of the 3 images" in str(done.exception)
 
@@ -132,7 +124,7 @@ def test_calibration_images_are_refused(tmp_path: Path, pictures: Path) -> None:
     manifest = read_manifest(folder)
     record = FileRecord.of(folder, "used.txt")
     write_manifest(folder, manifest.model_copy(update={"calibration": record}))
-    done = tandem(folder, "--images", pictures)
+    done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError)
     assert "2 of 21 images were used to calibrate tiny" in str(done.exception)
     assert read_manifest(folder).accuracy == ()
@@ -142,20 +134,20 @@ def test_the_same_images_replace_their_record(tmp_path: Path, pictures: Path) ->
     folder = two_precisions(tmp_path / "tiny")
     moved = shutil.copytree(pictures, tmp_path / "moved")
     for images in (pictures, moved):
-        assert tandem(folder, "--images", images).exit_code == 0
+        assert evaluated(folder, "--images", images).exit_code == 0
     assert [r.dataset for r in read_manifest(folder).accuracy] == [f"{tmp_path.name}/moved"]
 
 
 @pytest.mark.parametrize("option", ["--no-record", "--max-images=5"])
 def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
-    assert tandem(folder, "--images", pictures, option).exit_code == 0
+    assert evaluated(folder, "--images", pictures, option).exit_code == 0
     assert read_manifest(folder).accuracy == ()
 
 
 def test_json_on_stdout_is_json_alone(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    content = json.loads(tandem(folder, "--images", pictures, "--json", "-").stdout)
+    content = json.loads(evaluated(folder, "--images", pictures, "--json", "-").stdout)
     assert content["scores"]["INT8"][ENSEMBLE]["top1"] == 1.0
     assert content["agreement"] == {"FP16": 1.0, "INT8": 1.0}
     assert content["ensemble_over_members"]["INT8"]["sure"]["difference"] == 0
@@ -164,13 +156,13 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path, pictures: Path) -> None:
 def test_a_result_with_nowhere_to_go_is_said_at_once(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
     for option in ("--json", "--html"):
-        done = tandem(folder, "--images", pictures, option, tmp_path / "no" / "such" / "file")
+        done = evaluated(folder, "--images", pictures, option, tmp_path / "no" / "such" / "file")
         assert "cannot write" in str(done.exception)
 
 
 def test_the_page_is_written(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    assert tandem(folder, "--images", pictures, "--html", tmp_path / "page.html").exit_code == 0
+    assert evaluated(folder, "--images", pictures, "--html", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 3
     assert "mostly green" in page
@@ -179,7 +171,7 @@ def test_the_page_is_written(tmp_path: Path, pictures: Path) -> None:
 def test_fitted_weights_are_reported(tmp_path: Path, pictures: Path) -> None:
     """One member is always wrong: the likelihood wants it gone, and the other half agrees."""
     folder = write_tiny_set(tmp_path / "tiny", gains={"right": 4.0, "wrong": -4.0})
-    done = tandem(folder, "--images", pictures, "--fit-weights", "--json", "-")
+    done = evaluated(folder, "--images", pictures, "--fit-weights", "--json", "-")
     fitted = json.loads(done.stdout)["fitted_weights"]
     assert fitted["weights"]["right"] > 0.99
     assert fitted["num_fitted"] + fitted["num_judged"] == 21
@@ -194,7 +186,7 @@ def test_a_member_without_float_has_no_drop(tmp_path: Path, pictures: Path) -> N
     only_int8 = first.model_copy(update={"networks": {"INT8": first.networks["INT8"]}})
     members = (only_int8, manifest.members[1])
     write_manifest(folder, manifest.model_copy(update={"members": members}))
-    assert tandem(folder, "--images", pictures).exit_code == 0
+    assert evaluated(folder, "--images", pictures).exit_code == 0
     (record,) = read_manifest(folder).accuracy
     assert set(record.drops) == {"unsure"}
     assert set(record.scores["FP16"]) == {"unsure"}  # no ensemble of some of the members
@@ -243,7 +235,7 @@ def test_batches_give_what_single_images_give(tiny_set: Path, pictures: Path) ->
 
 def test_a_network_that_answers_nan_is_named(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "broken": float("nan")})
-    done = tandem(folder, "--images", pictures)
+    done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError), done.output
     assert "broken INT8 answers NaN" in str(done.exception)
 
@@ -252,7 +244,7 @@ def test_too_few_images_to_fit_weights_is_said(tmp_path: Path) -> None:
     images = tmp_path / "one"
     (images / LABELS[0]).mkdir(parents=True)
     (images / LABELS[0] / "x.png").write_bytes(picture("blue"))
-    done = tandem(write_tiny_set(tmp_path / "tiny"), "--images", images, "--fit-weights")
+    done = evaluated(write_tiny_set(tmp_path / "tiny"), "--images", images, "--fit-weights")
     assert done.exit_code == 0, done.output
     assert "too few images to fit weights" in done.output
 
@@ -275,7 +267,7 @@ def test_a_set_that_cannot_be_written_is_reported_all_the_same(
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
     with change(folder):  # somebody else is at work on it
-        done = tandem(folder, "--images", pictures)
+        done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError)
     assert "another command is changing" in str(done.exception)
     assert "1.0000" in done.stdout

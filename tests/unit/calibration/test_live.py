@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import tandem
 from http_server import FakeServer
 from tiny_networks import LABELS, write_pictures, write_tiny_set
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from app.cli import app
 from models.ensemble import average, top_k
 from models.errors import ModelSetError
 from models.image import read_image
@@ -65,16 +65,14 @@ def server(right: Answer) -> Iterator[FakeServer]:
         yield fake
 
 
-def tandem(folder: Path, pictures: Path, url: str) -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    arguments = [str(folder), "--images", str(pictures), "--url", url, "--json", "-"]
-    return runner.invoke(app, ["evaluate", *arguments])
+def evaluated(folder: Path, pictures: Path, url: str) -> Result:
+    return tandem("evaluate", folder, "--images", pictures, "--url", url, "--json", "-")
 
 
 def test_a_service_that_answers_the_same(
     tiny_set: Path, pictures: Path, server: FakeServer
 ) -> None:
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 0, done.output
     live = json.loads(done.stdout)["live"]
     assert (live["num_images"], live["num_same"], live["is_same"]) == (12, 12, True)
@@ -95,7 +93,7 @@ def test_one_other_answer_is_found_and_named(
         return 200, json.dumps(found).encode()
 
     server.answer = answer
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     live = json.loads(done.stdout)["live"]
     assert live["num_same"] == 11
@@ -113,7 +111,7 @@ def test_another_probability_is_found(
         return 200, json.dumps(found).encode()
 
     server.answer = answer
-    live = json.loads(tandem(tiny_set, pictures, server.url).stdout)["live"]
+    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
     assert live["num_same"] == 0
     assert live["max_difference"] == pytest.approx(0.05, abs=1e-3)
 
@@ -130,14 +128,14 @@ def test_a_busy_service_is_asked_again(
         return 200, json.dumps(right(body)).encode()
 
     server.answer = answer
-    assert tandem(tiny_set, pictures, server.url).exit_code == 0
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 0
 
 
 def test_a_refused_image_counts_against_the_service(
     tiny_set: Path, pictures: Path, server: FakeServer
 ) -> None:
     server.answer = lambda _: (400, b'{"error": {"code": "not_an_image"}}')
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     live = json.loads(done.stdout)["live"]
     assert live["num_same"] == 0
@@ -149,7 +147,7 @@ def test_an_answer_of_another_shape_is_a_difference(
     tiny_set: Path, pictures: Path, server: FakeServer, body: bytes
 ) -> None:
     server.answer = lambda _: (200, body)
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     assert len(json.loads(done.stdout)["live"]["differences"]) == 12
 
@@ -169,9 +167,9 @@ def test_an_unreadable_image_must_be_refused_there_too(
         return 200, json.dumps(right(body)).encode()
 
     server.answer = answer
-    assert tandem(tiny_set, mixed, server.url).exit_code == 0
+    assert evaluated(tiny_set, mixed, server.url).exit_code == 0
     is_strict = False
-    done = tandem(tiny_set, mixed, server.url)
+    done = evaluated(tiny_set, mixed, server.url)
     assert done.exit_code == 1
     assert "unreadable here, not there" in json.loads(done.stdout)["live"]["differences"][0]
 
@@ -188,7 +186,7 @@ def test_another_set_is_refused(
     tiny_set: Path, pictures: Path, server: FakeServer, changes: dict[str, Any], says: str
 ) -> None:
     server.get = (200, json.dumps(json.loads(server.get[1]) | changes).encode())
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert isinstance(done.exception, ModelSetError)
     assert says in str(done.exception)
 
@@ -198,12 +196,12 @@ def test_something_else_on_the_port_is_told(
     tiny_set: Path, pictures: Path, server: FakeServer, answer: tuple[int, bytes]
 ) -> None:
     server.get = answer
-    done = tandem(tiny_set, pictures, server.url)
+    done = evaluated(tiny_set, pictures, server.url)
     assert "does not answer as Tandem does" in str(done.exception)
 
 
 def test_nobody_there(tiny_set: Path, pictures: Path, free_port: Callable[[], int]) -> None:
-    done = tandem(tiny_set, pictures, f"http://127.0.0.1:{free_port()}")
+    done = evaluated(tiny_set, pictures, f"http://127.0.0.1:{free_port()}")
     assert "is the service running?" in str(done.exception)
 
 
@@ -212,6 +210,6 @@ def test_a_set_that_answers_wrongly_is_measured_as_such(
 ) -> None:
     """The same name and labels, other networks: every image differs."""
     other = write_tiny_set(tmp_path / "tiny", gains={"sure": -8.0, "unsure": -2.0})
-    live = json.loads(tandem(other, pictures, server.url).stdout)["live"]
+    live = json.loads(evaluated(other, pictures, server.url).stdout)["live"]
     assert live["num_same"] == 0
     assert live["num_right"]["ensemble"] == 12

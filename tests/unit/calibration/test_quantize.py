@@ -5,13 +5,7 @@ import openvino as ov
 import pytest
 from tiny_networks import SIZE, fragile_model, tiny_model
 
-from calibration.quantize import (
-    Labelled,
-    quantize,
-    quantize_within,
-    quantized_layers,
-    top1_of,
-)
+from calibration.quantize import Labelled, quantize, quantize_within, quantized_layers, top1_of
 from models.manifest import QuantizationOptions
 from models.runtime import CompiledNetwork, RuntimeOptions
 

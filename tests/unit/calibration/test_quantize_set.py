@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import tandem
 from tiny_networks import (
     LABELS,
     fragile_model,
@@ -14,9 +15,7 @@ from tiny_networks import (
     write_pictures,
     write_tiny_set,
 )
-from typer.testing import CliRunner, Result
 
-from app.cli import app
 from calibration import quantize_set as module
 from calibration.quantize_set import Request, quantize_set
 from models import golden
@@ -43,11 +42,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def tandem(*arguments: object) -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    return runner.invoke(app, [str(a) for a in arguments])
 
 
 def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
