@@ -7,7 +7,7 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from conftest import CLASSES
+from drawn_images import CLASSES
 from typer.testing import CliRunner, Result
 
 from app.cli import app

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSES
+from drawn_images import CLASSES
 from typer.testing import CliRunner
 
 from app.cli import app
