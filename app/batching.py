@@ -1,20 +1,22 @@
 """The batch queue: waits until the model is free, then takes what is there.
 
 Unlike ``@serve.batch`` there is no timer: a lone image on an idle replica starts at once, and while
-a batch runs the next one grows. One queue per network, in two lanes; one batch in flight.
+a batch runs the next one grows. One queue per network, in two lanes; :mod:`app.turns` says how many
+batches run at a time.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from app.errors import DeadlineError, OverloadedError
 from app.lanes import Lane, Lanes
+from app.turns import Turns
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
@@ -45,27 +47,37 @@ class _Waiting:
 class BatchQueue:
     """A work-conserving queue in front of one network.
 
-    ``run`` takes uint8 (N, H, W, 3), N from 1 to ``max_batch_size``, and gives float32 (N, C).
-    Callers that went away or whose deadline passed are dropped when a batch is formed; when a batch
-    fails, its images are run one by one, so that only the one at fault fails.
+    ``run`` takes uint8 (N, H, W, 3), N up to the largest of ``batch_sizes``; gives float32 (N, C).
+    A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
+    batch costs as much as a full one. Callers that went away or whose deadline passed are dropped
+    when a batch is formed; when a batch fails, its images are run one by one, so that only the one
+    at fault fails. Queues with the same ``turns`` share the cores.
     """
 
     def __init__(
         self,
         run: RunBatch,
-        max_batch_size: int,
+        batch_sizes: Iterable[int],
         max_queued: int,
         clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
     ) -> None:
         self._run = run
-        self.max_batch_size = max_batch_size  # both may be changed while the queue works
+        self._sizes = sorted(batch_sizes)
+        self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
         self.max_queued = max_queued
         self._clock = clock
         self._waiting: Lanes[_Waiting] = Lanes()
-        self._worker: asyncio.Task[None] | None = None
+        self._turns = turns or Turns()
+        self._turns.join(self)
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the image that waits longest arrived, by the clock; None when none waits."""
+        return min((entry.arrived for entry in self._waiting.heads()), default=None)
 
     @property
     def oldest_age_s(self) -> float:
@@ -100,34 +112,30 @@ class BatchQueue:
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [_Waiting(i, loop.create_future(), now, now + timeout_s) for i in images]
         self._waiting.extend(added, lane)
-        if self._worker is None:
-            self._worker = loop.create_task(self._work())
+        self._turns.call()
         return [entry.future for entry in added]
 
-    async def _work(self) -> None:
-        """Run batches until nothing waits, then end; the next submission starts it again."""
-        try:
-            while batch := self._take():
-                await self._answer(batch)
-        finally:
-            self._worker = None
+    def take(self) -> Coroutine[Any, Any, None] | None:
+        """Form a batch of what somebody still wants and return its run; None if there is none."""
+        self._drop_the_late()
+        self._waiting.forget_the_gone()
+        size = self._size_for(len(self._waiting))
+        batch = [self._waiting.pop() for _ in range(size)]
+        return self._answer(batch) if batch else None
 
-    def _take(self) -> list[_Waiting]:
-        """Take the next entries that somebody still wants, up to a full batch."""
-        batch: list[_Waiting] = []
+    def _drop_the_late(self) -> None:
         now = self._clock()
-        while self._waiting and len(batch) < self.max_batch_size:
-            entry = self._waiting.pop()
-            if entry.is_gone():
-                continue
+        for entry in self._waiting:
             if entry.expires <= now:
                 waited = now - entry.arrived
-                entry.future.set_exception(
-                    DeadlineError(f"the deadline passed after {waited:.3f} s in the queue")
+                _fail(
+                    entry, DeadlineError(f"the deadline passed after {waited:.3f} s in the queue")
                 )
-                continue
-            batch.append(entry)
-        return batch
+
+    def _size_for(self, num_waiting: int) -> int:
+        """Return the largest size that is filled; all that wait if they fill none."""
+        most = min(num_waiting, self.max_batch_size)
+        return max((size for size in self._sizes if size <= most), default=most)
 
     async def _answer(self, batch: list[_Waiting]) -> None:
         started = self._clock()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from app.errors import ConfigError
 from app.lanes import Lane
 from app.settings import Settings
 from app.stages import MemberAnswer
+from app.workers import Workers, replica_cores, workers_for
 from models import golden
-from models.cpus import available_cpus
 from models.ensemble import Probabilities
 from models.model_set import ModelSet, load_model_set
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
@@ -33,13 +32,17 @@ class QueueConfig(BaseModel):
 
 
 class Classifier:
-    """Runs one member; the network works on a thread of its own, off the replica's loop."""
+    """Runs one member; the network works on threads of its own, off the replica's loop."""
 
-    def __init__(self, settings: Settings, member: str) -> None:
+    def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
+        """Compile and check a member; ``workers`` are those of members in the same process."""
         model_set = load_model_set(settings.model_set, settings.model_search)
-        share = max(1, available_cpus() // len(model_set.manifest.members))
+        self._workers = workers or workers_for(
+            replica_cores(len(model_set.manifest.members)), settings.streams
+        )
         options = RuntimeOptions(
-            num_threads=settings.threads_per_member or share,
+            num_threads=self._workers.num * self._workers.threads_each,
+            num_streams=self._workers.num,
             batch_sizes=settings.batch_sizes,
             cache_dir=settings.compile_cache,
         )
@@ -48,9 +51,11 @@ class Classifier:
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
-        self._thread = ThreadPoolExecutor(1, f"infer-{member}")
         self._queue = BatchQueue(
-            self._infer, self._network.max_batch_size, settings.max_queued_images
+            self._infer,
+            self._network.batch_sizes,
+            settings.max_queued_images,
+            turns=self._workers.turns,
         )
 
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
@@ -106,5 +111,4 @@ class Classifier:
         )
 
     async def _infer(self, batch: Pixels) -> Probabilities:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._network.infer, batch)
+        return await self._workers.run(self._network.infer, batch)

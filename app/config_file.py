@@ -85,15 +85,22 @@ def with_overrides(
 
 
 def for_members(content: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Fit the deployments to another set's members: Serve refuses options of what is not there.
+    """Fit the deployments to the set's members and to where the stages run.
 
-    Options of members that the set lacks go; a member without options takes those of the first
-    deployment that went, so a set of any members is served with the file's intentions.
+    Serve refuses options of what is not there. So those of stages in the Gateway's process go, and
+    those of members that the set lacks. A member without options takes those of the first member
+    that went, so a set of any members is served with the file's intentions.
     """
-    members = {member.name for member in manifest.members}
-    stages = {"Gateway", "Decoder", "Combiner"}
     application = dict(content["applications"][0])
-    deployments = list(application.get("deployments", []))
+    settings = Settings.model_validate(application.get("args", {}))
+    places = {"Decoder": settings.decoder, "Combiner": settings.combiner}
+    stages = {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
+    members = {member.name for member in manifest.members}
+    if settings.members == "gateway":
+        members = set()
+    deployments = [
+        d for d in application.get("deployments", []) if d["name"] not in set(places) - stages
+    ]
     kept = [d for d in deployments if d["name"] in members | stages]
     gone = [d for d in deployments if d["name"] not in members | stages]
     missing = members - {d["name"] for d in kept}

@@ -19,8 +19,9 @@ from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
 from app.lanes import Lane
 from app.settings import Settings
-from app.stages import Combined, Decoded, Fault, MemberAnswer, call
+from app.stages import Combined, Decoded, Fault, InGateway, MemberAnswer, call, made
 from app.timeline import Span, Timeline
+from app.workers import replica_cores, workers_for
 from models.ensemble import Probabilities
 from models.errors import TandemError
 from models.ledger import judge
@@ -41,10 +42,19 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self._model_set = load_model_set(settings.model_set, settings.model_search)
-        self._decoder, self._members, self._combiner = decoder, dict(members), combiner
+        workers = workers_for(replica_cores(), settings.streams)
+        self._decoder, self._combiner = made(decoder), made(combiner)
+        self._members = {name: made(member, workers) for name, member in members.items()}
+        own = (name for name, member in members.items() if isinstance(member, InGateway))
+        self._own_members = [self._members[name] for name in own]
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
         self._num_under_way = 0
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take new queue settings for the members of this process (:class:`QueueConfig`)."""
+        for member in self._own_members:
+            member.reconfigure(user_config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""

@@ -43,6 +43,10 @@ class Lanes(Generic[T]):
         for lane in self._of.values():
             yield from lane
 
+    def heads(self) -> Iterator[T]:
+        """Return the first of each lane that has one: nobody has waited longer than they."""
+        return (lane[0] for lane in self._of.values() if lane)
+
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
         """Let entries wait at the end of a lane."""
         self._of[lane].extend(entries)

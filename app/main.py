@@ -4,6 +4,8 @@ client ─▶ Gateway ─▶ Decoder
              │  ├──▶ resnet50    ─┐  one Classifier per member,
              │  └──▶ densenet169 ─┤  all at the same time
              └─────▶ Combiner ◀───┘
+
+Each stage is a deployment of its own, or shares the Gateway's process: the settings say which.
 """
 
 import logging
@@ -16,7 +18,8 @@ from app.combiner import Combiner
 from app.decoder import Decoder
 from app.gateway import Gateway
 from app.ledger import check_ledger
-from app.settings import Settings
+from app.settings import Place, Settings
+from app.stages import InGateway
 from models.model_set import load_model_set
 
 logger = logging.getLogger("ray.serve")
@@ -28,13 +31,18 @@ def build(settings: Settings) -> Application:
     verdict = check_ledger(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
-    decoder = serve.deployment(name="Decoder")(Decoder).bind(settings)
+    decoder = _placed(settings.decoder, "Decoder", Decoder, settings)
     members = {
-        member.name: serve.deployment(name=member.name)(Classifier).bind(settings, member.name)
+        member.name: _placed(settings.members, member.name, Classifier, settings, member.name)
         for member in manifest.members
     }
-    combiner: Combiner | Application = Combiner(settings)
-    if settings.combiner == "deployment":
-        combiner = serve.deployment(name="Combiner")(Combiner).bind(settings)
+    combiner = _placed(settings.combiner, "Combiner", Combiner, settings)
     ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
     return ingress.bind(settings, decoder, members, combiner)
+
+
+def _placed(place: Place, name: str, stage: type, *args: object) -> Application | InGateway:
+    """Return a stage as a deployment of its own, or for the Gateway to make in its process."""
+    if place == "gateway":
+        return InGateway(stage, args)
+    return serve.deployment(name=name)(stage).bind(*args)

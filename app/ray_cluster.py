@@ -19,10 +19,15 @@ GRACE_S = 12.0
 def _init_ray(**options: Any) -> None:
     """Connect to Ray, quietly."""
     import ray
+    import ray._private.node
     import ray._private.utils
 
-    # Ray would take SIGTERM, and a StopRequest would hear of it no more.
-    with mock.patch.object(ray._private.utils, "set_sigterm_handler"):
+    # Ray would take SIGTERM, and a StopRequest would hear of it no more. Its log monitor would use
+    # 0.01 of a core to send us what replicas print, and we do not ask for it.
+    with (
+        mock.patch.object(ray._private.utils, "set_sigterm_handler"),
+        mock.patch.object(ray._private.node.Node, "start_log_monitor"),
+    ):
         ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 

@@ -17,6 +17,7 @@ from models.model_set import search_path
 from models.record import Precision
 
 MIB = 2**20
+Place = Literal["gateway", "deployment"]
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 
 
@@ -34,10 +35,19 @@ class Settings(BaseModel):
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
     )
-    combiner: Literal["deployment", "gateway"] = Field(
-        "gateway", description="where the Combiner runs: its own replicas, or the Gateway's process"
+    decoder: Place = Field(
+        "gateway", description="where the Decoder runs: the Gateway's process, or its own replicas"
     )
-    threads_per_member: int = Field(0, ge=0, description="0: the CPUs shared out among members")
+    members: Place = Field(
+        "gateway",
+        description="where the networks run: the Gateway's process, or their own replicas",
+    )
+    combiner: Place = Field(
+        "gateway", description="where the Combiner runs: the Gateway's process, or its own replicas"
+    )
+    streams: int = Field(
+        0, ge=0, description="batches that run at a time in a replica; 0: one on each of its cores"
+    )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
@@ -70,6 +80,10 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # By default Serve looks at everything, and every process flushes its metrics, ten times a
+        # second: most of what a service at rest costs (tests/load/startup.py).
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),

@@ -1,5 +1,6 @@
 """What travels between the stages of the graph, and how a stage is called."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,6 +50,19 @@ class Combined:
     predictions: list[Prediction]
     members: dict[str, list[Prediction]]
     agreement: bool  # all members that answered have the same top-1
+
+
+@dataclass(frozen=True)
+class InGateway:
+    """A stage that the Gateway makes in its own process, when its replica starts."""
+
+    stage: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def made(stage: Any, *shared: Any) -> Any:
+    """Make a stage of the Gateway's process, with what such stages share; a handle stays one."""
+    return stage.stage(*stage.args, *shared) if isinstance(stage, InGateway) else stage
 
 
 async def call(stage: Any, method: str, *args: Any) -> Any:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import psutil
 
@@ -48,7 +49,13 @@ class Progress:
     num_failed: int
 
 
+@dataclass(frozen=True)
+class Started:
+    """The child is there and begins."""
+
+
 Report = Callable[[Progress], None]
+T = TypeVar("T", Started, Run)
 
 
 def run_load(load: Load, service: psutil.Process | None, report: Report = lambda _: None) -> Run:
@@ -61,21 +68,23 @@ def run_load(load: Load, service: psutil.Process | None, report: Report = lambda
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_generate, args=(load, theirs), daemon=True)
-    before = cpu_seconds(service) if service else 0.0
     process.start()
     theirs.close()
     try:
-        run = _receive(ours, load, report)
+        _receive(ours, load, report, until=Started)  # the service rests while the child starts
+        before = cpu_seconds(service) if service else {}
+        run = _receive(ours, load, report, until=Run)
     finally:
         process.kill()
         process.join()
         ours.close()
     if service is not None:
-        run.service_cpu_s = cpu_seconds(service) - before
+        after = cpu_seconds(service)
+        run.service_cpu_s = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
     return run
 
 
-def _receive(pipe: Connection, load: Load, report: Report) -> Run:
+def _receive(pipe: Connection, load: Load, report: Report, until: type[T]) -> T:
     deadline = time.monotonic() + load.duration_s + load.target.timeout_s + GRACE_S
     while time.monotonic() < deadline:
         if not pipe.poll(0.5):
@@ -84,7 +93,7 @@ def _receive(pipe: Connection, load: Load, report: Report) -> Run:
             message = pipe.recv()
         except EOFError:
             break
-        if isinstance(message, Run):
+        if isinstance(message, until):
             return message
         report(message)
     raise ConfigError(
@@ -98,6 +107,7 @@ def _generate(load: Load, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
     samples: list[Sample] = []
     heard = _Heard(samples, pipe)
+    pipe.send(Started())
     before = time.process_time()
     if load.rate:
         arrivals = poisson_arrivals(load.rate, load.duration_s, load.seed).tolist()

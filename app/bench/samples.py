@@ -32,7 +32,7 @@ class Run:
     duration_s: float
     samples: list[Sample] = field(default_factory=list)
     client_cpu_s: float = 0.0  # of the load generator, over the run
-    service_cpu_s: float | None = None  # of the service's process tree; None: not on this machine
+    service_cpu_s: dict[str, float] | None = None  # by stage; None: not on this machine
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Summary:
     errors: dict[str, int]
     client_cpu_ms: float  # per request, of the load generator
     service_cpu_ms: float | None  # per image, of the service's whole process tree
+    service_cpu_ms_by_stage: dict[
+        str, float
+    ]  # the same, by deployment; HAProxy and Ray beside them
     is_saturated: bool  # an open loop whose answers fell behind what was offered
 
     def as_json(self) -> dict[str, Any]:
@@ -68,9 +71,9 @@ def summarise(run: Run, objective_ms: float) -> Summary:
     if num_ok:
         shown = [round(float(v), 2) for v in np.percentile(latencies, PERCENTILES)]
     p50, p90, p99 = shown
-    service_ms = None
+    service_ms: dict[str, float] = {}
     if run.service_cpu_s is not None and num_ok:
-        service_ms = round(run.service_cpu_s / num_ok * 1e3, 2)
+        service_ms = {s: round(v / num_ok * 1e3, 2) for s, v in run.service_cpu_s.items()}
     throughput = num_ok / run.duration_s
     return Summary(
         kind=run.kind,
@@ -86,6 +89,7 @@ def summarise(run: Run, objective_ms: float) -> Summary:
         max_ms=round(float(latencies.max()), 2) if num_ok else None,
         errors=dict(Counter(s.error for s in run.samples if s.error is not None).most_common()),
         client_cpu_ms=round(run.client_cpu_s / max(1, len(run.samples)) * 1e3, 3),
-        service_cpu_ms=service_ms,
+        service_cpu_ms=round(sum(service_ms.values()), 2) if service_ms else None,
+        service_cpu_ms_by_stage=service_ms,
         is_saturated=run.kind == "open" and throughput < 0.95 * run.offered,
     )

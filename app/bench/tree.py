@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 import psutil
 
 LOCAL = {"127.0.0.1", "localhost", "::1"}
+REPLICA = "ray::ServeReplica:"  # the title of a replica's process: ray::ServeReplica:tandem:Decoder
 
 
 def service_root(url: str) -> psutil.Process | None:
@@ -36,13 +37,22 @@ def _root_of(process: psutil.Process) -> psutil.Process | None:
     return None
 
 
-def cpu_seconds(root: psutil.Process) -> float:
-    """Return the CPU time so far, user and system, of ``root`` and all below it."""
-    total = 0.0
+def cpu_seconds(root: psutil.Process) -> dict[str, float]:
+    """Return the CPU time so far, user and system, of ``root`` and all below it, by stage."""
+    total: dict[str, float] = {}
     for process in (root, *root.children(recursive=True)):
         try:
-            times = process.cpu_times()
+            times, words = process.cpu_times(), process.cmdline()
         except psutil.Error:
             continue
-        total += times.user + times.system
+        stage = stage_of(words)
+        total[stage] = total.get(stage, 0.0) + times.user + times.system
     return total
+
+
+def stage_of(command_line: list[str]) -> str:
+    """Return the deployment that a replica's process runs, HAProxy, or "Ray" for the rest of it."""
+    first = command_line[0] if command_line else ""
+    if first.startswith(REPLICA):
+        return first.rsplit(":", 1)[-1]
+    return "HAProxy" if first.rsplit("/", 1)[-1] == "haproxy" else "Ray"

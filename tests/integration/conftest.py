@@ -44,7 +44,7 @@ def cluster() -> Iterator[None]:
 def served(
     cluster: None, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
 ) -> Served:
-    """Deploy the project's own serve_config.yaml with another model set, as ``tandem serve``."""
+    """Deploy configs/separate.yaml, where no stage shares a process, with another model set."""
     folder = write_tiny_set(
         tmp_path_factory.mktemp("sets") / "tiny",
         gains=MEMBERS,
@@ -53,10 +53,10 @@ def served(
         num_convolutions=NUM_CONVOLUTIONS,
     )
     content = with_overrides(
-        read_config(ROOT / "serve_config.yaml"), str(folder), None, free_port()
+        read_config(ROOT / "configs" / "separate.yaml"), str(folder), None, free_port()
     )
     application = content["applications"][0]
-    application["args"] |= {"threads_per_member": 1, "compile_cache": None, "max_files": 8}
+    application["args"] |= {"streams": 1, "compile_cache": None, "max_files": 8}
     config = for_members(content, read_manifest(folder))
     for deployment in config["applications"][0]["deployments"]:
         deployment["health_check_period_s"] = 1

@@ -62,7 +62,7 @@ def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(s
         "name": "wrong",
         "route_prefix": "/wrong",
         "import_path": "app.main:build",
-        "args": {"model_set": str(served.model_set), "treads_per_member": 1},
+        "args": {"model_set": str(served.model_set), "steams": 1},
     }
     config = served.config
     deploy({**config, "applications": [*config["applications"], wrong]})
@@ -72,5 +72,5 @@ def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(s
         return status is not None and status.status == "DEPLOY_FAILED"
 
     wait_until(has_failed, 60, "DEPLOY_FAILED")
-    assert "treads_per_member" in serve.status().applications["wrong"].message
+    assert "steams" in serve.status().applications["wrong"].message
     assert client.post(CLASSIFY, content=picture()).status_code == 200

@@ -15,7 +15,7 @@ from app.errors import DeadlineError, OverloadedError
 def make_queue(
     network: SteppedNetwork, max_batch_size: int = 4, max_queued: int = 64
 ) -> BatchQueue:
-    return BatchQueue(network.run, max_batch_size, max_queued, network.clock)
+    return BatchQueue(network.run, range(1, max_batch_size + 1), max_queued, network.clock)
 
 
 async def test_a_lone_image_starts_at_once_and_alone():
@@ -137,7 +137,7 @@ async def test_a_wrong_number_of_rows_is_an_error_not_somebody_elses_answer():
     async def run(batch):
         return np.zeros((len(batch) + 1, 2), np.float32)
 
-    queue = BatchQueue(run, 4, 64)
+    queue = BatchQueue(run, range(1, 5), 64)
     futures = queue.submit([image(1), image(2)])
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert [str(a) for a in answers] == ["the network gave 2 rows for 1 images"] * 2

@@ -36,7 +36,9 @@ class Script:
     def __init__(self, max_batch_size: int, max_queued: int, bad: set[int]) -> None:
         self.network = SteppedNetwork(bad)
         self.max_queued = max_queued
-        self.queue = BatchQueue(self.network.run, max_batch_size, max_queued, self.network.clock)
+        self.queue = BatchQueue(
+            self.network.run, range(1, max_batch_size + 1), max_queued, self.network.clock
+        )
         self.submitted: list[Submitted] = []
 
     async def play(self, steps: list[tuple]) -> None:
@@ -120,7 +122,7 @@ def check_outcome(
 def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
     async def play() -> list[int]:
         network = SteppedNetwork()
-        BatchQueue(network.run, max_batch_size, 64, network.clock).submit(
+        BatchQueue(network.run, range(1, max_batch_size + 1), 64, network.clock).submit(
             [image(n) for n in range(count)]
         )
         await network.finish_all()
@@ -136,7 +138,7 @@ def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
 def test_any_float_is_a_timeout_or_refused(timeout_s):
     async def submit() -> None:
         network = SteppedNetwork()
-        queue = BatchQueue(network.run, 4, 4, network.clock)
+        queue = BatchQueue(network.run, range(1, 5), 4, network.clock)
         if timeout_s > 0:
             (future,) = queue.submit([image(1)], timeout_s)
             await network.finish_all()

@@ -15,7 +15,7 @@ from models.golden import GoldenMismatchError
 
 def settings(folder, **changes: object) -> Settings:
     return Settings(
-        model_set=str(folder), batch_sizes=(1, 4), threads_per_member=1, compile_cache=None
+        model_set=str(folder), batch_sizes=(1, 4), streams=1, compile_cache=None
     ).model_copy(update=changes)
 
 
@@ -29,7 +29,7 @@ async def test_every_image_has_its_own_row(tiny_set):
     answer = await classifier.classify(images(*colors), 10.0)
     assert [list(COLORS)[i] for i in answer.probabilities.argmax(1)] == colors
     assert answer.probabilities.dtype == np.float32
-    assert answer.batch_size == (4, 4, 4, 4, 2, 2)
+    assert answer.batch_size == (4, 4, 4, 4, 1, 1)  # 1 and 4 are compiled: nothing is padded
     assert all(ms > 0 for ms in answer.infer_ms)
     assert all(ms >= 0 for ms in answer.queue_ms)
 
@@ -67,15 +67,15 @@ def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
 
 
 async def test_settings_change_without_a_restart(tiny_set):
-    classifier = Classifier(settings(tiny_set), "sure")
+    classifier = Classifier(settings(tiny_set, batch_sizes=(1, 2, 4)), "sure")
     classifier.reconfigure({"max_batch_size": 2, "max_queued_images": 3})
     answer = await classifier.classify(images("red", "blue", "green"), 10.0)
     assert answer.batch_size == (2, 2, 1)
     with pytest.raises(OverloadedError, match="4 more do not fit into 3"):
         await classifier.classify(images(*["red"] * 4), 10.0)
-    classifier.reconfigure({"max_batch_size": 99})  # no more than was compiled
-    answer = await classifier.classify(images("red", "blue", "green"), 10.0, "bulk")
-    assert answer.batch_size == (3, 3, 3)
+    classifier.reconfigure({"max_batch_size": 99, "max_queued_images": 5})  # 4 is compiled
+    answer = await classifier.classify(images("red", "blue", "green", "red", "red"), 10.0, "bulk")
+    assert answer.batch_size == (4, 4, 4, 4, 1)
 
 
 @pytest.mark.parametrize(

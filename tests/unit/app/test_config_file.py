@@ -172,19 +172,22 @@ def other_manifest(tmp_path_factory) -> Manifest:
     return read_manifest(write_tiny_set(tmp_path_factory.mktemp("set"), gains=gains))
 
 
+SEPARATE = ROOT / "configs" / "separate.yaml"
+
+
 def names(content: dict) -> list[str]:
     return [d["name"] for d in content["applications"][0]["deployments"]]
 
 
 def test_the_bundled_members_keep_their_options():
-    content = read_config(ROOT / "serve_config.yaml")
+    content = read_config(SEPARATE)
     manifest = read_manifest(BUNDLED_DIR / "imagenette")
     assert for_members(content, manifest) == content
     assert {m.name for m in manifest.members} <= set(names(content))
 
 
 def test_other_members_take_over_the_options_of_those_that_are_not_there(other_manifest):
-    content = read_config(ROOT / "serve_config.yaml")
+    content = read_config(SEPARATE)
     fitted = for_members(content, other_manifest)
     stages = [n for n in names(content) if n[0].isupper()]
     assert names(fitted) == [*stages, "first", "second", "third"]
@@ -192,10 +195,20 @@ def test_other_members_take_over_the_options_of_those_that_are_not_there(other_m
     was = {d["name"]: d for d in content["applications"][0]["deployments"]}["resnet50"]
     for name in ("first", "second", "third"):
         assert {**deployments[name], "name": "resnet50"} == was
-    assert read_config(ROOT / "serve_config.yaml") == content  # the input was not written to
+    assert read_config(SEPARATE) == content  # the input was not written to
 
 
 def test_members_without_any_options_are_left_to_serve(other_manifest):
-    content = {"applications": [{"deployments": [{"name": "Decoder"}]}]}
+    arguments = {"decoder": "deployment", "members": "deployment"}
+    content = {"applications": [{"args": arguments, "deployments": [{"name": "Decoder"}]}]}
     assert names(for_members(content, other_manifest)) == ["Decoder"]
     assert names(for_members({"applications": [{}]}, other_manifest)) == []
+
+
+def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
+    content = read_config(SEPARATE)
+    application = content["applications"][0]
+    application["args"] |= {"members": "gateway"}
+    assert names(for_members(content, other_manifest)) == ["Gateway", "Decoder"]
+    application["args"] |= {"decoder": "gateway"}
+    assert names(for_members(content, other_manifest)) == ["Gateway"]

