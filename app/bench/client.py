@@ -24,6 +24,13 @@ class Target:
     url: str
     bodies: Sequence[bytes]
     timeout_s: float = 30.0
+    files_per_request: int = 1  # more: a multipart form of so many photos
+
+    def bodies_of(self, number: int) -> list[bytes]:
+        """Return the photos of the ``number``-th request, in turn."""
+        first = number * self.files_per_request
+        every = range(first, first + self.files_per_request)
+        return [self.bodies[n % len(self.bodies)] for n in every]
 
     @property
     def path(self) -> str:
@@ -49,8 +56,7 @@ async def closed_loop(target: Target, clients: int, duration_s: float, hear: Hea
 
     async def client(session: aiohttp.ClientSession) -> None:
         while (now := time.perf_counter() - started) < duration_s:
-            body = target.bodies[next(numbers) % len(target.bodies)]
-            error = await _send(session, target, body)
+            error = await _send(session, target, next(numbers))
             hear(Sample(now, time.perf_counter() - started, error))
             if error is not None and not error.startswith("http_"):
                 await asyncio.sleep(0.1)
@@ -66,8 +72,8 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> f
     async with session_for(target, MAX_UNDER_WAY) as session:
         started = time.perf_counter()
 
-        async def one(scheduled: float, body: bytes) -> None:
-            error = await _send(session, target, body)
+        async def one(scheduled: float, number: int) -> None:
+            error = await _send(session, target, number)
             hear(Sample(scheduled, time.perf_counter() - started, error))
 
         for number, scheduled in enumerate(arrivals):
@@ -79,7 +85,7 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> f
             if len(under_way) >= MAX_UNDER_WAY:
                 hear(Sample(scheduled, time.perf_counter() - started, "client_full"))
                 continue
-            task = asyncio.create_task(one(scheduled, target.bodies[number % len(target.bodies)]))
+            task = asyncio.create_task(one(scheduled, number))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
         if under_way:
@@ -87,10 +93,12 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> f
         return time.perf_counter() - started
 
 
-async def _send(session: aiohttp.ClientSession, target: Target, body: bytes) -> str | None:
-    """Send one photo; return the kind of error, or None."""
+async def _send(session: aiohttp.ClientSession, target: Target, number: int) -> str | None:
+    """Send one request; return the kind of error, or None."""
+    bodies = target.bodies_of(number)
+    data = bodies[0] if len(bodies) == 1 else _form(bodies)
     try:
-        async with session.post(target.path, data=body) as answer:
+        async with session.post(target.path, data=data) as answer:
             await answer.read()
             return None if answer.status == 200 else f"http_{answer.status}"
     except TimeoutError:
@@ -99,3 +107,10 @@ async def _send(session: aiohttp.ClientSession, target: Target, body: bytes) -> 
         return "no_connection"
     except aiohttp.ClientError as error:
         return type(error).__name__
+
+
+def _form(bodies: Sequence[bytes]) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    for number, body in enumerate(bodies):
+        form.add_field("files", body, filename=f"{number}")
+    return form

@@ -1,8 +1,9 @@
 """``tandem bench``: load on a running service, or with --limit the bound of this machine."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import typer
@@ -12,6 +13,9 @@ from rich.markup import escape
 from app.errors import ConfigError
 from models.model_set import load_model_set, search_path
 from models.record import Precision
+
+if TYPE_CHECKING:
+    from app.bench.client import Target
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
@@ -28,6 +32,7 @@ def bench(
     rate: Annotated[
         str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
     ] = None,
+    files: Annotated[int, typer.Option(help="photos a request, in a form", min=1)] = 1,
     duration: Annotated[
         float, typer.Option(help="s of each run; --limit: 3 x a fifth a setup", min=0.1)
     ] = 10.0,
@@ -49,6 +54,7 @@ def bench(
     Latency in an open loop counts from the scheduled time. The load comes from another process,
     whose own cost is told. Exit code 1: nothing was answered.
     """
+    from app.bench.client import Target
     from app.bench.machine import describe
     from app.bench.photos import drawn_photos, photos_in
 
@@ -63,28 +69,25 @@ def bench(
         clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
         rates = numbers(rate, "--rate") if rate else []
         loads = (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
-        options = _Options(url.rstrip("/"), duration, warm_up, objective_ms, seed, plot)
-        result = _runs(bodies, loads, options, quiet=str(json_file) == "-")
+        target = Target(url.rstrip("/"), bodies, files_per_request=files)
+        options = _Options(target, duration, warm_up, objective_ms, seed, plot)
+        result = _runs(loads, options, quiet=str(json_file) == "-")
     _write(json_file, facts | result)
     if not limit and not any(run["num_ok"] for run in result["runs"]):
         err.print("[red]no request was answered[/]")
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True)
 class _Options:
     """What all runs share."""
 
-    def __init__(
-        self,
-        url: str,
-        duration_s: float,
-        warm_up_s: float,
-        objective_ms: float,
-        seed: int,
-        plot: Path | None,
-    ) -> None:
-        self.url, self.duration_s, self.warm_up_s = url, duration_s, warm_up_s
-        self.objective_ms, self.seed, self.plot = objective_ms, seed, plot
+    target: "Target"
+    duration_s: float
+    warm_up_s: float
+    objective_ms: float
+    seed: int
+    plot: Path | None
 
 
 def _limit(
@@ -110,18 +113,14 @@ def _limit(
     return {"model_set": loaded.name, "limit": found.as_json()}
 
 
-def _runs(
-    bodies: list[bytes], loads: tuple[list[float], list[float]], options: _Options, *, quiet: bool
-) -> dict:  # type: ignore[type-arg]
-    from app.bench.client import Target
+def _runs(loads: tuple[list[float], list[float]], options: _Options, *, quiet: bool) -> dict:  # type: ignore[type-arg]
     from app.bench.generator import Load, Progress, run_load
     from app.bench.report import knee, plot, show_runs
     from app.bench.samples import summarise
     from app.bench.tree import service_root
 
-    model_set = _served(options.url)
-    target = Target(options.url, bodies)
-    service = service_root(options.url)
+    target = options.target
+    model_set, service = _served(target.url), service_root(target.url)
     planned = [Load(target, options.duration_s, clients=int(n)) for n in loads[0]]
     planned += [Load(target, options.duration_s, rate=rate, seed=options.seed) for rate in loads[1]]
     summaries = []
@@ -144,7 +143,8 @@ def _runs(
     if options.plot is not None:
         plot(options.plot, summaries, options.objective_ms)
     return {
-        "url": options.url,
+        "url": target.url,
+        "files_per_request": target.files_per_request,
         "model_set": model_set,
         "objective_ms": options.objective_ms,
         "knee_requests_per_s": knee(summaries, options.objective_ms),

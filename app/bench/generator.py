@@ -78,6 +78,7 @@ def run_load(load: Load, service: psutil.Process | None, report: Report = lambda
         process.kill()
         process.join()
         ours.close()
+    run.files_per_request = load.target.files_per_request
     if service is not None:
         after = cpu_seconds(service)
         run.service_cpu_s = {stage: after[stage] - before.get(stage, 0.0) for stage in after}

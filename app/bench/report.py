@@ -14,7 +14,7 @@ from models.extras import needs_extra
 def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
     """Print one row per run, and what a reader must know of them."""
     table = Table()
-    columns = ("load", "ok/s", f"<{objective_ms:g} ms/s", "p50", "p90", "p99", "max", "errors")
+    columns = ("load", "ok/s", "images/s", f"<{objective_ms:g} ms/s", "p50", "p90", "p99", "max", "errors")
     for column in (*columns, "CPU ms"):
         table.add_column(column, no_wrap=True, justify="right" if column != "load" else "left")
     for s in summaries:
@@ -22,6 +22,7 @@ def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -
         table.add_row(
             _load(s),
             f"{s.throughput:.1f}",
+            f"{s.images_per_s:.1f}",
             f"{s.goodput:.1f}",
             *("-" if t is None else f"{t:.0f}" for t in times),
             str(sum(s.errors.values())),

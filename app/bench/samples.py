@@ -33,6 +33,7 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     client_cpu_s: float = 0.0  # of the load generator, over the run
     service_cpu_s: dict[str, float] | None = None  # by stage; None: not on this machine
+    files_per_request: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Summary:
     duration_s: float
     num_requests: int
     num_ok: int
-    throughput: float  # answered 200, per s
+    throughput: float  # requests answered 200, per s
+    images_per_s: float  # in them
     goodput: float  # of those, within the objective, per s
     p50_ms: float | None
     p90_ms: float | None
@@ -73,7 +75,8 @@ def summarise(run: Run, objective_ms: float) -> Summary:
     p50, p90, p99 = shown
     service_ms: dict[str, float] = {}
     if run.service_cpu_s is not None and num_ok:
-        service_ms = {s: round(v / num_ok * 1e3, 2) for s, v in run.service_cpu_s.items()}
+        num_images = num_ok * run.files_per_request
+        service_ms = {s: round(v / num_images * 1e3, 2) for s, v in run.service_cpu_s.items()}
     throughput = num_ok / run.duration_s
     return Summary(
         kind=run.kind,
@@ -82,6 +85,7 @@ def summarise(run: Run, objective_ms: float) -> Summary:
         num_requests=len(run.samples),
         num_ok=num_ok,
         throughput=round(throughput, 2),
+        images_per_s=round(throughput * run.files_per_request, 2),
         goodput=round(float((latencies <= objective_ms).sum()) / run.duration_s, 2),
         p50_ms=p50,
         p90_ms=p90,

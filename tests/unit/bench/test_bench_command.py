@@ -60,6 +60,19 @@ def test_closed_and_open_loops_send_every_photo_in_turn(server: FakeServer, phot
     assert closed["service_cpu_ms"] is None  # no tandem serve listens there
 
 
+def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
+    load = ("--concurrency", "1", "--files", "4", "--duration", "0.3", "--warm-up", "0")
+    result = result_of("--url", server.url, "--images", photos, *load)
+    (run,) = result["runs"]
+    assert result["files_per_request"] == 4
+    assert run["images_per_s"] == pytest.approx(4 * run["throughput"], abs=0.03)
+    bodies = [body for path, body in server.requests if path.startswith("/v1/classify")]
+    contents = [path.read_bytes() for path in sorted(photos.iterdir())]
+    for body in bodies:  # four of three photos: one comes twice
+        assert sum(body.count(content) for content in contents) == 4
+        assert all(content in body for content in contents)
+
+
 def test_no_more_than_the_clients_are_under_way(server: FakeServer) -> None:
     under_way, highest, lock = 0, 0, threading.Lock()
 
