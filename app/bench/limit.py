@@ -33,6 +33,14 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What one setup reached."""
+
+    setup: Setup
+    images_per_s: float
+
+
+@dataclass(frozen=True)
 class Limit:
     """What this machine can do without a server."""
 
@@ -41,11 +49,12 @@ class Limit:
     best: Setup
     images_per_s: float
     latency_ms: float  # of one image: decode, then the members in parallel or one by one
-    by_setup: list[dict[str, Any]]
+    setups: list[Tried]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return asdict(self)
+        rows = [{**asdict(t.setup), "images_per_s": t.images_per_s} for t in self.setups]
+        return {**asdict(self), "setups": rows}
 
 
 class Pipeline:
@@ -113,10 +122,7 @@ def measure_limit(
         best=pipelines[best].setup,
         images_per_s=round(rates[best], 2),
         latency_ms=round(single_image_ms(model_set, bodies, precision), 2),
-        by_setup=[
-            {**asdict(p.setup), "images_per_s": round(rate, 2)}
-            for p, rate in zip(pipelines, rates, strict=True)
-        ],
+        setups=[Tried(p.setup, round(rate, 2)) for p, rate in zip(pipelines, rates, strict=True)],
     )
 
 

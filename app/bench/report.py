@@ -14,7 +14,17 @@ from models.extras import needs_extra
 def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
     """Print one row per run, and what a reader must know of them."""
     table = Table()
-    columns = ("load", "ok/s", "images/s", f"<{objective_ms:g} ms/s", "p50", "p90", "p99", "max", "errors")
+    columns = (
+        "load",
+        "ok/s",
+        "images/s",
+        f"<{objective_ms:g} ms/s",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "errors",
+    )
     for column in (*columns, "CPU ms"):
         table.add_column(column, no_wrap=True, justify="right" if column != "load" else "left")
     for s in summaries:
@@ -54,10 +64,10 @@ def _load(summary: Summary) -> str:
 def show_limit(console: Console, limit: Limit) -> None:
     """Print every setup that was tried, and the bound."""
     table = Table("streams", "threads each", "batch", "images/s")
-    for row in limit.by_setup:
-        is_best = row["images_per_s"] == limit.images_per_s
-        cells = (row["streams"], row["threads"], row["batch_size"], f"{row['images_per_s']:.1f}")
-        table.add_row(*map(str, cells), style="bold" if is_best else "")
+    for tried in limit.setups:
+        setup, rate = tried.setup, f"{tried.images_per_s:.1f}"
+        cells = (str(setup.streams), str(setup.threads), str(setup.batch_size), rate)
+        table.add_row(*cells, style="bold" if setup == limit.best else "")
     console.print(table)
     console.print(
         f"the bound of this machine, no server: [bold]{limit.images_per_s:.1f} images/s[/] "

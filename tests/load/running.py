@@ -1,16 +1,18 @@
 """A ``tandem serve`` for a benchmark: started on a free port, stopped by its pid."""
 
 import contextlib
+import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
 from machine import ROOT
+
+from app.ports import free_port
 
 READY_WITHIN_S = 180.0
 
@@ -22,28 +24,29 @@ class Running:
         self.process, self.url, self.ready_after_s = process, url, ready_after_s
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def running_service(*arguments: str) -> contextlib.AbstractContextManager[Running]:
+    """Start ``tandem serve`` with further arguments; yield it when it is ready."""
+    return running([str(Path(sys.executable).with_name("tandem")), "serve", *arguments])
 
 
 @contextlib.contextmanager
-def running_service(*arguments: str) -> Iterator[Running]:
-    """Start a service with further arguments of ``tandem serve``; yield it when it is ready."""
+def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """Start a command that takes ``--port``; yield it when it is ready, stop it by SIGINT."""
     port = free_port()
-    command = [str(Path(sys.executable).with_name("tandem")), "serve", "--port", str(port)]
     started = time.perf_counter()
     process = subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+        [*command, "--port", str(port)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
     )
     url = f"http://127.0.0.1:{port}"
     try:
         while not _is_ready(url):
             waited = time.perf_counter() - started
             if process.poll() is not None or waited > READY_WITHIN_S:
-                raise SystemExit(f"tandem serve did not get ready within {waited:.0f} s")
+                raise SystemExit(f"{command[0]} did not get ready within {waited:.0f} s")
             time.sleep(0.05)
         yield Running(process, url, time.perf_counter() - started)
     finally:

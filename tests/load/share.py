@@ -1,7 +1,8 @@
 """The share of the bound that arrives at the HTTP client: ``python tests/load/share.py PHOTOS``.
 
 One service and the same networks in this process take turns, round by round, on the same photos: 16
-clients against the best in-process setup, and one client against one image alone. Prints JSON.
+clients and forms of 16 photos against the best in-process setup, and one client against one image
+alone. The bound is measured before and after every turn. Prints JSON.
 """
 
 import json
@@ -9,17 +10,20 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import psutil
 import typer
+from bound import Bound
 from machine import describe
 from running import running_service
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
-from app.bench.limit import Pipeline, measure_limit, single_image_ms
+from app.bench.limit import single_image_ms
 from app.bench.photos import photos_in
-from app.bench.samples import summarise
-from app.bench.tree import service_root
+from app.bench.samples import Summary, summarise
 from models.model_set import load_model_set
+
+FILES = 16  # of the forms
 
 
 def main(
@@ -30,45 +34,70 @@ def main(
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
 ) -> None:
     """Measure both in turns."""
-    model_set, bodies = load_model_set("imagenette"), photos_in(photos)
-    limit = measure_limit(model_set, bodies, rounds=2, seconds=2.0)
-    pipeline = Pipeline(model_set, "INT8", limit.best)
-    num_batches = max(1, round(limit.images_per_s * seconds / limit.best.batch_size))
-    arguments = ("--config", str(config)) if config else ()
-    with running_service(*arguments) as service:
-        root = service_root(service.url)
-        target = Target(service.url, bodies)
-        run_load(Load(target, 5.0, clients=16), None)
-        rows: list[dict[str, Any]] = []
-        for _ in range(rounds):
-            bound = pipeline.run(bodies, num_batches)
-            many = summarise(run_load(Load(target, seconds, clients=16), root), 100)
-            alone_ms = single_image_ms(model_set, bodies, "INT8")
-            one = summarise(run_load(Load(target, seconds / 2, clients=1), root), 100)
-            rows.append(
-                {
-                    "bound_images_per_s": round(bound, 2),
-                    "http_images_per_s": many.throughput,
-                    "share": round(many.throughput / bound, 4),
-                    "cpu_ms_per_image": many.service_cpu_ms,
-                    "client_cpu_ms": many.client_cpu_ms,
-                    "in_process_ms": round(alone_ms, 2),
-                    "http_ms": one.p50_ms,
-                    "overhead_ms": round((one.p50_ms or 0) - alone_ms, 2),
-                    "errors": many.errors | one.errors,
-                }
-            )
+    bodies = photos_in(photos)
+    bound = Bound(bodies)
+    with running_service(*(("--config", str(config)) if config else ())) as service:
+        turns = Turns(service.url, service.process.pid, bodies, bound, seconds)
+        run_load(Load(turns.single, 5.0, clients=16), None)
+        rows = [turns.round() for _ in range(rounds)]
     result = {
         "machine": describe(),
-        "best_setup": limit.as_json(),
+        "limit": bound.limit.as_json(),
+        "median": {key: round(median(row[key] for row in rows), 3) for key in MEDIANS},
+        "cpu_ms_by_stage": {
+            stage: round(median(row["cpu_ms_by_stage"].get(stage, 0.0) for row in rows), 2)
+            for stage in rows[0]["cpu_ms_by_stage"]
+        },
         "rounds": rows,
-        "median_share": median(row["share"] for row in rows),
-        "median_overhead_ms": median(row["overhead_ms"] for row in rows),
     }
     text = json.dumps(result, indent=2)
     typer.echo(text)
     if out is not None:
         out.write_text(text + "\n", "utf-8")
+
+
+MEDIANS = ("share", "form_share", "overhead_ms", "images_per_s", "cpu_ms_per_image")
+
+
+class Turns:
+    """One round after the other."""
+
+    def __init__(
+        self, url: str, pid: int, bodies: list[bytes], bound: Bound, seconds: float
+    ) -> None:
+        self.single = Target(url, bodies)
+        self._forms = Target(url, bodies, files_per_request=FILES)
+        self._root, self._bodies = psutil.Process(pid), bodies
+        self._bound, self._seconds = bound, seconds
+        self._model_set = load_model_set("imagenette")
+
+    def round(self) -> dict[str, Any]:
+        """Return one round's figures; a turn's bound is the mean of those before and after it."""
+        before = self._bound.measure(self._seconds)
+        many = self._load(self.single, clients=16)
+        between = self._bound.measure(self._seconds)
+        forms = self._load(self._forms, clients=2)
+        after = self._bound.measure(self._seconds)
+        alone_ms = single_image_ms(self._model_set, self._bodies, "INT8")
+        one = self._load(self.single, clients=1)
+        alone_ms = (alone_ms + single_image_ms(self._model_set, self._bodies, "INT8")) / 2
+        return {
+            "bound_images_per_s": [before, between, after],
+            "images_per_s": many.images_per_s,
+            "share": round(2 * many.images_per_s / (before + between), 4),
+            "cpu_ms_per_image": many.service_cpu_ms,
+            "cpu_ms_by_stage": many.service_cpu_ms_by_stage,
+            "client_cpu_ms": many.client_cpu_ms,
+            "form_images_per_s": forms.images_per_s,
+            "form_share": round(2 * forms.images_per_s / (between + after), 4),
+            "in_process_ms": round(alone_ms, 2),
+            "http_ms": one.p50_ms,
+            "overhead_ms": round((one.p50_ms or 0) - alone_ms, 2),
+            "errors": many.errors | one.errors | forms.errors,
+        }
+
+    def _load(self, target: Target, clients: int) -> Summary:
+        return summarise(run_load(Load(target, self._seconds, clients=clients), self._root), 100)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_the_limit_of_a_tiny_set(tmp_path: Path, photos: Path) -> None:
     short = ("--duration", "0.1")
     result = result_of("--limit", "--model-set", folder, "--images", photos, *short)
     limit = result["limit"]
-    assert limit["images_per_s"] == max(row["images_per_s"] for row in limit["by_setup"])
+    assert limit["images_per_s"] == max(row["images_per_s"] for row in limit["setups"])
     assert limit["latency_ms"] > 0
     assert result["num_images"] == 3
 
