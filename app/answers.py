@@ -1,5 +1,6 @@
 """The JSON of the HTTP interface, as pydantic models: what /docs shows and tests compare with."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -54,7 +55,11 @@ class Classified(BaseModel):
     predictions: list[Answered]
     members: dict[str, MemberOpinion]
     agreement: bool = Field(description="all members have the same first choice")
-    degraded: bool = Field(description="fewer members answered than the set has")
+    degraded: bool = Field(description="fewer members answered than were asked")
+    # Left out unless there are some.
+    skipped_members: list[str] | SkipJsonSchema[None] = Field(
+        None, description="not asked: by cascade_margin, the first member was sure enough alone"
+    )
     request_id: str
     timings_ms: Timings
 
@@ -101,6 +106,9 @@ class ServedModels(BaseModel):
     verified: str = Field(description="verified, unmeasured, or dropped (over max_drop)")
     members: list[ServedMember]
     accuracy: list[dict[str, Any]]
+    cascade_margin: float | SkipJsonSchema[None] = Field(
+        None, description="of the first member, from which on the others are not asked; if set"
+    )
 
 
 class Ready(BaseModel):
@@ -116,9 +124,14 @@ def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
 
 
 def classified(
-    combined: Combined, model_set: str, num_members: int, request_id: str, timings: Timings
+    combined: Combined,
+    model_set: str,
+    num_members: int,
+    skipped: Sequence[str],
+    request_id: str,
+    timings: Timings,
 ) -> Classified:
-    """Dress the Combiner's answer for the outside."""
+    """Dress the Combiner's answer for the outside; ``skipped`` members were not asked."""
     members = {}
     for name, predictions in combined.members.items():
         rows = [Answered(**asdict(prediction)) for prediction in predictions]
@@ -131,7 +144,8 @@ def classified(
         predictions=[Answered(**asdict(prediction)) for prediction in combined.predictions],
         members=members,
         agreement=combined.agreement,
-        degraded=len(members) < num_members,
+        degraded=len(members) + len(skipped) < num_members,
+        skipped_members=list(skipped) or None,
         request_id=request_id,
         timings_ms=timings,
     )

@@ -15,14 +15,15 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from app.answers import Classified, ServedMember, ServedModels, classified
+from app.cascade import Cascade, cascade_of
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
 from app.lanes import Lane
+from app.members import Group, Members
 from app.settings import Settings
-from app.stages import Combined, Decoded, Fault, InGateway, MemberAnswer, call, made
-from app.timeline import Span, Timeline
+from app.stages import Combined, Decoded, Fault, InGateway, call, made
+from app.timeline import Timeline
 from app.workers import replica_cores, workers_for
-from models.ensemble import Probabilities
 from models.errors import TandemError
 from models.ledger import judge
 from models.model_set import load_model_set
@@ -35,7 +36,7 @@ READY_FOR_S = 5.0  # a member that answered is taken as ready this long before i
 
 
 class Gateway:
-    """Decoder, then every member in parallel, then the Combiner."""
+    """Decoder, then every member in parallel (or the cascade), then the Combiner."""
 
     def __init__(
         self, settings: Settings, decoder: Any, members: Mapping[str, Any], combiner: Any
@@ -44,9 +45,11 @@ class Gateway:
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         workers = workers_for(replica_cores(), settings.streams)
         self._decoder, self._combiner = made(decoder), made(combiner)
-        self._members = {name: made(member, workers) for name, member in members.items()}
+        every = {name: made(member, workers) for name, member in members.items()}
         own = (name for name, member in members.items() if isinstance(member, InGateway))
-        self._own_members = [self._members[name] for name in own]
+        self._own_members = [every[name] for name in own]
+        self._num_members, self._members = len(every), Members(every)
+        self._cascade = cascade_of(every, settings.cascade_margin)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
         self._num_under_way = 0
@@ -90,8 +93,12 @@ class Gateway:
         request_id: str,
         timeline: Timeline,
         lane: Lane = "interactive",
+        *,
+        may_skip: bool = True,
     ) -> list[Classified | Fault]:
         """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
+
+        Every member is asked, unless there is a cascade and the request ``may_skip`` some.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
@@ -99,8 +106,9 @@ class Gateway:
         """
         try:
             async with asyncio.timeout(timeout_s - timeline.elapsed_s()):  # reading counts
+                members = self._cascade if self._cascade and may_skip else self._members
                 return await self._through_the_graph(
-                    files, top_k, timeout_s, request_id, timeline, lane
+                    files, top_k, timeout_s, request_id, timeline, lane, members
                 )
         except TimeoutError as error:
             raise DeadlineError(
@@ -120,56 +128,30 @@ class Gateway:
         request_id: str,
         timeline: Timeline,
         lane: Lane,
+        members: Members | Cascade,
     ) -> list[Classified | Fault]:
         with timeline.measure() as decoding:
             decoded: Decoded = await call(self._decoder, "decode", files)
-        answers: dict[str, MemberAnswer] = {}
-        hops: dict[str, Span] = {}
-        combined: list[Combined] = []
+        groups: list[Group] = []
         if len(decoded.images):
-            left = timeout_s - timeline.elapsed_s()
-            answers, hops = await self._ask_members(decoded, left, lane, timeline)
-            rows = {name: answer.probabilities for name, answer in answers.items()}
-            combined = await self._combine(rows, top_k, timeline)
-        good = iter(enumerate(combined))
-        results: list[Classified | Fault] = []
-        for position in range(len(files)):
-            if fault := decoded.faults.get(position):
-                results.append(fault)
-                continue
-            index, one = next(good)
-            timings = timeline.of_image(index, decoding, decoded, hops, answers)
-            results.append(
-                classified(one, self._model_set.name, len(self._members), request_id, timings)
-            )
-        return results
-
-    async def _ask_members(
-        self, decoded: Decoded, timeout_s: float, lane: Lane, timeline: Timeline
-    ) -> tuple[dict[str, MemberAnswer], dict[str, Span]]:
-        """Send the one tensor to all members at once; it was resolved before it is fanned out."""
-
-        async def ask(member: Any) -> tuple[MemberAnswer, Span]:
-            with timeline.measure() as hop:
-                answer: MemberAnswer = await call(
-                    member, "classify", decoded.images, timeout_s, lane
-                )
-            return answer, hop
-
-        tasks = {name: asyncio.create_task(ask(m)) for name, m in self._members.items()}
-        try:
-            await asyncio.gather(*tasks.values())
-        finally:  # when one member fails, the others' work is of no use
-            for task in tasks.values():
-                task.cancel()
-        done = {name: task.result() for name, task in tasks.items()}
-        return {n: d[0] for n, d in done.items()}, {n: d[1] for n, d in done.items()}
-
-    async def _combine(
-        self, rows: dict[str, Probabilities], top_k: int, timeline: Timeline
-    ) -> list[Combined]:
+            groups = await members.ask(decoded.images, timeout_s, lane, timeline)
         with timeline.measure() as timeline.combining:
-            combined: list[Combined] = await call(self._combiner, "combine", rows, top_k)
+            combined = [await self._combine(group, top_k) for group in groups]
+        good: dict[int, Classified] = {}
+        for group, answers in zip(groups, combined, strict=True):
+            for row, (place, one) in enumerate(zip(group.images, answers, strict=True)):
+                timings = timeline.of_image(
+                    row, decoding, decoded.decode_ms[place], group.hops, group.answers
+                )
+                good[place] = classified(
+                    one, self._model_set.name, self._num_members, group.skipped, request_id, timings
+                )
+        in_order = iter([good[place] for place in range(len(good))])
+        return [decoded.faults.get(i) or next(in_order) for i in range(len(files))]
+
+    async def _combine(self, group: Group, top_k: int) -> list[Combined]:
+        rows = {name: answer.probabilities for name, answer in group.answers.items()}
+        combined: list[Combined] = await call(self._combiner, "combine", rows, top_k)
         return combined
 
     async def check_ready(self) -> None:
@@ -188,7 +170,9 @@ class Gateway:
 
     async def _probe_graph(self) -> None:
         try:
-            results = await self.classify([WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline())
+            results = await self.classify(
+                [WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline(), may_skip=False
+            )
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
         if isinstance(results[0], Fault):
@@ -211,6 +195,7 @@ class Gateway:
                 for m in manifest.members
             ],
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
+            cascade_margin=self._cascade.margin if self._cascade else None,
         )
 
 

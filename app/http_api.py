@@ -117,7 +117,11 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
 
 
 def _add_state(api: FastAPI, gateway: "Gateway") -> None:
-    @api.get("/v1/models", summary="The served set: members, classes, accuracy record")
+    @api.get(
+        "/v1/models",
+        response_model_exclude_none=True,
+        summary="The served set: members, classes, accuracy record",
+    )
     async def models() -> ServedModels:
         return gateway.served_models()
 

@@ -32,6 +32,13 @@ class Settings(BaseModel):
     allow_unverified: bool = Field(
         False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
     )
+    cascade_margin: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="skip the other members when the first one's best two probabilities differ by "
+        "this or more; null: never",
+    )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
     )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.answers import Stage, Timings
-from app.stages import Decoded, MemberAnswer
+from app.stages import MemberAnswer
 
 
 @dataclass
@@ -48,22 +48,21 @@ class Timeline:
 
     def of_image(
         self,
-        index: int,
+        row: int,
         decoding: Span,
-        decoded: Decoded,
+        decode_ms: float,
         hops: Mapping[str, Span],
         answers: Mapping[str, MemberAnswer],
     ) -> Timings:
-        """Return the stages of the ``index``-th good image of the request."""
-        decode_ms = decoded.decode_ms[index]
+        """Return the stages of one image, the ``row``-th of what the members answered."""
         stages = [
             _stage("read", self.reading.start_ms, self.reading.end_ms - self.reading.start_ms),
             _stage("decode", decoding.centred(decode_ms), decode_ms),
         ]
         for name, answer in answers.items():
-            queue_ms, infer_ms = answer.queue_ms[index], answer.infer_ms[index]
+            queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
             start = hops[name].centred(queue_ms + infer_ms)
-            size = answer.batch_size[index]
+            size = answer.batch_size[row]
             stages.append(_stage("queue", start, queue_ms, name))
             stages.append(_stage("infer", start + queue_ms, infer_ms, name, size))
         combine_ms = self.combining.end_ms - self.combining.start_ms

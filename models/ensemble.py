@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Probabilities = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,19 @@ def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) 
     shares = [np.float32(weights[name] / total) * rows for name, rows in members.items()]
     rows: Probabilities = np.sum(shares, axis=0, dtype=np.float32)  # (N, C)
     return rows
+
+
+def margins(rows: Probabilities) -> Probabilities:
+    """Return how far each row's best two probabilities are apart: (N, C), C >= 2, to (N,), 0..1."""
+    best = np.partition(rows, -2, axis=1)[:, -2:]  # (N, 2) ascending
+    apart: Probabilities = best[:, 1] - best[:, 0]
+    return apart
+
+
+def is_sure(rows: Probabilities, margin: float) -> Flags:
+    """Return for each of (N, C) whether its margin is ``margin`` or more; never when it is NaN."""
+    sure: Flags = margins(rows) >= np.float32(margin)
+    return sure
 
 
 def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:

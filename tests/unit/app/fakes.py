@@ -28,6 +28,7 @@ class FakeGateway:
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False
+        self.skipped: list[str] | None = None
         self.calls: list[tuple[list[bytes], int, float, str]] = []
         self.lanes: list[Lane] = []
 
@@ -57,6 +58,7 @@ class FakeGateway:
             members={"a": opinion},
             agreement=True,
             degraded=False,
+            skipped_members=self.skipped,
             request_id=request_id,
             timings_ms=Timings(total=1.0, stages=[]),
         )
@@ -101,10 +103,12 @@ class FakeDecoder:
 
 
 class FakeMember:
-    """Gives every image the same row; waits for ``gate``, or raises."""
+    """Gives images ``row``, or theirs of ``rows`` by pixel; waits for ``gate``, or raises."""
 
     def __init__(self, row: Sequence[float] = (0.2, 0.7, 0.1)) -> None:
         self.row = row
+        self.rows: dict[int, Sequence[float]] = {}
+        self.seen: list[list[int]] = []  # the images' pixels, by call
         self.raises: BaseException | None = None
         self.gate: asyncio.Event | None = None
         self.asked: list[tuple[int, float]] = []
@@ -116,6 +120,8 @@ class FakeMember:
     ) -> MemberAnswer:
         self.lanes.append(lane)
         self.asked.append((len(images), timeout_s))
+        pixels = [int(image.flat[0]) for image in images]
+        self.seen.append(pixels)
         try:
             if self.gate:
                 await self.gate.wait()
@@ -125,7 +131,7 @@ class FakeMember:
         if self.raises:
             raise self.raises
         count = len(images)
-        rows = np.tile(np.array(self.row, np.float32), (count, 1))
+        rows = np.array([self.rows.get(pixel, self.row) for pixel in pixels], np.float32)
         return MemberAnswer(rows, (0.001,) * count, (0.002,) * count, (count,) * count)
 
 

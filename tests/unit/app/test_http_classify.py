@@ -125,6 +125,14 @@ async def test_too_many_files(client, gateway):
     assert gateway.calls == []
 
 
+async def test_members_that_were_skipped_are_named_and_else_not_mentioned(client, gateway):
+    assert "skipped_members" not in (await client.post(CLASSIFY, content=b"image")).json()
+    gateway.skipped = ["b"]
+    answer = (await client.post(CLASSIFY, content=b"image")).json()
+    assert answer["skipped_members"] == ["b"]
+    assert answer["degraded"] is False
+
+
 async def test_absent_values_are_left_out_of_the_answer(client):
     text = (await client.post(CLASSIFY, content=b"image")).text
     assert "null" not in text

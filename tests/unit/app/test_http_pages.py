@@ -88,13 +88,25 @@ def is_newer_than_3_0(key: str, value: object) -> bool:
     return key.endswith(words)
 
 
-async def test_answers_are_what_the_description_says(client):
+@pytest.mark.parametrize("name", ["Classified.skipped_members", "ServedModels.cascade_margin"])
+async def test_the_cascade_is_described(client, name):
+    model, field = name.split(".")
+    schema = (await openapi(client))["components"]["schemas"][model]
+    assert schema["properties"][field]["description"]
+    assert field not in schema["required"]
+
+
+@pytest.mark.parametrize("skipped", [None, ["b"]])
+async def test_answers_are_what_the_description_says(client, gateway, skipped):
+    gateway.skipped = skipped
     description = await openapi(client)
     answer = (await client.post("/v1/classify", content=b"image")).json()
     check(answer, Classified.__name__, description)
     form = await client.post("/v1/classify", files=[("f", ("a", b"image")), ("f", ("b", b"no"))])
     check(form.json(), Results.__name__, description)
-    check((await client.get("/v1/models")).json(), "ServedModels", description)
+    served = (await client.get("/v1/models")).json()
+    check(served, "ServedModels", description)
+    assert "cascade_margin" not in served  # none is set
     check((await client.get("/nothing")).json(), "ErrorAnswer", description)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.stages import Decoded, MemberAnswer
+from app.stages import MemberAnswer
 from app.timeline import Span, Timeline
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
@@ -26,10 +26,9 @@ def test_a_duration_is_put_into_the_middle_of_its_span(start, length, duration):
 @given(hop=st.tuples(MS, MS), queue=MS, infer=MS, decode=MS)
 def test_no_stage_is_negative(hop, queue, infer, decode):
     timeline = Timeline()
-    decoded = Decoded(np.zeros((1, 2, 2, 3), np.uint8), {}, (decode,))
     answer = MemberAnswer(np.zeros((1, 3), np.float32), (queue,), (infer,), (4,))
     span = Span(hop[0], hop[0] + hop[1])
-    timings = timeline.of_image(0, span, decoded, {"m": span}, {"m": answer})
+    timings = timeline.of_image(0, span, decode, {"m": span}, {"m": answer})
     assert all(stage.start_ms >= 0 and stage.duration_ms >= 0 for stage in timings.stages)
     assert timings.total >= 0
     queued, ran = timings.stages[2:4]
@@ -40,10 +39,9 @@ def test_no_stage_is_negative(hop, queue, infer, decode):
 
 def test_each_image_has_its_own_durations():
     timeline = Timeline()
-    decoded = Decoded(np.zeros((2, 2, 2, 3), np.uint8), {}, (1.0, 2.0))
     answer = MemberAnswer(np.zeros((2, 3), np.float32), (3.0, 4.0), (5.0, 6.0), (1, 2))
     span = Span(0, 100)
-    second = timeline.of_image(1, span, decoded, {"m": span}, {"m": answer})
+    second = timeline.of_image(1, span, 2.0, {"m": span}, {"m": answer})
     found = {s.stage: (s.duration_ms, s.batch_size) for s in second.stages}
     assert found["decode"] == (2.0, None)
     assert found["queue"] == (4.0, None)

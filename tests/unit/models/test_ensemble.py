@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.ensemble import average, top_k
+from models.ensemble import average, is_sure, margins, top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 POSITIVE = st.floats(0.01, 100.0)
@@ -57,6 +57,26 @@ def test_an_absent_member_leaves_the_others_their_ratio():
 def test_nobody_answered():
     with pytest.raises(ValueError, match="nothing to average"):
         average({}, {"a": 1.0})
+
+
+def test_a_margin_is_what_the_best_two_differ_by():
+    rows = np.array([[0.2, 0.7, 0.1], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]], np.float32)
+    np.testing.assert_allclose(margins(rows), [0.5, 0.0, 1.0])
+    assert margins(rows).dtype == np.float32
+
+
+def test_a_row_is_sure_from_the_margin_on_and_never_of_nan():
+    rows = np.array([[0.75, 0.25], [0.5, 0.5], [np.nan, 0.5], [0.0, 1.0]], np.float32)
+    assert is_sure(rows, 0.5).tolist() == [True, False, False, True]
+    assert is_sure(rows, 0.501).tolist() == [False, False, False, True]
+
+
+@BOUNDED
+@given(rows=hnp.arrays(np.float32, (4, 5), elements=st.floats(0, 1, width=32)))
+def test_margins_are_those_of_the_top_two(rows):
+    firsts = [top_k(row, LABELS, 2) for row in rows]
+    expected = [np.float32(a.probability) - np.float32(b.probability) for a, b in firsts]
+    np.testing.assert_array_equal(margins(rows), expected)
 
 
 def test_top_k_is_in_order_with_labels_and_ties_by_index():
