@@ -141,6 +141,8 @@ def _add(table: Table, row: Row) -> None:
     members = ", ".join(
         f"{n} {m['label']} {m['probability']:.2f}" for n, m in row["members"].items()
     )
+    if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
+        members += f" (sure; not asked: {', '.join(skipped)})"
     for rank, prediction in enumerate(row["predictions"]):
         probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
         first = rank == 0

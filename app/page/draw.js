@@ -75,8 +75,9 @@ export function answer(result, roster) {
   announce(`${best.label}, ${percent(best.probability)}. ${$("verdict").textContent} ${$("degraded").textContent}`);
 }
 
-function verdict({ members, agreement }) {
+function verdict({ members, agreement, skipped_members: skipped }) {
   const names = Object.keys(members);
+  if (skipped?.length) return `Answered by ${names.join(" and ")} alone: it was sure. Not asked: ${skipped.join(", ")}.`;
   if (names.length < 2) return "";
   if (agreement) return names.length === 2 ? "Both members agree." : `All ${names.length} members agree.`;
   return `The members disagree: ${names.map((name) => `${name} says ${members[name].label}`).join(", ")}.`;

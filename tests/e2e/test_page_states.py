@@ -42,6 +42,27 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
     expect(page.locator("#degraded")).to_contain_text("without densenet169")
 
 
+def test_a_member_that_answered_alone_is_said_to_have_been_sure(
+    open_page: OpenPage, photo_file: File
+) -> None:
+    members = an_answer()["members"]
+    del members["densenet169"]
+    alone = an_answer(members=members, skipped_members=["densenet169"])
+    page = open_page()
+    fulfil(page, "/v1/classify*", alone)
+    drop(page, photo_file)
+    says = "Answered by resnet50 alone: it was sure. Not asked: densenet169."
+    expect(page.locator("#verdict")).to_have_text(says)
+    expect(page.get_by_role("status")).to_contain_text(says)
+    expect(page.locator("#degraded")).to_be_hidden()
+    expect(page.locator("#members h3")).to_have_count(1)
+
+    page.unroute_all()
+    fulfil(page, "/v1/classify*", {"results": [alone, an_answer()]})
+    drop(page, photo_file, photo_file)
+    expect(page.locator(".card .aside")).to_have_text([says, "Both members agree."])
+
+
 def test_what_the_server_and_files_are_called_is_never_markup(
     open_page: OpenPage, photo_file: File
 ) -> None:

@@ -70,6 +70,15 @@ def test_a_table_of_labels(server):
     assert server.requests == [("/v1/classify?top_k=3", b"b.jpg")]
 
 
+def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
+    answer = classified() | {"skipped_members": ["b", "c"]}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    result = classify("b.jpg", "--url", server.url)
+    assert "a tench 0.90 (sure; not asked: b, c)" in result.stdout
+    row = json.loads(classify("b.jpg", "--json", "--url", server.url).stdout)
+    assert row["skipped_members"] == ["b", "c"]
+
+
 def test_json_is_one_line_per_file_in_order(server):
     server.answer = lambda body: (200, json.dumps(classified(body.decode() * 40)).encode())
     result = classify(".", "--json", "--url", server.url)
