@@ -1,0 +1,82 @@
+"""Which measured points are worth having, and which of them is chosen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.tune.candidates import Candidate
+
+NEARLY = 0.97  # of the best throughput: within what machines waver; then the smaller one is chosen
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run gave."""
+
+    throughput: float  # images/s of all replicas
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate under so many clients: medians over its runs."""
+
+    candidate: Candidate
+    clients: int
+    throughput: float  # images/s
+    p50_ms: float
+    p99_ms: float
+    num_runs: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values, the units in the names."""
+        layout = self.candidate.layout
+        return {
+            "replicas": layout.replicas,
+            "cores_per_replica": layout.cores,
+            "streams": layout.streams,
+            "threads_per_stream": layout.threads,
+            "batch_sizes": list(self.candidate.batch_sizes),
+            "clients": self.clients,
+            "images_per_s": round(self.throughput, 2),
+            "p50_ms": round(self.p50_ms, 2),
+            "p99_ms": round(self.p99_ms, 2),
+            "num_runs": self.num_runs,
+        }
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Return the Pareto front, slowest first: nobody is faster at as good a p99, or the reverse."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.throughput, p.p99_ms)):
+        if not found or point.p99_ms < found[-1].p99_ms:
+            found.append(point)
+    return found[::-1]
+
+
+def is_near_front(point: Point, points: Sequence[Point], slack: float) -> bool:
+    """Whether no other is better by more than ``slack`` (a fraction) in both."""
+    return not any(
+        other.throughput > point.throughput * (1 + slack)
+        and other.p99_ms * (1 + slack) < point.p99_ms
+        for other in points
+    )
+
+
+def choose(points: Sequence[Point], p99_ms: float | None = None) -> Point | None:
+    """Return the point to serve with; None if no p99 is within ``p99_ms`` (None: any will do).
+
+    The highest throughput. Of those within 3 % of it the one that needs least memory: fewer
+    replicas, then fewer and smaller batch sizes; at last the lowest p99.
+    """
+    allowed = [p for p in points if p99_ms is None or p.p99_ms <= p99_ms]
+    if not allowed:
+        return None
+    enough = NEARLY * max(p.throughput for p in allowed)
+    return min((p for p in allowed if p.throughput >= enough), key=_cost)
+
+
+def _cost(point: Point) -> tuple[int, int, int, float]:
+    sizes = point.candidate.batch_sizes
+    return point.candidate.layout.replicas, len(sizes), max(sizes), point.p99_ms
