@@ -1,0 +1,123 @@
+"""One replica as a process of its own: the graph on its own cores, and the clients that load it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+from app.classifier import Classifier
+from app.combiner import Combiner
+from app.decoder import Decoder
+from app.errors import ConfigError
+from app.gateway import Gateway
+from app.settings import Settings
+from app.stages import Fault, InGateway
+from app.timeline import Timeline
+from models.errors import TandemError
+from models.model_set import load_model_set
+
+RAMP = 0.25  # of a run's time, before it: the clients start all at once, which is not counted
+REQUEST_S = 60.0  # a request's time; the service's own is no matter here
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many closed loops for so long; queues form batches up to ``max_batch_size``."""
+
+    clients: int
+    seconds: float
+    max_batch_size: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The networks are compiled; ``num_bytes`` of memory are used."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a run gave; the ramp is not in it."""
+
+    throughput: float  # images/s
+    latencies_ms: list[float]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why there is no answer."""
+
+    message: str
+
+
+def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Connection) -> None:
+    """Run in the child: build the graph on ``cores``, then one load after another until EOF."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
+    os.sched_setaffinity(0, cores)
+    with contextlib.suppress(OSError):  # if memory ends, we go, and the parent says so
+        OOM_SCORE.write_text("500")
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        gateway = build_graph(settings)
+        bodies: list[bytes] = pickle.loads(photos.read_bytes())
+        pipe.send(Ready(psutil.Process().memory_info().rss))
+        with asyncio.Runner() as runner:
+            while True:
+                load = pipe.recv()
+                gateway.reconfigure({"max_batch_size": load.max_batch_size})
+                pipe.send(runner.run(closed_loops(gateway, bodies, load)))
+    except (EOFError, BrokenPipeError):  # the parent is gone, or wants no more
+        return
+    except Exception as error:
+        is_ours = isinstance(error, TandemError)
+        pipe.send(Failed(str(error) if is_ours else f"{type(error).__name__}: {error}"))
+
+
+def build_graph(settings: Settings) -> Gateway:
+    """Make the Gateway with every stage in this process, as ``app.main`` does, without Ray."""
+    manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    members = {m.name: InGateway(Classifier, (settings, m.name)) for m in manifest.members}
+    decoder, combiner = InGateway(Decoder, (settings,)), InGateway(Combiner, (settings,))
+    return Gateway(settings, decoder, members, combiner)
+
+
+async def closed_loops(gateway: Gateway, bodies: Sequence[bytes], load: Load) -> Answered:
+    """Let ``load.clients`` send one photo after another, the photos in turn.
+
+    Raises:
+        ConfigError: a photo got a fault for an answer.
+
+    """
+    numbers = count()
+    begin = time.perf_counter() + RAMP * load.seconds
+    end = begin + load.seconds
+    finished: list[float] = []
+    latencies_ms: list[float] = []
+
+    async def client() -> None:
+        while (sent := time.perf_counter()) < end:
+            body = bodies[next(numbers) % len(bodies)]
+            (result,) = await gateway.classify([body], 1, REQUEST_S, "tune", Timeline())
+            if isinstance(result, Fault):
+                raise ConfigError(f"a photo could not be classified: {result.message}")
+            if (now := time.perf_counter()) >= begin:
+                finished.append(now)
+                latencies_ms.append((now - sent) * 1e3)
+
+    await asyncio.gather(*(client() for _ in range(load.clients)))
+    num_in_time = sum(now < end for now in finished)
+    if num_in_time:
+        return Answered(num_in_time / load.seconds, latencies_ms)
+    return Answered(len(finished) / (max(finished) - begin), latencies_ms)  # slower than the run

@@ -1,0 +1,123 @@
+"""Runs candidates: keeps their processes while memory allows, and loads them."""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import psutil
+
+from app.settings import Settings
+from app.tune.candidates import BATCH_SIZES, Candidate, Layout
+from app.tune.pareto import Sample
+from app.tune.process import ReplicaProcess
+from app.tune.replica import Load
+
+REPLICA_BYTES = 1200 * 2**20  # taken for one until one was seen
+RESERVE_BYTES = 512 * 2**20  # left to the machine
+GROWTH = 1.15  # a replica's memory after runs, over that at its start
+
+
+class Trials:
+    """The processes of one search; leaving the ``with`` block ends them all.
+
+    One process serves all batch sizes of a layout: it compiles them all, and its queues are told
+    which to form, as a member's ``user_config`` does in the service.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bodies: Sequence[bytes],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        sizes = tuple(sorted({size for sizes in BATCH_SIZES for size in sizes}))
+        self._settings = settings.model_copy(update={"batch_sizes": sizes})
+        self._say = say
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")
+        self._photos = Path(self._folder.name) / "photos"
+        self._photos.write_bytes(pickle.dumps(list(bodies)))
+        self._running: dict[Layout, list[ReplicaProcess]] = {}  # longest unused first
+        self._replica_bytes = 0
+
+    def __enter__(self) -> "Trials":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for layout in list(self._running):
+            self._stop(layout)
+        self._folder.cleanup()
+
+    def measure(self, candidate: Candidate, clients: int, seconds: float) -> Sample | None:
+        """Load a candidate, the clients shared out among its replicas; None: no room for it.
+
+        Raises:
+            ConfigError: a replica failed or died.
+
+        """
+        layout = candidate.layout
+        if layout not in self._running and not self._make_room(layout):
+            return None
+        replicas = self._ready(layout)
+        shares = [clients // layout.replicas] * layout.replicas
+        for index in range(clients % layout.replicas):
+            shares[index] += 1
+        most = max(candidate.batch_sizes)
+        loads = [Load(share, seconds, most) for share in shares if share]
+        asked = list(zip(replicas, loads, strict=False))  # the last may have no clients
+        for replica, load in asked:
+            replica.ask(load)
+        answers = [replica.answer(load) for replica, load in asked]
+        latencies_ms = np.concatenate([answer.latencies_ms for answer in answers])
+        p50, p99 = np.percentile(latencies_ms, (50, 99))
+        return Sample(sum(answer.throughput for answer in answers), float(p50), float(p99))
+
+    def _ready(self, layout: Layout) -> list[ReplicaProcess]:
+        """Return the layout's replicas; start them if they do not run."""
+        replicas = self._running.pop(layout, [])
+        self._running[layout] = replicas  # the latest used is last
+        if not replicas:
+            self._say(f"starting {layout}: compiling, or reading the compile cache")
+            cores = cores_of(layout, sorted(os.sched_getaffinity(0)))
+            self._start(layout, cores[:1])  # what the first compiles, the others read
+            self._start(layout, cores[1:])
+        return replicas
+
+    def _start(self, layout: Layout, cores: Sequence[Sequence[int]]) -> None:
+        update = {
+            "streams": layout.streams,
+            "max_queued_images": max(self._settings.max_queued_images, 2**16),
+        }
+        settings = self._settings.model_copy(update=update)
+        first = len(self._running[layout])
+        for own in cores:
+            self._running[layout].append(ReplicaProcess(settings, own, self._photos))
+        for replica in self._running[layout][first:]:
+            num_bytes = round(GROWTH * replica.wait_ready().num_bytes)
+            self._replica_bytes = max(self._replica_bytes, num_bytes)
+
+    def _make_room(self, layout: Layout) -> bool:
+        """Stop what was unused longest until the layout fits; return whether it does."""
+        needed = layout.replicas * (self._replica_bytes or REPLICA_BYTES) + RESERVE_BYTES
+        while psutil.virtual_memory().available < needed and self._running:
+            self._stop(next(iter(self._running)))
+        return layout.replicas == 1 or psutil.virtual_memory().available >= needed
+
+    def _stop(self, layout: Layout) -> None:
+        for replica in self._running.pop(layout):
+            replica.stop()
+
+
+def cores_of(layout: Layout, cores: Sequence[int]) -> list[Sequence[int]]:
+    """Return the cores of each replica, out of those that this process may use."""
+    return [
+        cores[index * layout.cores : (index + 1) * layout.cores] for index in range(layout.replicas)
+    ]

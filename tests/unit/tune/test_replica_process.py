@@ -1,0 +1,170 @@
+"""Replicas in processes of their own: real ones on a tiny set, and some that die."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+import replica_children
+from tiny_networks import picture
+
+from app.errors import ConfigError
+from app.settings import Settings
+from app.tune import process
+from app.tune.candidates import Candidate, Layout
+from app.tune.process import ReplicaProcess
+from app.tune.replica import Load, build_graph, closed_loops
+from app.tune.trials import Trials, cores_of
+
+LOAD = Load(1, 0.05, 1)
+
+
+def child(run) -> ReplicaProcess:
+    return ReplicaProcess(Settings(), sorted(os.sched_getaffinity(0)), Path("photos"), run)
+
+
+def told(run, *, is_loaded: bool = False) -> str:
+    replica = child(run)
+    try:
+        with pytest.raises(ConfigError) as caught:  # noqa: PT012
+            replica.wait_ready()
+            assert is_loaded
+            replica.ask(LOAD)
+            replica.answer(LOAD)
+    finally:
+        replica.stop()
+    return str(caught.value)
+
+
+def test_a_replica_that_is_killed():
+    assert "signal 9: memory ran out, most likely" in told(replica_children.dies_at_start)
+    assert "signal 9" in told(replica_children.dies_when_loaded, is_loaded=True)
+
+
+def test_a_replica_that_ends_or_fails():
+    assert "exit code 3" in told(replica_children.exits_at_start)
+    assert "no such network" in told(replica_children.fails)
+
+
+def test_a_replica_that_hangs(monkeypatch):
+    monkeypatch.setattr(process, "START_S", 0.2)
+    assert "said nothing for 0.2 s" in told(replica_children.hangs)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_replica_without_its_set(tmp_path):
+    settings = Settings(model_set=str(tmp_path))
+    with Trials(settings, [picture()]) as trials, pytest.raises(ConfigError, match="no model set"):
+        trials.measure(Candidate(Layout(1, 1, 1), (1,)), 1, 0.05)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def settings(tiny_set, tmp_path) -> Settings:
+    return Settings(model_set=str(tiny_set), compile_cache=tmp_path / "cache")
+
+
+async def test_clients_send_the_photos_and_every_answer_counts(settings):
+    gateway = build_graph(settings)
+    answered = await closed_loops(gateway, [picture("red"), picture("blue")], Load(3, 0.1, 2))
+    assert answered.throughput > 0
+    assert len(answered.latencies_ms) >= 3
+    assert min(answered.latencies_ms) > 0
+
+
+async def test_a_photo_that_is_none(settings):
+    with pytest.raises(ConfigError, match="could not be classified"):
+        await closed_loops(build_graph(settings), [b"text"], Load(1, 0.05, 1))
+
+
+def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):
+    said: list[str] = []
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {core})
+    with Trials(settings, [picture()], said.append) as trials:
+        for sizes in ((1,), (1, 2, 4)):
+            sample = trials.measure(Candidate(Layout(1, 1, 1), sizes), 4, 0.05)
+            assert 0 < sample.p50_ms <= sample.p99_ms
+            assert sample.throughput > 0
+        (running,) = multiprocessing.active_children()
+        assert psutil.Process(running.pid).cpu_affinity() == [core]
+    assert len(said) == 1
+    assert multiprocessing.active_children() == []
+
+
+class Fake:
+    """A replica that only counts."""
+
+    running = 0
+
+    def __init__(self, *_: object) -> None:
+        Fake.running += 1
+
+    def wait_ready(self) -> process.Ready:
+        return process.Ready(100 * 2**20)
+
+    def ask(self, load: Load) -> None:
+        self.load = load
+
+    def answer(self, load: Load) -> process.Answered:
+        assert load == self.load
+        return process.Answered(10.0 * load.clients, [float(load.clients)])
+
+    def stop(self) -> None:
+        Fake.running -= 1
+
+
+class Memory:
+    """As much as is left by the replicas that run."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    @property
+    def available(self) -> int:
+        return self._num_bytes - Fake.running * 100 * 2**20
+
+
+@pytest.fixture
+def fake_replicas(monkeypatch):
+    monkeypatch.setattr("app.tune.trials.ReplicaProcess", Fake)
+    monkeypatch.setattr(Fake, "running", 0)
+
+    def with_memory(mib: int) -> None:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(mib * 2**20))
+
+    return with_memory
+
+
+def test_clients_are_shared_out_and_replicas_added_up(fake_replicas):
+    fake_replicas(10_000)
+    with Trials(Settings(), []) as trials:
+        five = trials.measure(Candidate(Layout(2, 1, 1), (1,)), 5, 1.0)
+        assert (five.throughput, five.p50_ms, five.p99_ms) == (50.0, 2.5, 2.99)
+        one = trials.measure(Candidate(Layout(2, 1, 1), (1,)), 1, 1.0)
+        assert (one.throughput, one.p99_ms) == (10.0, 1.0)
+        assert Fake.running == 2
+    assert Fake.running == 0
+
+
+def test_replicas_stay_while_there_is_memory_and_go_when_there_is_not(fake_replicas):
+    one, other, eight = (Candidate(Layout(n, 8 // n, 1), (1,)) for n in (1, 2, 8))
+    fake_replicas(10_000)
+    with Trials(Settings(), []) as trials:
+        assert trials.measure(one, 1, 1.0)
+        assert trials.measure(other, 1, 1.0)
+        assert Fake.running == 3
+        fake_replicas(1500)  # room for eight of 115 MiB and the reserve, and not for the three
+        assert trials.measure(eight, 1, 1.0)
+        assert Fake.running == 8
+        fake_replicas(900)
+        assert trials.measure(Candidate(Layout(8, 1, 1), (1,)), 1, 1.0)  # it runs: no question
+        assert trials.measure(one, 1, 1.0)
+        assert Fake.running == 1
+        assert trials.measure(eight, 1, 1.0) is None
+    assert Fake.running == 0
+
+
+def test_every_replica_has_cores_of_its_own():
+    assert cores_of(Layout(2, 2, 1), [0, 1, 4, 5]) == [[0, 1], [4, 5]]
