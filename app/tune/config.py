@@ -1,0 +1,115 @@
+"""The configuration that is written: the one given, with what was measured in its places."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.errors import ConfigError
+from app.settings import Settings
+from app.tune.pareto import Point
+
+DEFAULT_ONGOING = 5  # Serve's own max_ongoing_requests
+STAGES = ("decoder", "members", "combiner")
+HEADER = """\
+Written by tandem tune, {measured}: {cpu}, {cores} cores.
+{command}
+Measured with {model_set}: {candidate}.
+{clients} clients got {throughput:.1f} images/s, p50 {p50:.0f} ms, p99 {p99:.0f} ms, the medians of
+{runs} runs inside the processes: HTTP and Ray are not in it, they add a few ms and percent (tandem
+bench against the running service measures all).
+Changed: args.streams, args.batch_sizes and args.max_concurrent_requests; the Gateway's
+num_replicas, and num_cpus, the cores of each, where there are several of them (less than one CPU is
+a share for placement: then a replica uses all cores).
+{limit}"""
+KEPT = """\
+max_concurrent_requests, {most} for each Gateway: more at a time would take the p99 beyond
+{p99_ms:g} ms, so the rest get 429 at once, and these are answered in time."""
+OPEN = """\
+max_concurrent_requests, {most} for each Gateway: no p99 was asked for, so it is as it was, and at
+least twice the measured clients."""
+
+
+def check_place(settings: Settings, path: Path) -> None:
+    """Raise :class:`ConfigError` unless every stage is in the Gateway's process, as measured."""
+    apart = [name for name in STAGES if getattr(settings, name) == "deployment"]
+    if apart:
+        raise ConfigError(
+            f"{path}: {', '.join(apart)} in deployments of their own; tune measures them in the "
+            "Gateway's process: set them to gateway, or give another --config"
+        )
+
+
+def request_limit(point: Point, p99_ms: float | None, configured: int) -> int:
+    """Return ``max_concurrent_requests`` of one Gateway.
+
+    At full load the wait grows with the requests under way, so a p99 that was asked for is kept by
+    refusing those that would take it beyond. Nothing asked: as configured, but room for twice the
+    clients that were measured.
+    """
+    per_replica = math.ceil(point.clients / point.candidate.layout.replicas)
+    if p99_ms is None:
+        return max(configured, 2 * per_replica)
+    return max(2, math.floor(per_replica * p99_ms / point.p99_ms))
+
+
+def tuned(content: dict[str, Any], point: Point, p99_ms: float | None) -> dict[str, Any]:
+    """Return the configuration with the point's replicas, streams, batch sizes and limit."""
+    content = copy.deepcopy(content)
+    application = content["applications"][0]
+    before = Settings.model_validate(application.get("args", {}))
+    limit = request_limit(point, p99_ms, before.max_concurrent_requests)
+    arguments = application.setdefault("args", {})
+    arguments["streams"] = point.candidate.layout.streams
+    arguments["batch_sizes"] = list(point.candidate.batch_sizes)
+    arguments["max_concurrent_requests"] = limit
+    if before.max_queued_images < limit:
+        arguments["max_queued_images"] = limit
+    _tune_gateway(application.setdefault("deployments", []), point, limit)
+    return content
+
+
+def _tune_gateway(deployments: list[dict[str, Any]], point: Point, limit: int) -> None:
+    gateway = next((d for d in deployments if d["name"] == "Gateway"), None)
+    if gateway is None:
+        gateway = {"name": "Gateway"}
+        deployments.append(gateway)
+    layout = point.candidate.layout
+    for option in ("autoscaling_config", "max_replicas_per_node"):  # it is a number now
+        gateway.pop(option, None)
+    gateway["num_replicas"] = layout.replicas
+    # The Gateway's own answer, 429 in JSON, must come before Serve's.
+    if gateway.get("max_ongoing_requests", DEFAULT_ONGOING) <= limit:
+        gateway["max_ongoing_requests"] = 2 * limit
+    actor = gateway.setdefault("ray_actor_options", {})
+    if layout.replicas > 1 or actor.get("num_cpus", 1) >= 1:
+        actor["num_cpus"] = layout.cores
+
+
+def as_yaml(
+    content: dict[str, Any], point: Point, machine: dict[str, Any], p99_ms: float | None
+) -> str:
+    """Return the file's text: where the numbers come from, then the configuration."""
+    arguments = content["applications"][0]["args"]
+    most = arguments["max_concurrent_requests"]
+    limit = OPEN if p99_ms is None else KEPT
+    header = HEADER.format(
+        measured=machine["measured"],
+        cpu=machine["cpu"],
+        cores=machine["cores"],
+        command=" ".join(machine["command"].split()),  # no line of it may leave the comment
+        model_set=Settings.model_validate(arguments).model_set,
+        candidate=point.candidate,
+        clients=point.clients,
+        throughput=point.throughput,
+        p50=point.p50_ms,
+        p99=point.p99_ms,
+        runs=point.num_runs,
+        limit=limit.format(most=most, p99_ms=p99_ms),
+    )
+    comment = "".join(f"# {line}\n" for line in header.splitlines())
+    return comment + yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )

@@ -1,0 +1,67 @@
+"""What is tuned: the configuration, its settings, and photos to measure with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from app.bench.photos import drawn_photos, photos_in
+from app.config_file import read_config, with_overrides
+from app.errors import ConfigError
+from app.ledger import check_ledger
+from app.serve_command import _default_config
+from app.settings import Settings
+from app.tune.config import check_place
+from models.errors import ImageError
+from models.image import read_image
+from models.model_set import ModelSet, load_model_set
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+MAX_PHOTOS = 256  # of a folder, evenly taken; every replica holds them
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is tuned, and with which photos."""
+
+    content: dict[str, Any]
+    settings: Settings
+    bodies: list[bytes]
+    told: str  # the photos in words
+
+
+def prepare(config: Path | None, model_set: str | None, images: Path | None) -> Job:
+    """Read the configuration, the set and the photos; every mistake is found here."""
+    path = config or _default_config()
+    content = with_overrides(read_config(path), model_set, None, None)
+    settings = Settings.model_validate(content["applications"][0].get("args", {}))
+    check_place(settings, path)
+    loaded = load_model_set(settings.model_set, settings.model_search)
+    check_ledger(loaded.manifest, settings)
+    for member in loaded.manifest.members:
+        loaded.network_path(member.name, settings.precision)
+    if images is None:
+        drawn = drawn_photos()
+        return Job(content, settings, drawn, f"{len(drawn)} drawn photos of 500 x 375")
+    bodies = good_photos(photos_in(images), loaded, settings)
+    return Job(content, settings, bodies, f"{len(bodies)} photos of {images}")
+
+
+def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:
+    """Return some of the photos, without those that the service would refuse."""
+    rule, found, why = model_set.manifest.image.rule, [], ""
+    some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
+    for body in some:
+        try:
+            read_image(body, rule, max_pixels=settings.max_pixels)
+        except ImageError as error:
+            why = error.message
+        else:
+            found.append(body)
+    if not found:
+        raise ConfigError(f"none of {len(some)} photos can be classified, the last: {why}")
+    if len(found) < len(some):
+        err.print(f"[yellow]left out {len(some) - len(found)} photos[/], the last: {escape(why)}")
+    return found
