@@ -13,7 +13,7 @@ from app.errors import ConfigError
 from app.lanes import Lane
 from app.settings import Settings
 from app.stages import MemberAnswer
-from app.workers import Workers, replica_cores, workers_for
+from app.workers import Workers, replica_workers
 from models import golden
 from models.ensemble import Probabilities
 from models.model_set import ModelSet, load_model_set
@@ -37,9 +37,7 @@ class Classifier:
     def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
         """Compile and check a member; ``workers`` are those of members in the same process."""
         model_set = load_model_set(settings.model_set, settings.model_search)
-        self._workers = workers or workers_for(
-            replica_cores(len(model_set.manifest.members)), settings.streams
-        )
+        self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
         options = RuntimeOptions(
             num_threads=self._workers.num * self._workers.threads_each,
             num_streams=self._workers.num,

@@ -23,7 +23,7 @@ from app.members import Group, Members
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
 from app.timeline import Timeline
-from app.workers import replica_cores, workers_for
+from app.workers import replica_workers
 from models.errors import TandemError
 from models.ledger import judge
 from models.model_set import load_model_set
@@ -43,7 +43,8 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self._model_set = load_model_set(settings.model_set, settings.model_search)
-        workers = workers_for(replica_cores(), settings.streams)
+        has_own = any(isinstance(member, InGateway) for member in members.values())
+        workers = replica_workers(settings) if has_own else None
         self._decoder, self._combiner = made(decoder), made(combiner)
         every = {name: made(member, workers) for name, member in members.items()}
         own = (name for name, member in members.items() if isinstance(member, InGateway))

@@ -55,6 +55,9 @@ class Settings(BaseModel):
     streams: int = Field(
         0, ge=0, description="batches that run at a time in a replica; 0: one on each of its cores"
     )
+    affinity: bool = Field(
+        False, description="each replica keeps to cores of its own, as many as its whole num_cpus"
+    )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"

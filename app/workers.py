@@ -1,15 +1,19 @@
 """The cores of one process: how many it may use, and the threads that run networks on them."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import ray
 
+from app.affinity import keep_to_own_cores
+from app.settings import Settings
 from app.turns import Turns
 from models.cpus import available_cpus
 
+logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -31,23 +35,34 @@ class Workers:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, value)
 
 
-def replica_cores(num_sharing: int = 1) -> int:
-    """Return the cores of this replica: its ``num_cpus``, if it has whole ones.
+def replica_workers(settings: Settings, num_sharing: int = 1) -> Workers:
+    """Return this replica's workers, on cores of its own if the settings say so.
 
-    Less than one is a share for placement only: then the machine's cores count, divided by the
-    ``num_sharing`` replicas that work at the same time.
+    ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
     """
-    whole = 0
-    if ray.is_initialized():
-        context: Any = ray.get_runtime_context()  # untyped
-        whole = int(context.get_assigned_resources().get("CPU", 0))
-    return min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
+    whole = _whole_cpus()
+    if settings.affinity and whole:
+        keep_to_own_cores(whole)
+    cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
+    if whole > cores or settings.streams > cores:
+        logger.warning(
+            "num_cpus %d, streams %d, but this replica has %d cores: it uses those",
+            whole,
+            settings.streams,
+            cores,
+        )
+    return workers_for(cores, settings.streams)
+
+
+def _whole_cpus() -> int:
+    """Return ``num_cpus`` of this replica; 0 if it is less than one: a share for placement only."""
+    if not ray.is_initialized():
+        return 0
+    context: Any = ray.get_runtime_context()  # untyped
+    return int(context.get_assigned_resources().get("CPU", 0))
 
 
 def workers_for(cores: int, streams: int) -> Workers:
-    """Share ``cores`` among ``streams`` batches at a time; 0 streams: one on every core.
-
-    More streams than cores are refused by nobody but bring nothing: they are cut to the cores.
-    """
+    """Share ``cores`` among ``streams`` batches at a time; 0, or too many: one on every core."""
     num = min(streams, cores) if streams else cores
     return Workers(num, max(1, cores // num))

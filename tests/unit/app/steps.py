@@ -29,39 +29,45 @@ async def settle() -> None:
 class SteppedNetwork:
     """Gives each image's number back as its row; a batch with a ``bad`` one fails."""
 
-    def __init__(self, bad: set[int] | None = None) -> None:
+    def __init__(self, bad: set[int] | None = None, max_running: int = 1) -> None:
         self.now = 0.0
         self.bad = bad or set()
         self.batches: list[list[int]] = []
-        self._gate: asyncio.Future[None] | None = None
+        self._max_running = max_running
+        self._gates: list[asyncio.Future[None]] = []
 
     def clock(self) -> float:
         return self.now
 
     @property
+    def num_running(self) -> int:
+        return len(self._gates)
+
+    @property
     def is_running(self) -> bool:
-        return self._gate is not None
+        return bool(self._gates)
 
     def finish(self) -> None:
-        assert self._gate is not None, "nothing runs"
-        self._gate.set_result(None)
+        assert self._gates, "nothing runs"
+        self._gates[0].set_result(None)
 
     async def finish_all(self) -> None:
         await settle()
-        while self._gate is not None:
+        while self._gates:
             self.finish()
             await settle()
 
     async def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        assert self._gate is None, "two batches at once"
+        assert len(self._gates) < self._max_running, "too many batches at once"
         rows = batch[:, 0, 0].astype(np.float32)
         numbers = [(int(r[0]) << 16) + (int(r[1]) << 8) + int(r[2]) for r in rows]
         self.batches.append(numbers)
-        self._gate = asyncio.get_running_loop().create_future()
+        gate = asyncio.get_running_loop().create_future()
+        self._gates.append(gate)
         try:
-            await self._gate
+            await gate
         finally:
-            self._gate = None
+            self._gates.remove(gate)
         if self.bad.intersection(numbers):
             raise ValueError(f"cannot run {numbers}")
         return rows

@@ -1,0 +1,68 @@
+"""Cores of its own for every replica of a machine, by agreement among their processes.
+
+OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here the
+first replica takes the first free place of the plan, the next one the next. A place is held by a lock
+on a file, which the kernel gives back however the process ends.
+"""
+
+import fcntl
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.topology import Core, plan, read_cores
+
+logger = logging.getLogger("ray.serve")
+LOCKS = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"
+_held: list[int] = []  # file descriptors; open as long as the process lives
+
+
+def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | None:
+    """Move this process to ``num_cpus`` logical CPUs that no other replica has; return them.
+
+    None if every place is taken: then it stays where it is, and a warning says so.
+    """
+    cores = read_cores()
+    place = claim(plan(cores, num_cpus), locks)
+    if place is None:
+        logger.warning(
+            "no %d CPUs of one NUMA node are free of other replicas on this machine (%s): this one "
+            "shares cores, and all of them get slower; give fewer replicas, or a smaller num_cpus",
+            num_cpus,
+            _told(cores),
+        )
+        return None
+    for task in Path("/proc/self/task").iterdir():  # threads started later inherit it
+        os.sched_setaffinity(int(task.name), place)
+    logger.info("this replica keeps to CPUs %s", place)
+    return place
+
+
+def claim(places: Sequence[tuple[int, ...]], locks: Path) -> tuple[int, ...] | None:
+    """Take the first place of which no CPU is another process's; None if there is none."""
+    locks.mkdir(mode=0o700, exist_ok=True)
+    for place in places:
+        taken = [fd for cpu in place if (fd := _lock(locks / str(cpu))) is not None]
+        if len(taken) == len(place):
+            _held.extend(taken)
+            return place
+        for descriptor in taken:
+            os.close(descriptor)
+    return None
+
+
+def _lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _told(cores: Sequence[Core]) -> str:
+    nodes = {core.node for core in cores}
+    return f"{len(cores)} cores, {sum(len(c.cpus) for c in cores)} CPUs, {len(nodes)} NUMA nodes"
