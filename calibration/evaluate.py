@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from calibration.cascade import CascadeTally
 from calibration.dataset import Dataset, LabelledImage
 from calibration.fit_weights import FittedWeights, WeightFit
 from calibration.inference import Answered, Networks, batches, through_threads
@@ -30,6 +31,7 @@ class Evaluation:
     tallies: dict[Precision, dict[str, Tally]] = field(default_factory=dict)
     drops: dict[str, Paired] = field(default_factory=dict)  # float against INT8
     over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
+    cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # of two or more members
     num_agreed: dict[Precision, int] = field(default_factory=dict)  # all members' top-1 the same
     unreadable: list[str] = field(default_factory=list)
     float_type: dict[Precision, str] = field(default_factory=dict)
@@ -52,7 +54,12 @@ class Evaluation:
                 tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
                 right.setdefault(precision, {})[name] = tally.add(probabilities, batch.truth)
             self._compare_members(precision, right[precision])
-            firsts = np.stack([p.argmax(1) for name, p in rows.items() if name != ENSEMBLE])
+            members = [name for name in rows if name != ENSEMBLE]
+            if ENSEMBLE in rows and len(members) > 1:
+                cascade = self.cascades.setdefault(precision, CascadeTally(members))
+                of_first, of_all = (right[precision][name] for name in (members[0], ENSEMBLE))
+                cascade.add(rows[members[0]], of_first, of_all)
+            firsts = np.stack([rows[name].argmax(1) for name in members])
             agreed = int((firsts == firsts[0]).all(axis=0).sum())
             self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
         for name in right.get("FP16", {}).keys() & right.get("INT8", {}).keys():

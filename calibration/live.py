@@ -10,7 +10,7 @@ import httpx
 from calibration.dataset import LabelledImage
 from calibration.inference import Answered
 from models.accuracy import ENSEMBLE
-from models.ensemble import Probabilities
+from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
 from models.model_set import ModelSet
 from models.record import Precision
@@ -31,6 +31,7 @@ class LiveResult:
     num_right: dict[str, int] = field(default_factory=dict)
     num_right_top5: int = 0  # of the ensemble
     num_same: int = 0
+    num_alone: int = 0  # answered by some members, by the service's cascade
     max_difference: float = 0.0  # of any first class's probability
     differences: list[str] = field(default_factory=list)
 
@@ -52,6 +53,7 @@ class LiveService:
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._num_classes = model_set.manifest.num_classes
+        self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self.result = LiveResult(url)
         self.precision: Precision = self._check_is(model_set)
 
@@ -128,6 +130,10 @@ class LiveService:
             result.differences.append(f"{image.path}: {body['problem']}")
             return
         live = {name: member["predictions"] for name, member in body["members"].items()}
+        if body.get("skipped_members"):
+            result.num_alone += 1
+            rows = {name: row for name, row in rows.items() if name in live}
+            rows[ENSEMBLE] = average(rows, self._weights)
         live[ENSEMBLE] = body["predictions"]
         problems = []
         for name, row in rows.items():

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from calibration.cascade import CascadePoint
 from calibration.statistics import NUM_BINS
 from calibration.tally import Tally
 
@@ -116,4 +117,30 @@ def reliability(tallies: dict[str, Tally]) -> str:
         lower.set_xlim(0, 1)
         lower.set_xlabel("confidence (probability of the first class)")
         lower.set_ylabel("images")
+        return _svg(figure)
+
+
+def cascade(
+    points: list[CascadePoint], suggested: CascadePoint, alone: dict[str, tuple[float, float]]
+) -> str:
+    """Draw top-1 against CPU time by threshold; ``alone`` has both of each member by itself."""
+    names = [*alone, "ensemble"]
+    x, y = [p.cpu_ms_per_image for p in points], [p.top1 for p in points]
+    low, high = (list(bounds) for bounds in zip(*(p.top1_interval for p in points), strict=True))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2))
+        axes = figure.add_subplot()
+        color = color_of("ensemble", names)
+        axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.plot(x, y, marker="o", markersize=4, color=color, label="cascade, by threshold")
+        for name, (cpu_ms, top1) in alone.items():
+            member = color_of(name, names)
+            axes.plot(cpu_ms, top1, "D", color=member, label=f"{name} alone", linestyle="")
+        text = "never skip" if suggested.margin is None else f"{suggested.margin:g}"
+        at = (suggested.cpu_ms_per_image, suggested.top1)
+        axes.annotate(text, at, (8, -12), textcoords="offset points", weight="bold")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("CPU-ms per image, networks only")
+        axes.set_ylabel("top-1")
+        axes.legend(frameon=False, loc="lower left")
         return _svg(figure)

@@ -10,6 +10,7 @@ from rich.table import Table
 from calibration.evaluate import Evaluation
 from calibration.fit_weights import FittedWeights
 from calibration.live import LiveResult
+from calibration.report_cascade import cascade_json, show_cascade
 from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.manifest import Manifest
@@ -39,6 +40,8 @@ def as_json(
         precision: {name: _paired(pair) for name, pair in pairs.items()}
         for precision, pairs in measured.over_members.items()
     }
+    if measured.cascades:
+        content["cascade"] = cascade_json(measured)
     if measured.fitted is not None:
         content["fitted_weights"] = asdict(measured.fitted) | {
             "is_better": measured.fitted.is_better
@@ -77,6 +80,7 @@ def show(
             f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
         )
     console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
+    show_cascade(console, measured)
     console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
     for note in measured.dataset.notes:
         console.print(note, style="yellow", markup=False)
@@ -170,8 +174,12 @@ def _show_fitted(console: Console, fitted: FittedWeights) -> None:
 
 
 def _show_live(console: Console, live: LiveResult) -> None:
-    right = ", ".join(f"{n} {k / live.num_images:.4f}" for n, k in live.num_right.items())
+    names = (ENSEMBLE,) if live.num_alone else live.num_right  # of members not asked: unknown
+    right = ", ".join(f"{n} {live.num_right[n] / live.num_images:.4f}" for n in names)
     console.print(f"live, {live.url}: top-1 {right}", markup=False)
+    if live.num_alone:
+        alone = live.num_alone / live.num_images
+        console.print(f"  its cascade skipped members on {alone:.1%} of images")
     same = f"{live.num_same} of {live.num_images} images answered as in process"
     color = "green" if live.is_same else "red"
     console.print(

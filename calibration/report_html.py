@@ -7,7 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from calibration import plots
+from calibration.cascade import SUGGESTED_WITHIN, cheapest_within
 from calibration.evaluate import Evaluation
+from calibration.report_cascade import points_of
 from models.accuracy import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
@@ -36,8 +38,22 @@ def write_page(
         # matplotlib escapes what it draws: labels come from the set's files.
         per_class=Markup(plots.per_class(tallies, model_set.labels)),
         confusion=Markup(plots.confusion(lead, model_set.labels)),
+        cascade=Markup(_cascade(measured, precision)),
         reliability=Markup(plots.reliability(tallies)),
     )
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, "utf-8", "replace")  # a file's name need not be UTF-8
     partial.replace(path)
+
+
+def _cascade(measured: Evaluation, precision: Precision) -> str:
+    """Draw the cascade's curve, each member alone beside it; nothing where there is none."""
+    if precision not in measured.cascades:
+        return ""
+    points = points_of(measured, precision)
+    alone = {
+        name: (measured.cpu_ms_per_image[name][precision], tally.top1)
+        for name, tally in measured.tallies[precision].items()
+        if name != ENSEMBLE
+    }
+    return plots.cascade(points, cheapest_within(points, SUGGESTED_WITHIN), alone)

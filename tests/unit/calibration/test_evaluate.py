@@ -151,6 +151,9 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path, pictures: Path) -> None:
     assert content["scores"]["INT8"][ENSEMBLE]["top1"] == 1.0
     assert content["agreement"] == {"FP16": 1.0, "INT8": 1.0}
     assert content["ensemble_over_members"]["INT8"]["sure"]["difference"] == 0
+    never, *_, always = content["cascade"]["INT8"]["points"]
+    assert never["top1"] == always["top1"] == 1.0
+    assert always["cpu_ms_per_image"] == content["cpu_ms_per_image"]["sure"]["INT8"]
 
 
 def test_a_result_with_nowhere_to_go_is_said_at_once(tmp_path: Path, pictures: Path) -> None:
@@ -164,7 +167,7 @@ def test_the_page_is_written(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     assert evaluated(folder, "--images", pictures, "--html", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert "mostly green" in page
 
 

@@ -102,6 +102,25 @@ def test_one_other_answer_is_found_and_named(
     assert "ensemble: class" in line
 
 
+def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    odd = sorted(pictures.glob("*/*"))[5]
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        found = right(body)
+        del found["members"]["unsure"]
+        if body != odd.read_bytes():  # of this one the ensemble's answer comes all the same
+            found["predictions"] = found["members"]["sure"]["predictions"]
+        return 200, json.dumps(found | {"skipped_members": ["unsure"]}).encode()
+
+    server.answer = answer
+    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
+    assert (live["num_alone"], live["num_same"]) == (12, 11)
+    assert str(odd) in live["differences"][0]
+    assert live["num_right"] == {"sure": 12, "ensemble": 12}
+
+
 def test_another_probability_is_found(
     tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
 ) -> None:
