@@ -28,6 +28,7 @@ class Point:
     p50_ms: float
     p99_ms: float
     num_runs: int = 1
+    spread: float = 0.0  # highest less lowest throughput of the runs, over the median
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, the units in the names."""
@@ -43,6 +44,7 @@ class Point:
             "p50_ms": round(self.p50_ms, 2),
             "p99_ms": round(self.p99_ms, 2),
             "num_runs": self.num_runs,
+            "spread": round(self.spread, 3),
         }
 
 

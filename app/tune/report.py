@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ NOT_IN_IT = (
     "measured inside the processes: HTTP and Ray are not in it, they add a few ms and percent; "
     "tandem bench against the running service measures all"
 )
+WAVERING = 0.2  # spread of throughput among a point's runs that is told
 COLUMNS = ("replicas", "streams", "batch sizes", "clients", "images/s", "p50", "p99")
 
 
@@ -34,6 +36,12 @@ def show(console: Console, points: Sequence[Point], chosen: Point | None) -> Non
         "clients of\nall replicas together, latencies in ms"
     )
     console.print(NOT_IN_IT)
+    spread = median(point.spread for point in points)
+    if spread > WAVERING:
+        console.print(
+            f"[yellow]runs of one point differ by {spread:.0%}[/] (the median of all points): "
+            "something else uses this machine; tune again when it rests, or with more --seconds"
+        )
 
 
 def _cells(point: Point) -> list[str]:

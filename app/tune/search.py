@@ -56,7 +56,7 @@ class Search:
         self.left_out: list[Layout] = []  # no room in memory
 
     def run(self) -> list[Point]:
-        """Search; return every point of the full rounds. Empty: nothing fits into memory."""
+        """Search; return the points of who was in every round. Empty: nothing fits into memory."""
         kept = self._short_round()
         for number in range(NUM_ROUNDS):
             plan = full_round(kept, client_counts(self._cores))
@@ -64,8 +64,13 @@ class Search:
             if number == 0:
                 points = self._points()
                 near = {p.candidate for p in points if is_near_front(p, points, SLACK)}
+                self._drop_all_but(near)
                 kept = [candidate for candidate in kept if candidate in near]
         return self._points()
+
+    def _drop_all_but(self, near: set[Candidate]) -> None:
+        """Forget the others' points: one run in a quiet moment would beat medians of several."""
+        self._runs = {key: runs for key, runs in self._runs.items() if key[0] in near}
 
     def _short_round(self) -> list[Candidate]:
         high = HIGH_LOAD * self._cores
@@ -97,17 +102,20 @@ class Search:
                 self._runs.setdefault((candidate, clients), []).append(sample)
 
     def _points(self) -> list[Point]:
-        return [
-            Point(
-                candidate,
-                clients,
-                median(run.throughput for run in runs),
-                median(run.p50_ms for run in runs),
-                median(run.p99_ms for run in runs),
-                len(runs),
-            )
-            for (candidate, clients), runs in self._runs.items()
-        ]
+        return [_point(*key, runs) for key, runs in self._runs.items()]
+
+
+def _point(candidate: Candidate, clients: int, runs: Sequence[Sample]) -> Point:
+    rates = [run.throughput for run in runs]
+    return Point(
+        candidate,
+        clients,
+        median(rates),
+        median(run.p50_ms for run in runs),
+        median(run.p99_ms for run in runs),
+        len(runs),
+        (max(rates) - min(rates)) / median(rates),
+    )
 
 
 def keep(rates: dict[Candidate, float], alone: dict[Layout, float]) -> list[Candidate]:

@@ -73,7 +73,24 @@ def test_points_are_medians_of_rounds():
         return Sample(rate, 5.0, 5.0)
 
     points = Search([Candidate(Layout(1, 1, 1), (1,))], 1, measure, 1.0).run()
-    assert next(p for p in points if p.clients == 1).throughput == 20.0
+    alone = next(p for p in points if p.clients == 1)
+    assert alone.throughput == 20.0
+    assert alone.spread == pytest.approx(490 / 20)
+
+
+def test_who_is_far_from_the_front_after_one_round_is_forgotten():
+    fast, slow = (Candidate(Layout(1, 2, streams), (1,)) for streams in (2, 1))
+    asked: Counter[Candidate] = Counter()
+
+    def measure(candidate: Candidate, clients: int, seconds: float) -> Sample:
+        is_short = seconds < 1.0  # there both look alike
+        asked[candidate] += not is_short
+        worse = 2.0 if candidate == slow and not is_short else 1.0
+        return Sample(100 / worse, 10 * worse, 20 * worse)
+
+    points = Search([fast, slow], 2, measure, 1.0).run()
+    assert {p.candidate for p in points} == {fast}
+    assert asked == {fast: NUM_ROUNDS * 6, slow: 6}
 
 
 def test_what_does_not_fit_into_memory_is_left_out():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -121,6 +122,13 @@ def test_the_table_shows_the_front_and_the_choice(config):
     assert [row.split("│")[5].strip() for row in rows] == ["20.0", "70.0", "100.0"]
     assert ["chosen" in row for row in rows] == [False, False, True]
     assert "HTTP and Ray are not in it" in done.stdout
+    assert "differ by" not in done.stdout
+
+
+def test_a_machine_that_is_busy_is_told(config, monkeypatch):
+    busy = [replace(one, spread=0.4) for one in POINTS]
+    monkeypatch.setattr(command, "_search", lambda *_: (busy, 60.0))
+    assert "differ by 40%" in tune("--config", config).stdout
 
 
 @pytest.mark.usefixtures("measured")
