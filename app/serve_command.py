@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from app.capacity import check_capacity, oversubscribed
 from app.fast_serve import fast_serve
 from app.ports import check_port
-from app.ray_cluster import joined_ray, local_ray
+from app.ray_cluster import MIN_CPUS, joined_ray, local_ray
 from app.service import deploy, wait_ready
 from app.stop_request import StopRequest
+from models.cpus import available_cpus
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 CONFIG_NAME = "serve_config.yaml"
@@ -83,7 +85,12 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     verdict = check_ledger(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")
-    return for_members(content, model_set.manifest)
+    content = for_members(content, model_set.manifest)
+    if options.address is None:
+        check_capacity(content, max(MIN_CPUS, available_cpus()))
+    if warning := oversubscribed(content):
+        console.print(f"[yellow]{escape(warning)}[/]")
+    return content
 
 
 def _welcome(url: str, host: str) -> None:

@@ -1,6 +1,6 @@
 """The machine's real cores: the logical CPUs of each, and the NUMA node it is on.
 
-Read from sysfs, the kernel's own description (Documentation/admin-guide/cputopology.rst).
+Read from sysfs, the kernel's own description (admin-guide/cputopology.rst).
 """
 
 import os

@@ -1,0 +1,56 @@
+"""A configuration that does not fit the machine is refused before Ray waits for it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.capacity import check_capacity, oversubscribed
+from app.config_file import read_config
+from app.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def config(**gateway: object) -> dict:
+    return {"applications": [{"deployments": [{"name": "Gateway", **gateway}]}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus"),
+    [("laptop", 1), ("separate", 2), ("xeon-one-socket", 32), ("xeon-two-sockets", 64)],
+)
+def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: int) -> None:
+    content = read_config(CONFIGS / f"{name}.yaml")
+    check_capacity(content, cpus)
+    assert oversubscribed(content) is None
+    if cpus >= 32:
+        with pytest.raises(ConfigError, match="lower num_replicas or num_cpus"):
+            check_capacity(content, cpus - 5)  # it uses what is there, but for four
+
+
+def test_the_message_names_both_numbers() -> None:
+    content = config(num_replicas=7, ray_actor_options={"num_cpus": 4})
+    with pytest.raises(ConfigError, match=r"asks for 28 CPUs \(Gateway 28\), this machine has 2"):
+        check_capacity(content, 2)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "fits"),
+    [
+        ({}, 1),  # Serve's default is a CPU
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
+        ({"autoscaling_config": {"min_replicas": 1, "initial_replicas": 2}}, 2),
+        ({"num_replicas": "auto"}, 1),
+        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 2),
+    ],
+)
+def test_what_is_asked_for(gateway: dict, fits: int) -> None:
+    check_capacity(config(**gateway), fits)
+    with pytest.raises(ConfigError):
+        check_capacity(config(**gateway), fits - 1)
+
+
+def test_replicas_that_would_share_all_cores_are_told() -> None:
+    shared = config(num_replicas=2, ray_actor_options={"num_cpus": 0.5})
+    assert "2 replicas of Gateway have 0.5 of a CPU each" in (oversubscribed(shared) or "")
+    assert oversubscribed(config(num_replicas=2, ray_actor_options={"num_cpus": 1})) is None
