@@ -12,7 +12,7 @@ from calibration.statistics import Paired
 from models.record import Precision
 
 WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1: shown in the terminal
-ALONE = "{name} alone is as near for less CPU time: a set where it stands first may do better"
+BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
 NOTE = (
     "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
     "batch 8 on one thread"
@@ -27,7 +27,7 @@ def cascade_json(measured: Evaluation) -> dict[str, Any]:
             "skipped": tally.others,
             "points": [_point_json(point) for point in points_of(measured, precision)],
             "setting": setting_line(tally, points_of(measured, precision)),
-            "cheaper_alone": cheaper_alone(measured, precision),
+            "better_first": better_first(measured, precision),
             "note": NOTE,
         }
         for precision, tally in measured.cascades.items()
@@ -67,14 +67,14 @@ def setting_line(tally: CascadeTally, points: list[CascadePoint]) -> str:
     )
 
 
-def cheaper_alone(measured: Evaluation, precision: Precision) -> list[str]:
-    """Return the other members that alone are within the same half point and cost no more."""
-    best = cheapest_within(points_of(measured, precision), SUGGESTED_WITHIN)
+def better_first(measured: Evaluation, precision: Precision) -> list[str]:
+    """Return the other members that alone are better than the first, and cost no more."""
+    tally, of = measured.cascades[precision], measured.tallies[precision]
+    cpu_ms = {name: by.get(precision, 0.0) for name, by in measured.cpu_ms_per_image.items()}
     return [
         name
-        for name in measured.cascades[precision].others
-        if measured.over_members[precision][name].difference <= SUGGESTED_WITHIN
-        and measured.cpu_ms_per_image[name][precision] <= best.cpu_ms_per_image
+        for name in tally.others
+        if of[name].top1 > of[tally.first].top1 and cpu_ms[name] <= cpu_ms[tally.first]
     ]
 
 
@@ -101,8 +101,9 @@ def show_cascade(console: Console, measured: Evaluation) -> None:
     console.print("for args in serve_config.yaml (off unless it is there):")
     console.print(f"  {setting_line(tally, points)}", markup=False)
     console.print(f"  {NOTE}", style="yellow", markup=False)
-    for name in cheaper_alone(measured, precision):
-        console.print(f"  {ALONE.format(name=name)}", style="yellow", markup=False)
+    for name in better_first(measured, precision):
+        line = f"  {BETTER_FIRST.format(name, tally.first)}"
+        console.print(line, style="yellow", markup=False)
 
 
 def _chosen(points: list[CascadePoint]) -> dict[str, CascadePoint]:
