@@ -1,8 +1,8 @@
 """Cores of its own for every replica of a machine, by agreement among their processes.
 
 OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here the
-first replica takes the first free place of the plan, the next one the next. A place is held by locks
-on files, which the kernel gives back however the process ends.
+first replica takes the first free place of the plan, the next one the next. A place is held by
+locks on files, which the kernel gives back however the process ends.
 """
 
 import fcntl

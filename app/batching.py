@@ -32,6 +32,16 @@ class BatchResult(NamedTuple):
     batch_size: int
 
 
+class QueueReport(NamedTuple):
+    """How a queue fares; counts are since it was made."""
+
+    num_waiting: int
+    oldest_age_s: float  # of the image that waits longest
+    num_batches: int
+    num_images: int
+    mean_fill: float  # images over places of the largest batch; 0 before the first batch
+
+
 @dataclass(slots=True)
 class _Waiting:
     image: Pixels  # (H, W, 3)
@@ -68,6 +78,7 @@ class BatchQueue:
         self.max_queued = max_queued
         self._clock = clock
         self._waiting: Lanes[_Waiting] = Lanes()
+        self._num_batches = self._num_images = self._num_places = 0
         self._turns = turns or Turns()
         self._turns.join(self)
 
@@ -84,6 +95,11 @@ class BatchQueue:
         """How long the longest waiting image has waited; 0 when none waits."""
         arrived = (entry.arrived for entry in self._waiting if not entry.is_gone())
         return max(0.0, self._clock() - min(arrived, default=math.inf))
+
+    def report(self) -> QueueReport:
+        """Return the queue's length, age and how full its batches were."""
+        fill = self._num_images / self._num_places if self._num_places else 0.0
+        return QueueReport(len(self), self.oldest_age_s, self._num_batches, self._num_images, fill)
 
     def submit(
         self,
@@ -120,8 +136,12 @@ class BatchQueue:
         self._drop_the_late()
         self._waiting.forget_the_gone()
         size = self._size_for(len(self._waiting))
-        batch = [self._waiting.pop() for _ in range(size)]
-        return self._answer(batch) if batch else None
+        if not (batch := [self._waiting.pop() for _ in range(size)]):
+            return None
+        self._num_batches += 1
+        self._num_images += size
+        self._num_places += self.max_batch_size
+        return self._answer(batch)
 
     def _drop_the_late(self) -> None:
         now = self._clock()

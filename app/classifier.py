@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.batching import BatchQueue
+from app.batching import BatchQueue, QueueReport
 from app.errors import ConfigError
 from app.lanes import Lane
 from app.settings import Settings
@@ -83,6 +83,10 @@ class Classifier:
             self._queue.max_queued = changed.max_queued_images
         if changed.max_batch_size is not None:
             self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
+
+    def report(self) -> QueueReport:
+        """Return how the queue fares."""
+        return self._queue.report()
 
     async def classify(
         self, images: Pixels, timeout_s: float, lane: Lane = "interactive"

@@ -32,6 +32,8 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 @contextlib.contextmanager
 def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
     """Start a command that takes ``--port``; yield it when it is ready, stop it by SIGINT."""
+    # A benchmark that is told to end (timeout does) must not leave its service behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     port = free_port()
     started = time.perf_counter()
     process = subprocess.Popen(

@@ -215,3 +215,19 @@ def test_the_helpers_themselves():
     assert number_of(BatchResult(image(70_000)[0, 0], 0, 0, 1)) == 70_000
     run: Callable[..., Awaitable] = SteppedNetwork().run
     assert asyncio.iscoroutinefunction(run)
+
+
+async def test_the_report_tells_length_age_and_fill():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    assert queue.report() == (0, 0.0, 0, 0, 0.0)
+    queue.submit([image(0)])
+    await settle()
+    queue.submit([image(n) for n in range(1, 7)])
+    network.now += 0.5
+    assert queue.report() == (6, 0.5, 1, 1, 0.25)  # one image in a batch that could have four
+    await network.finish_all()
+    report = queue.report()
+    assert (report.num_waiting, report.oldest_age_s) == (0, 0.0)
+    assert (report.num_batches, report.num_images) == (3, 7)  # of 1, 4 and 2
+    assert report.mean_fill == 7 / 12
