@@ -57,7 +57,7 @@ def _ray(address: str | None, content: dict[str, Any]) -> AbstractContextManager
     return joined_ray(address, names)
 
 
-def _default_config() -> Path:
+def default_config() -> Path:
     """Return the folder's own serve_config.yaml, or else the project's."""
     here = Path(CONFIG_NAME)
     return here if here.is_file() else Path(__file__).parent.parent / CONFIG_NAME
@@ -70,7 +70,7 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     from app.settings import Settings
     from models.model_set import load_model_set
 
-    content = read_config(options.config or _default_config())
+    content = read_config(options.config or default_config())
     content = with_overrides(content, options.model_set, options.host, options.port)
     if options.address is None:  # a cluster that serves already has the port, and may keep it
         check_port(content["http_options"]["host"], content["http_options"]["port"])

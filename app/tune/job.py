@@ -11,7 +11,7 @@ from app.bench.photos import drawn_photos, photos_in
 from app.config_file import read_config, with_overrides
 from app.errors import ConfigError
 from app.ledger import check_ledger
-from app.serve_command import _default_config
+from app.serve_command import default_config
 from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
@@ -34,7 +34,7 @@ class Job:
 
 def prepare(config: Path | None, model_set: str | None, images: Path | None) -> Job:
     """Read the configuration, the set and the photos; every mistake is found here."""
-    path = config or _default_config()
+    path = config or default_config()
     content = with_overrides(read_config(path), model_set, None, None)
     settings = Settings.model_validate(content["applications"][0].get("args", {}))
     check_place(settings, path)

@@ -35,6 +35,7 @@ def test_what_is_written_is_valid_and_what_was_measured(tmp_path, replicas, p99_
     arguments = content["applications"][0]["args"]
     assert arguments["streams"] == 1
     assert arguments["batch_sizes"] == [1, 2, 4]
+    assert arguments.get("affinity", False) is (replicas > 1)  # as they were measured
     gateway = gateway_of(content)
     assert gateway.get("num_replicas", 1) == replicas
     assert gateway["ray_actor_options"]["num_cpus"] == (0.5 if replicas == 1 else 4)
