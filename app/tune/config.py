@@ -21,8 +21,8 @@ Measured with {model_set}: {candidate}.
 {runs} runs inside the processes: HTTP and Ray are not in it, they add a few ms and percent (tandem
 bench against the running service measures all).
 Changed: args.streams, args.batch_sizes and args.max_concurrent_requests; the Gateway's
-num_replicas, and args.affinity and num_cpus, the cores of each, where there are several of them (less
-than one CPU is a share for placement: then a replica uses all cores).
+num_replicas, and args.affinity and num_cpus, the cores of each, where there are several of them
+(less than one CPU is a share for placement: then a replica uses all cores).
 {limit}"""
 KEPT = """\
 max_concurrent_requests, {most} for each Gateway: more at a time would take the p99 beyond

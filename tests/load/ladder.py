@@ -19,14 +19,13 @@ import typer
 import yaml
 from bound import Bound
 from machine import ROOT, describe
-from running import running
+from running import TANDEM, running
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
 from app.bench.photos import photos_in
 from app.bench.samples import summarise
 
-TANDEM = [str(Path(sys.executable).with_name("tandem")), "serve", "--config"]
 # Serve's own defaults, which tandem serve would set otherwise.
 PLAIN = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
 BUSY = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "100"}
@@ -100,7 +99,7 @@ def measure(rung: Rung, bodies: list[bytes], seconds: float) -> dict[str, Any]:
     """Start a variant, load it and return its figures."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        command = [*TANDEM, str(config_of(rung, folder))]
+        command = [TANDEM, "serve", "--config", str(config_of(rung, folder))]
         if rung.is_obvious:
             command = [sys.executable, str(ROOT / "tests" / "load" / "obvious.py")]
         service = stack.enter_context(running(command, rung.environment))

@@ -19,8 +19,9 @@ PACKAGES = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uv
 
 def describe() -> dict[str, Any]:
     """Return commit, command, CPU and versions, to be stored with every result."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if _git("status", "--porcelain", "--", ".", ":!tests/load/results"):
+        commit += "-dirty"
     return {
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "commit": commit,
@@ -31,6 +32,11 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
     }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def process_tree(pid: int) -> list[psutil.Process]:

@@ -15,6 +15,7 @@ from machine import ROOT
 from app.ports import free_port
 
 READY_WITHIN_S = 180.0
+TANDEM = str(Path(sys.executable).with_name("tandem"))
 
 
 class Running:
@@ -26,7 +27,7 @@ class Running:
 
 def running_service(*arguments: str) -> contextlib.AbstractContextManager[Running]:
     """Start ``tandem serve`` with further arguments; yield it when it is ready."""
-    return running([str(Path(sys.executable).with_name("tandem")), "serve", *arguments])
+    return running([TANDEM, "serve", *arguments])
 
 
 @contextlib.contextmanager
