@@ -8,7 +8,7 @@ from typing import Any
 
 from models.cpus import available_cpus, cpu_model
 
-PACKAGES = ("tandem", "ray", "openvino", "opencv-python-headless", "numpy")
+PACKAGES = ("tandem", "ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
 
 
 def describe() -> dict[str, Any]:

@@ -1,37 +1,27 @@
 """What a benchmark's result says of the machine and the versions it was made with."""
 
 import os
-import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from models.cpus import available_cpus, cpu_model
+import app.bench.machine
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
 
 
 def describe() -> dict[str, Any]:
     """Return commit, command, CPU and versions, to be stored with every result."""
+    facts = app.bench.machine.describe()
     commit = _git("rev-parse", "--short=12", "HEAD")
     if _git("status", "--porcelain", "--", ".", ":!tests/load/results"):
         commit += "-dirty"
-    return {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "commit": commit,
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": available_cpus(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in PACKAGES},
-    }
+    command = " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
+    memory_gib = round(psutil.virtual_memory().total / 2**30, 1)
+    return {**facts, "command": command, "commit": commit, "memory_gib": memory_gib}
 
 
 def _git(*arguments: str) -> str:

@@ -1,7 +1,7 @@
 """How long until ready, how much memory and CPU when idle: ``python tests/load/startup.py``.
 
-Prints JSON; ``--json FILE`` writes it as well. The first start has an empty compile cache, and fills
-it; the others are what a user sees on a machine that is set up.
+Prints JSON; ``--json FILE`` writes it as well. The first start has an empty compile cache, which it
+fills; the others are what a user sees on a machine that is set up.
 """
 
 import json
