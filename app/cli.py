@@ -42,7 +42,7 @@ def _options(
 def serve(
     model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Ray Serve configuration  [default: serve_config.yaml]")
+        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
     ] = None,
     host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,

@@ -33,7 +33,7 @@ InputSize = Annotated[
     int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
 ]
 ResizeShorter = Annotated[
-    int | None, typer.Option(min=1, help="px before the crop  [default: input size * 8/7]")
+    int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
 ]
 Mean = Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")]
 Scale = Annotated[str, typer.Option(help="deviations, likewise")]
@@ -41,7 +41,7 @@ ColorOrder = Annotated[str, typer.Option(help="RGB or BGR, what the networks tak
 Outputs = Annotated[
     str, typer.Option(help="auto, logits or probabilities; auto runs them once and looks")
 ]
-Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  [default: 1 each]")]
+Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
 Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
 Description = Annotated[str, typer.Option(help="what it knows, for people")]
 Hint = Annotated[str, typer.Option(help="shown beside the classes on the page")]

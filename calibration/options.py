@@ -11,7 +11,7 @@ SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or i
 ModelDirs = Annotated[
     list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
 ]
-Into = Annotated[Path | None, typer.Option(help="folder of sets  [default: the user's own]")]
+Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
 Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 
 

@@ -32,21 +32,21 @@ Validation = Annotated[
     Path | None,
     typer.Option(
         help="labelled images (ImageFolder or CSV) to measure the drop on  "
-        "[default: what calibration leaves of --images, if labelled and 400 or more]"
+        "(default: what calibration leaves of --images, if labelled and 400 or more)"
     ),
 ]
 Members = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
 SubsetSize = Annotated[
-    int | None, typer.Option(min=1, help="calibration images  [default: the manifest's, 300]")
+    int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
 ]
-Preset = Annotated[str | None, typer.Option(help="mixed or performance  [default: the manifest's]")]
+Preset = Annotated[str | None, typer.Option(help="mixed or performance  (default: the manifest's)")]
 FastBiasCorrection = Annotated[
     bool | None,
     typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
 ]
 MaxDrop = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="of top-1, a fraction  [default: the manifest's, 0.005]"),
+    typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
 

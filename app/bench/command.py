@@ -24,10 +24,10 @@ out = Console(soft_wrap=True, highlight=False)
 def bench(
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
     images: Annotated[
-        Path | None, typer.Option(help="folder of photos, sent in turn  [default: drawn ones]")
+        Path | None, typer.Option(help="folder of photos, sent in turn  (default: drawn ones)")
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="closed loops of so many clients  [default: 1,8,16]")
+        str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
     ] = None,
     rate: Annotated[
         str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
