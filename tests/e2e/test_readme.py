@@ -162,3 +162,25 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
 
 def test_curl_is_there() -> None:
     assert shutil.which("curl"), "README's commands need curl: apt-get install curl"
+
+
+def test_the_ladder_is_what_was_measured() -> None:
+    ladder = json.loads((ROOT / "tests/load/results/ladder.json").read_text("utf-8"))
+    rows = [
+        f"| {rung['change']} | {rung['share']:.2f} | {rung['cpu_ms_per_image']:.1f} | "
+        f"{rung['one_client_p50_ms']:.0f} |"
+        for rung in ladder["rungs"]
+    ]
+    assert len(rows) >= 6
+    for row in rows:
+        assert row in README, f"README's table has no {row}"
+
+
+def test_the_share_is_what_was_measured() -> None:
+    share = json.loads((ROOT / "tests/load/results/share.json").read_text("utf-8"))
+    words = " ".join(README.split())
+    assert f"reach **{share['median']['share']:.2f}** of it" in words
+    assert f"forms of 16 photos {share['median']['form_share']:.2f};" in words
+    assert f"takes {share['median']['overhead_ms']:.1f} ms longer" in words
+    for stage, cpu_ms in share["cpu_ms_by_stage"].items():
+        assert f"{stage} {cpu_ms:.1f}" in words
