@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from app.lanes import Lane
 from app.members import Group, Members
+from app.request import ClassifyRequest
 from app.stages import MemberAnswer
-from app.timeline import Timeline
 from models.ensemble import is_sure
 from models.runtime import Pixels
 
@@ -25,14 +24,12 @@ class Cascade:
         self._first, self._others = Members({self._name: first}), Members(dict(others))
         self._skipped = tuple(name for name, _ in others)
 
-    async def ask(
-        self, images: Pixels, timeout_s: float, lane: Lane, timeline: Timeline
-    ) -> list[Group]:
+    async def ask(self, images: Pixels, request: ClassifyRequest) -> list[Group]:
         """Return a group of the images that the first member is sure of, and one of the rest.
 
-        Every image is decided by itself; ``timeout_s`` counts from the request's arrival.
+        Every image is decided by itself.
         """
-        (group,) = await self._first.ask(images, timeout_s, lane, timeline)
+        (group,) = await self._first.ask(images, request)
         sure = is_sure(group.answers[self._name].probabilities, self.margin)  # (K,) bool
         groups = []
         if sure.any():
@@ -40,7 +37,7 @@ class Cascade:
         if not sure.all():
             places = np.flatnonzero(~sure)
             left = images if len(places) == len(images) else images[places]
-            (rest,) = await self._others.ask(left, timeout_s, lane, timeline)
+            (rest,) = await self._others.ask(left, request)
             own = self._of(group, places)
             answers, hops = own.answers | rest.answers, own.hops | rest.hops
             groups.append(Group(own.images, answers, hops))

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +16,11 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from app.answers import Classified, ServedMember, ServedModels, classified
-from app.cascade import Cascade, cascade_of
+from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
-from app.lanes import Lane
 from app.members import Group, Members
+from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
 from app.timeline import Timeline
@@ -46,7 +47,9 @@ class Gateway:
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
         self._decoder, self._combiner = made(decoder), made(combiner)
-        every = {name: made(member, workers) for name, member in members.items()}
+        with ThreadPoolExecutor() as threads:  # side by side: compiling is most of a start
+            stages = threads.map(lambda member: made(member, workers), members.values())
+            every = dict(zip(members, stages, strict=True))
         own = (name for name, member in members.items() if isinstance(member, InGateway))
         self._own_members = [every[name] for name in own]
         self._num_members, self._members = len(every), Members(every)
@@ -86,58 +89,36 @@ class Gateway:
         finally:
             self._num_under_way -= 1
 
-    async def classify(
-        self,
-        files: list[bytes],
-        top_k: int,
-        timeout_s: float,
-        request_id: str,
-        timeline: Timeline,
-        lane: Lane = "interactive",
-        *,
-        may_skip: bool = True,
-    ) -> list[Classified | Fault]:
+    async def classify(self, request: ClassifyRequest) -> list[Classified | Fault]:
         """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
-
-        Every member is asked, unless there is a cascade and the request ``may_skip`` some.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
         try:
-            async with asyncio.timeout(timeout_s - timeline.elapsed_s()):  # reading counts
-                members = self._cascade if self._cascade and may_skip else self._members
-                return await self._through_the_graph(
-                    files, top_k, timeout_s, request_id, timeline, lane, members
-                )
+            async with asyncio.timeout(request.left_s):
+                return await self._through_the_graph(request)
         except TimeoutError as error:
             raise DeadlineError(
-                f"no answer within {timeout_s:g} s; the service is busy or a member hangs: try "
-                "again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+                f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
+                "try again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
             ) from error
         except BackPressureError as error:
             raise OverloadedError("every queue place is taken; try again in a second") from error
         except (RayError, RayServeException) as error:
             raise _as_tandem(error) from error
 
-    async def _through_the_graph(
-        self,
-        files: list[bytes],
-        top_k: int,
-        timeout_s: float,
-        request_id: str,
-        timeline: Timeline,
-        lane: Lane,
-        members: Members | Cascade,
-    ) -> list[Classified | Fault]:
+    async def _through_the_graph(self, request: ClassifyRequest) -> list[Classified | Fault]:
+        timeline = request.timeline
         with timeline.measure() as decoding:
-            decoded: Decoded = await call(self._decoder, "decode", files)
+            decoded: Decoded = await call(self._decoder, "decode", request.files)
         groups: list[Group] = []
         if len(decoded.images):
-            groups = await members.ask(decoded.images, timeout_s, lane, timeline)
+            members = self._cascade if self._cascade and request.may_skip else self._members
+            groups = await members.ask(decoded.images, request)
         with timeline.measure() as timeline.combining:
-            combined = [await self._combine(group, top_k) for group in groups]
+            combined = [await self._combine(group, request.top_k) for group in groups]
         good: dict[int, Classified] = {}
         for group, answers in zip(groups, combined, strict=True):
             for row, (place, one) in enumerate(zip(group.images, answers, strict=True)):
@@ -145,10 +126,15 @@ class Gateway:
                     row, decoding, decoded.decode_ms[place], group.hops, group.answers
                 )
                 good[place] = classified(
-                    one, self._model_set.name, self._num_members, group.skipped, request_id, timings
+                    one,
+                    self._model_set.name,
+                    self._num_members,
+                    group.skipped,
+                    request.request_id,
+                    timings,
                 )
         in_order = iter([good[place] for place in range(len(good))])
-        return [decoded.faults.get(i) or next(in_order) for i in range(len(files))]
+        return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
     async def _combine(self, group: Group, top_k: int) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in group.answers.items()}
@@ -172,7 +158,7 @@ class Gateway:
     async def _probe_graph(self) -> None:
         try:
             results = await self.classify(
-                [WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline(), may_skip=False
+                ClassifyRequest([WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline(), may_skip=False)
             )
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error

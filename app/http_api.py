@@ -18,6 +18,7 @@ from app.answers import Classified, ErrorAnswer, Ready, Results, ServedModels, e
 from app.body import read_body, read_files
 from app.errors import BadParameterError
 from app.lanes import lane_of
+from app.request import ClassifyRequest
 from app.stages import Fault
 from app.timeline import Timeline
 from models.errors import TandemError
@@ -107,7 +108,9 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
                 else:
                     files = [await read_body(request, settings.max_body_bytes)]
             lane = lane_of(request.headers.get("priority"), len(files))
-            results = await gateway.classify(files, top_k, timeout_s, request_id, timeline, lane)
+            results = await gateway.classify(
+                ClassifyRequest(files, top_k, timeout_s, request_id, timeline, lane)
+            )
         if is_form:
             rows = [error_answer(r, request_id) if isinstance(r, Fault) else r for r in results]
             return _json(Results(results=rows, request_id=request_id))

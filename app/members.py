@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.lanes import Lane
+from app.request import ClassifyRequest
 from app.stages import MemberAnswer, call
-from app.timeline import Span, Timeline
+from app.timeline import Span
 from models.runtime import Pixels
 
 
@@ -27,18 +27,13 @@ class Members:
     def __init__(self, members: Mapping[str, Any]) -> None:
         self._members = members
 
-    async def ask(
-        self, images: Pixels, timeout_s: float, lane: Lane, timeline: Timeline
-    ) -> list[Group]:
-        """Send the one tensor to all at once; it was resolved before it is fanned out.
-
-        ``timeout_s`` counts from the request's arrival.
-        """
-        left_s = timeout_s - timeline.elapsed_s()
+    async def ask(self, images: Pixels, request: ClassifyRequest) -> list[Group]:
+        """Send the one tensor to all at once; it was resolved before it is fanned out."""
+        left_s = request.left_s
 
         async def ask(member: Any) -> tuple[MemberAnswer, Span]:
-            with timeline.measure() as hop:
-                answer: MemberAnswer = await call(member, "classify", images, left_s, lane)
+            with request.timeline.measure() as hop:
+                answer: MemberAnswer = await call(member, "classify", images, left_s, request.lane)
             return answer, hop
 
         tasks = {name: asyncio.create_task(ask(m)) for name, m in self._members.items()}

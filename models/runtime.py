@@ -63,14 +63,18 @@ class RuntimeOptions:
         return chosen
 
 
-@cache
+_core_lock = threading.Lock()
+_made_core = cache(ov.Core)
+
+
 def _core() -> ov.Core:
-    """Return the process's one Core.
+    """Return the process's one Core; networks may be compiled on several threads.
 
     Each Core of OpenVINO 2026.4 gives its thread a signal stack; when one ends after a younger one
     was made, a freed stack stays behind and the next signal (Ctrl-C) is a segmentation fault.
     """
-    return ov.Core()
+    with _core_lock:  # cache alone would let two threads make one each
+        return _made_core()
 
 
 def read_network(path: Path) -> ov.Model:

@@ -20,6 +20,7 @@ from app.combiner import Combiner
 from app.decoder import Decoder
 from app.errors import ConfigError
 from app.gateway import Gateway
+from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Fault, InGateway
 from app.timeline import Timeline
@@ -109,7 +110,8 @@ async def closed_loops(gateway: Gateway, bodies: Sequence[bytes], load: Load) ->
     async def client() -> None:
         while (sent := time.perf_counter()) < end:
             body = bodies[next(numbers) % len(bodies)]
-            (result,) = await gateway.classify([body], 1, REQUEST_S, "tune", Timeline())
+            request = ClassifyRequest([body], 1, REQUEST_S, "tune", Timeline())
+            (result,) = await gateway.classify(request)
             if isinstance(result, Fault):
                 raise ConfigError(f"a photo could not be classified: {result.message}")
             if (now := time.perf_counter()) >= begin:

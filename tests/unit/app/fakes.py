@@ -10,9 +10,9 @@ from tiny_networks import LABELS
 from app.answers import Answered, Classified, MemberOpinion, ServedModels, Timings
 from app.errors import OverloadedError
 from app.lanes import Lane
+from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, MemberAnswer
-from app.timeline import Timeline
 from models.ensemble import average, top_k
 
 Pixels = np.ndarray
@@ -29,23 +29,13 @@ class FakeGateway:
         self.not_ready: Exception | None = None
         self.is_full = False
         self.skipped: list[str] | None = None
-        self.calls: list[tuple[list[bytes], int, float, str]] = []
-        self.lanes: list[Lane] = []
+        self.requests: list[ClassifyRequest] = []
 
-    async def classify(
-        self,
-        files: list[bytes],
-        top_k: int,
-        timeout_s: float,
-        request_id: str,
-        timeline: Timeline,
-        lane: Lane = "interactive",
-    ) -> list[Classified | Fault]:
-        self.lanes.append(lane)
-        self.calls.append((files, top_k, timeout_s, request_id))
+    async def classify(self, request: ClassifyRequest) -> list[Classified | Fault]:
+        self.requests.append(request)
         if self.raises:
             raise self.raises
-        return [self._one(data, request_id) for data in files]
+        return [self._one(data, request.request_id) for data in request.files]
 
     def _one(self, data: bytes, request_id: str) -> Classified | Fault:
         if not data.startswith(b"image"):

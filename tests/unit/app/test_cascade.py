@@ -19,6 +19,7 @@ from app.combiner import Combiner
 from app.decoder import Decoder
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.gateway import Gateway
+from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import InGateway
 from app.timeline import Timeline
@@ -44,7 +45,9 @@ class Graph:
         )
 
     async def classify(self, *files: bytes, timeout_s: float = 10.0):
-        return await self.gateway.classify(list(files), 3, timeout_s, "id", Timeline())
+        return await self.gateway.classify(
+            ClassifyRequest(list(files), 3, timeout_s, "id", Timeline())
+        )
 
 
 @pytest.fixture
@@ -108,7 +111,8 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
     cascade = Cascade(members, 0.55)
-    groups = asyncio.run(cascade.ask(images, 10.0, "interactive", Timeline()))
+    request = ClassifyRequest([], 1, 10.0, "id", Timeline())
+    groups = asyncio.run(cascade.ask(images, request))
     found = {}
     for group in groups:
         rows = group.answers["first"].probabilities
@@ -203,7 +207,7 @@ async def test_a_single_member_has_nobody_to_skip(tiny_set):
     member = FakeMember(SURE)
     settings = Settings(model_set=str(tiny_set), cascade_margin=0.5)
     gateway = Gateway(settings, FakeDecoder(), {"only": member}, FakeCombiner())
-    (answer,) = await gateway.classify([CLEAR], 1, 10.0, "id", Timeline())
+    (answer,) = await gateway.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", Timeline()))
     assert isinstance(answer, Classified)
     assert answer.skipped_members is None
     assert gateway.served_models().cascade_margin is None
@@ -225,7 +229,7 @@ async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
     both = np.full((24, 24, 3), COLORS["green"], np.uint8)
     both[:12] = COLORS["red"]
     files = [cv2.imencode(".png", both)[1].tobytes(), picture("green")]
-    half, green = await gateway.classify(files, 1, 10.0, "id", Timeline())
+    half, green = await gateway.classify(ClassifyRequest(files, 1, 10.0, "id", Timeline()))
     assert isinstance(half, Classified)
     assert isinstance(green, Classified)
     assert (half.skipped_members, green.skipped_members) == (None, ["unsure"])

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import tandem
 from http_server import classified
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from app.classify_command import NothingToClassifyError, find_files
-from app.cli import app
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def test_nothing_found_is_said(folder, path):
         list(find_files([path]))
 
 
-def classify(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"}).invoke(app, ["classify", *arguments])
+def classify(*arguments: object) -> Result:
+    return tandem("classify", *arguments)
 
 
 def test_a_table_of_labels(server):

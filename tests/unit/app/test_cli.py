@@ -8,7 +8,7 @@ from importlib.metadata import version
 import click
 import pytest
 import typer
-from typer.testing import CliRunner
+from command_line import tandem
 
 from app import cli
 
@@ -30,7 +30,7 @@ def name_of(value: object) -> str:
 
 
 def help_of(*path: str) -> str:
-    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(cli.app, [*path, "--help"])
+    result = tandem(*path, "--help")
     assert result.exit_code == 0, result.output
     return ANSI.sub("", result.stdout)
 
@@ -58,13 +58,13 @@ def test_help_explains_the_command_and_mentions_each_option(path, command):
 
 
 def test_the_version():
-    result = CliRunner().invoke(cli.app, ["--version"])
+    result = tandem("--version")
     assert result.exit_code == 0
     assert result.stdout == f"tandem {version('tandem')}\n"
 
 
 def test_without_a_command_help_is_shown():
-    result = CliRunner().invoke(cli.app, [])
+    result = tandem()
     assert "Usage" in result.output
 
 

@@ -11,6 +11,7 @@ from tiny_networks import LABELS
 from app.answers import Classified
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.gateway import Gateway
+from app.request import ClassifyRequest
 from app.settings import Settings
 from app.timeline import Timeline
 from models.errors import ModelSetError
@@ -31,7 +32,9 @@ class Graph:
         )
 
     async def classify(self, *files: bytes, top_k: int = 2, timeout_s: float = 10.0):
-        return await self.gateway.classify(list(files), top_k, timeout_s, "id", Timeline())
+        return await self.gateway.classify(
+            ClassifyRequest(list(files), top_k, timeout_s, "id", Timeline())
+        )
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ async def test_the_time_of_reading_the_body_counts(graph):
     timeline = Timeline()
     timeline._started -= 60  # the request arrived a minute ago
     with pytest.raises(DeadlineError):
-        await graph.gateway.classify([b"good"], 1, 10.0, "id", timeline)
+        await graph.gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))
 
 
 async def test_requests_under_way_are_counted_and_limited(tiny_set):

@@ -11,8 +11,8 @@ async def test_the_body_itself_is_the_image(client, gateway):
     answer = await client.post(CLASSIFY, content=b"image one")
     assert answer.status_code == 200
     assert answer.json()["predictions"] == [{"index": 0, "label": "image one", "probability": 0.75}]
-    ((files, top_k, timeout_s, _),) = gateway.calls
-    assert (files, top_k, timeout_s) == ([b"image one"], 5, 10.0)
+    (asked,) = gateway.requests
+    assert (asked.files, asked.top_k, asked.timeout_s) == ([b"image one"], 5, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ async def test_a_form_answers_every_file_in_order(client, gateway):
     assert third["predictions"][0]["label"] == "image b"
     assert {r.get("request_id") or r["error"]["request_id"] for r in body["results"]} == {"r2"}
     assert body["request_id"] == "r2"
-    assert gateway.calls[0][0] == [b"image a", b"no", b"image b"]
+    assert gateway.requests[0].files == [b"image a", b"no", b"image b"]
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ async def test_a_top_k_out_of_range_is_refused_before_the_body_is_used(client, g
     assert error["code"] == "bad_parameter"
     assert "top_k" in error["message"]
     assert len(error["message"]) < 300  # the offending value is not sent back whole
-    assert gateway.calls == []
+    assert gateway.requests == []
 
 
 @pytest.mark.parametrize("value", ["1", "10"])
 async def test_the_ends_of_top_k(client, gateway, value):
     answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
     assert answer.status_code == 200
-    assert gateway.calls[0][1] == int(value)
+    assert gateway.requests[0].top_k == int(value)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "0", "abc", "", "-inf", "1 s"])
@@ -76,7 +76,7 @@ async def test_a_timeout_that_makes_no_sense_is_refused(client, gateway, value):
     answer = await client.post(CLASSIFY, content=b"image", headers=headers)
     assert answer.status_code == 422
     assert "x-request-timeout-seconds" in answer.json()["error"]["message"]
-    assert gateway.calls == []
+    assert gateway.requests == []
 
 
 @pytest.mark.parametrize(("value", "expected"), [("2.5", 2.25), ("9999", 10.0), ("inf", 10.0)])
@@ -84,19 +84,19 @@ async def test_a_client_can_only_ask_for_less_time(client, gateway, value, expec
     """Of what it asks for 90 % are used: at 100 % Serve answers itself, and not in JSON."""
     headers = {"x-request-timeout-seconds": value}
     await client.post(CLASSIFY, content=b"image", headers=headers)
-    assert gateway.calls[0][2] == expected
+    assert gateway.requests[0].timeout_s == expected
 
 
 async def test_the_request_id_goes_through(client, gateway):
     answer = await client.post(CLASSIFY, content=b"image", headers={"x-request-id": "mine"})
-    assert gateway.calls[0][3] == "mine"
+    assert gateway.requests[0].request_id == "mine"
     assert answer.json()["request_id"] == "mine"
 
 
 async def test_without_a_request_id_one_is_made(client, gateway):
     ids = [(await client.post(CLASSIFY, content=b"image")).json()["request_id"] for _ in "ab"]
     assert len(set(ids)) == 2
-    assert [call[3] for call in gateway.calls] == ids
+    assert [request.request_id for request in gateway.requests] == ids
 
 
 async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, gateway):
@@ -105,7 +105,7 @@ async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, gateway
     assert answer.status_code == 429
     assert answer.json()["error"]["code"] == "overloaded"
     assert answer.headers["retry-after"] == "1"
-    assert gateway.calls == []
+    assert gateway.requests == []
 
 
 async def test_too_many_bytes(client, gateway):
@@ -114,7 +114,7 @@ async def test_too_many_bytes(client, gateway):
     assert answer.json()["error"]["code"] == "too_many_bytes"
     assert "1001 bytes" in answer.json()["error"]["message"]
     assert "the limit is 1000" in answer.json()["error"]["message"]
-    assert gateway.calls == []
+    assert gateway.requests == []
 
 
 async def test_too_many_files(client, gateway):
@@ -122,7 +122,7 @@ async def test_too_many_files(client, gateway):
     answer = await client.post(CLASSIFY, files=files)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "too_many_files"
-    assert gateway.calls == []
+    assert gateway.requests == []
 
 
 async def test_members_that_were_skipped_are_named_and_else_not_mentioned(client, gateway):
@@ -154,7 +154,7 @@ async def test_forms_of_several_files_let_single_photos_go_first(client, gateway
         CLASSIFY, files=[("f", (n, b"image")) for n in "ab"], headers={"priority": "u=2"}
     )
     expected = ["interactive", "interactive", "bulk", "bulk", "interactive"]
-    assert gateway.lanes == expected
+    assert [request.lane for request in gateway.requests] == expected
 
 
 async def test_an_urgency_that_is_none_is_said(client):

@@ -7,14 +7,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from command_line import tandem
 from http_server import FakeServer
 from tiny_networks import picture, write_tiny_set
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from app.bench.limit import Setup, setups
 from app.bench.photos import drawn_photos
 from app.classify_command import NothingToClassifyError
-from app.cli import app
 from app.errors import ConfigError
 
 
@@ -35,8 +35,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def bench(*arguments: object) -> Result:
-    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    return runner.invoke(app, ["bench", *(str(a) for a in arguments)])
+    return tandem("bench", *arguments)
 
 
 def result_of(*arguments: object) -> dict:  # type: ignore[type-arg]

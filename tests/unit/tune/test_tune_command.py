@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from command_line import tandem
 from points import point
 from tiny_networks import picture
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from app.classify_command import NothingToClassifyError
-from app.cli import app
 from app.config_file import read_config
 from app.errors import ConfigError
 from app.tune import command
@@ -57,8 +57,7 @@ def one_core():
 
 
 def tune(*arguments: object) -> Result:
-    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    return runner.invoke(app, ["tune", *map(str, arguments)])
+    return tandem("tune", *arguments)
 
 
 @pytest.mark.usefixtures("one_core")
