@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from app.bench.one_image import OneImage
 from models.cpus import available_cpus
 from models.ensemble import average
 from models.image import read_image
@@ -121,7 +122,7 @@ def measure_limit(
         num_photos=len(bodies),
         best=pipelines[best].setup,
         images_per_s=round(rates[best], 2),
-        latency_ms=round(single_image_ms(model_set, bodies, precision), 2),
+        latency_ms=round(OneImage(model_set, precision).measure(bodies), 2),
         setups=[Tried(p.setup, round(rate, 2)) for p, rate in zip(pipelines, rates, strict=True)],
     )
 
@@ -139,32 +140,3 @@ def _batches_for(pipeline: Pipeline, bodies: Sequence[bytes], seconds: float) ->
     streams, size = pipeline.setup.streams, pipeline.setup.batch_size
     rate = pipeline.run(bodies, 2 * streams)
     return max(streams, round(rate * seconds / size / streams) * streams)
-
-
-def single_image_ms(
-    model_set: ModelSet, bodies: Sequence[bytes], precision: Precision, num_images: int = 60
-) -> float:
-    """Return the median time of one image with nothing else running, the better of two ways.
-
-    The members at the same time with a share of the cores each, or one by one with all of them.
-    """
-    names = [m.name for m in model_set.manifest.members]
-    rule, cores = model_set.manifest.image.rule, available_cpus()
-    found = []
-    for parallel in (True, False):
-        threads = max(1, cores // len(names)) if parallel else cores
-        options = RuntimeOptions(num_threads=threads, batch_sizes=(1,))
-        networks = [CompiledNetwork(model_set.network_path(n, precision), options) for n in names]
-        times = []
-        with ThreadPoolExecutor(len(networks)) as pool:
-            for number in range(num_images):
-                started = time.perf_counter()
-                pixels = read_image(bodies[number % len(bodies)], rule)[np.newaxis]
-                if parallel:
-                    list(pool.map(lambda network, p=pixels: network.infer(p), networks))
-                else:
-                    for network in networks:
-                        network.infer(pixels)
-                times.append((time.perf_counter() - started) * 1e3)
-        found.append(median(times[5:]))
-    return min(found)

@@ -1,0 +1,58 @@
+"""The bound of one image alone: decode it, then run both members, with nothing else going on."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+import numpy as np
+
+from models.cpus import available_cpus
+from models.image import read_image
+from models.model_set import ModelSet
+from models.record import Precision
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+WARM_UP = 5  # images
+
+
+class OneImage:
+    """The networks compiled for one image, in the two ways that share the cores.
+
+    The members at the same time with a share of the cores each, or one by one with all of them.
+    """
+
+    def __init__(self, model_set: ModelSet, precision: Precision) -> None:
+        self._rule = model_set.manifest.image.rule
+        names = [m.name for m in model_set.manifest.members]
+        cores = available_cpus()
+
+        def networks(num_threads: int) -> list[CompiledNetwork]:
+            options = RuntimeOptions(num_threads=num_threads, batch_sizes=(1,))
+            return [CompiledNetwork(model_set.network_path(n, precision), options) for n in names]
+
+        self._shared, self._in_turn = networks(max(1, cores // len(names))), networks(cores)
+        self._pool = ThreadPoolExecutor(len(names))
+
+    def measure(self, bodies: Sequence[bytes], num_images: int = 60) -> float:
+        """Return the median ms of an image, by the better of the two ways."""
+        return min(
+            self._measure(run, bodies, num_images) for run in (self._side_by_side, self._one_by_one)
+        )
+
+    def _measure(
+        self, run: Callable[[Pixels], None], bodies: Sequence[bytes], num_images: int
+    ) -> float:
+        times = []
+        for number in range(WARM_UP + num_images):
+            started = time.perf_counter()
+            run(read_image(bodies[number % len(bodies)], self._rule)[np.newaxis])
+            times.append((time.perf_counter() - started) * 1e3)
+        return median(times[WARM_UP:])
+
+    def _side_by_side(self, pixels: Pixels) -> None:
+        list(self._pool.map(lambda network: network.infer(pixels), self._shared))
+
+    def _one_by_one(self, pixels: Pixels) -> None:
+        for network in self._in_turn:
+            network.infer(pixels)
