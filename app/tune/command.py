@@ -1,19 +1,19 @@
 """``tandem tune``: measure this machine, show the trade-off, write the configuration."""
 
-import json
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from app.errors import ConfigError
+from app.options import Images, JsonFile, Plot
+from app.output import check_can_write, write_config, write_json
 from app.tune.config import as_yaml, tuned
-from app.tune.output import check_can_write, write_config, write_whole
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from app.tune.job import Job
@@ -23,29 +23,32 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
 PLOTS = (".png", ".svg")
 
+P99Ms = Annotated[
+    float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
+]
+ModelSet = Annotated[
+    str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="configuration to tune; else serve_config.yaml")
+]
+Write = Annotated[
+    Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
+]
+Seconds = Annotated[float, typer.Option(help="s of each run; there are some 100")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite the file of --write")]
+
 
 def tune(
-    p99_ms: Annotated[
-        float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="folder of photos like yours; else drawn ones")
-    ] = None,
-    model_set: Annotated[
-        str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="configuration to tune; else serve_config.yaml")
-    ] = None,
-    write: Annotated[
-        Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="write every point as JSON; - is stdout")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="p99 against throughput, .png or .svg")] = None,
-    seconds: Annotated[float, typer.Option(help="s of each run; there are some 100")] = 2.0,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the file of --write")] = False,
+    p99_ms: P99Ms = None,
+    images: Images = None,
+    model_set: ModelSet = None,
+    config: ConfigFile = None,
+    write: Write = None,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    seconds: Seconds = 2.0,
+    force: Force = False,
 ) -> None:
     """Find the replicas, streams, threads and batch sizes that suit this machine.
 
@@ -81,7 +84,7 @@ def tune(
         err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
     asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}
     facts = {"machine": machine, "model_set": job.settings.model_set, **asked}
-    _write_json(json_file, facts | as_json(points, chosen))
+    write_json(json_file, facts | as_json(points, chosen))
     if chosen is None:
         lowest = min(points, key=lambda p: p.p99_ms)
         err.print(
@@ -142,11 +145,3 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
             "not even one replica fits into memory; free some, or serve fewer members"
         )
     return points, time.monotonic() - started
-
-
-def _write_json(path: Path | None, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2)
-    if str(path) == "-":
-        typer.echo(text)
-    elif path is not None:
-        write_whole(path, text + "\n")

@@ -1,10 +1,14 @@
 """Files that results go to: checked before minutes of measuring, written in one step after."""
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from app.errors import ConfigError
 
@@ -53,3 +57,12 @@ def write_whole(path: Path, text: str, check: Callable[[Path], object] = lambda 
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write the file of ``--json``; - is stdout, None nothing."""
+    text = json.dumps(content, indent=2)
+    if str(path) == "-":
+        typer.echo(text)
+    elif path is not None:
+        write_whole(path, text + "\n")

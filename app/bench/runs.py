@@ -1,0 +1,111 @@
+"""The runs of ``tandem bench``: loads one after the other, or the bound."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+
+from app.bench.client import Target
+from app.bench.generator import Load, Progress, run_load
+from app.bench.limit import measure_limit
+from app.bench.report import knee, plot, show_limit, show_runs
+from app.bench.samples import summarise
+from app.bench.tree import service_root
+from app.errors import ConfigError
+from models.model_set import load_model_set, search_path
+from models.record import Precision
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all runs share."""
+
+    target: Target
+    duration_s: float
+    warm_up_s: float
+    objective_ms: float
+    seed: int
+    plot: Path | None
+
+
+def run_limit(
+    bodies: list[bytes], model_set: str, precision: str, duration_s: float, *, quiet: bool
+) -> dict[str, Any]:
+    """Measure the bound, show it unless ``quiet``, and return it as plain values."""
+    if precision not in ("INT8", "FP16"):
+        raise ConfigError(f"--precision {precision!r}: INT8 or FP16")
+    chosen: Precision = "INT8" if precision == "INT8" else "FP16"
+    loaded = load_model_set(model_set, search_path())
+    with err.status("measuring") as status:
+        found = measure_limit(
+            loaded,
+            bodies,
+            chosen,
+            seconds=duration_s / 5,
+            report=lambda text: status.update(escape(text)),
+        )
+    if not quiet:
+        show_limit(out, found)
+    return {"model_set": loaded.name, "limit": found.as_json()}
+
+
+def run_loads(
+    loads: tuple[list[float], list[float]], options: Options, *, quiet: bool
+) -> dict[str, Any]:
+    """Run the loads (numbers of clients, rates), show them unless ``quiet``; return plain values.
+
+    Raises:
+        ConfigError: nobody is ready at the target's address.
+
+    """
+    target = options.target
+    model_set, service = _served(target.url), service_root(target.url)
+    planned = [Load(target, options.duration_s, clients=int(n)) for n in loads[0]]
+    planned += [Load(target, options.duration_s, rate=rate, seed=options.seed) for rate in loads[1]]
+    summaries = []
+    with err.status("warming up") as status:
+        if options.warm_up_s:
+            run_load(Load(target, options.warm_up_s, clients=8), None)
+        for load in planned:
+            what = f"{load.rate:g} requests/s" if load.rate else f"{load.clients} clients"
+
+            def report(progress: Progress, what: str = what) -> None:
+                failed = f", {progress.num_failed} failed" if progress.num_failed else ""
+                status.update(
+                    f"{what}: {progress.elapsed_s:.0f} of {options.duration_s:g} s, "
+                    f"{progress.num_done} answered{failed}"
+                )
+
+            summaries.append(summarise(run_load(load, service, report), options.objective_ms))
+    if not quiet:
+        show_runs(out, summaries, options.objective_ms)
+    if options.plot is not None:
+        plot(options.plot, summaries, options.objective_ms)
+    return {
+        "url": target.url,
+        "files_per_request": target.files_per_request,
+        "model_set": model_set,
+        "objective_ms": options.objective_ms,
+        "knee_requests_per_s": knee(summaries, options.objective_ms),
+        "runs": [s.as_json() for s in summaries],
+    }
+
+
+def _served(url: str) -> str:
+    """Return the served set's name; raise if nobody is there or it is not ready."""
+    try:
+        ready = httpx.get(f"{url}/readyz", timeout=10, trust_env=False)
+        ready.raise_for_status()
+        name = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False).json()["model_set"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"no Tandem is ready at {url} ({type(error).__name__}: {error}); start one with "
+            "tandem serve, or give --url"
+        ) from error
+    return str(name)
