@@ -1,7 +1,8 @@
 """From the obvious graph to ours, a row for each change: ``python tests/load/ladder.py PHOTOS``.
 
-Every round starts each variant in turn, loads it with 16 clients and with one, and measures the
-bound of the machine in between; what counts is the median of the rounds' shares. Prints JSON.
+Every round starts each variant in turn, warms it up, loads it with 16 clients and with one, and
+measures the bound of the machine before and after; what counts is the median of the rounds' shares.
+Prints JSON.
 """
 
 import json
@@ -29,6 +30,7 @@ from app.bench.samples import summarise
 # Serve's own defaults, which tandem serve would set otherwise.
 PLAIN = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
 BUSY = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "100"}
+WARM_UP_S = 8.0
 SEPARATE = {"decoder": "deployment", "members": "deployment"}
 
 
@@ -71,11 +73,7 @@ def main(
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            row = {"bound_images_per_s": bound.measure(seconds)}
-            rows[name].append(row | measure(RUNGS[name], bodies, seconds))
-            rows[name][-1]["share"] = round(
-                rows[name][-1]["images_per_s"] / row["bound_images_per_s"], 4
-            )
+            rows[name].append(measure(RUNGS[name], bodies, bound, seconds))
             typer.echo(f"{name}: {rows[name][-1]}", err=True)
     result = {
         "machine": describe(),
@@ -95,7 +93,7 @@ def main(
         out.write_text(text + "\n", "utf-8")
 
 
-def measure(rung: Rung, bodies: list[bytes], seconds: float) -> dict[str, Any]:
+def measure(rung: Rung, bodies: list[bytes], bound: Bound, seconds: float) -> dict[str, Any]:
     """Start a variant, load it and return its figures."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -104,10 +102,15 @@ def measure(rung: Rung, bodies: list[bytes], seconds: float) -> dict[str, Any]:
             command = [sys.executable, str(ROOT / "tests" / "load" / "obvious.py")]
         service = stack.enter_context(running(command, rung.environment))
         root, target = psutil.Process(service.process.pid), Target(service.url, bodies)
-        run_load(Load(target, 3.0, clients=16), None)
+        run_load(Load(target, WARM_UP_S, clients=16), None)
+        before = bound.measure(seconds)
         many = summarise(run_load(Load(target, seconds, clients=16), root), 100)
+        after = bound.measure(seconds)
         one = summarise(run_load(Load(target, seconds / 2, clients=1), root), 100)
+    around = (before + after) / 2
     return {
+        "share": round(many.images_per_s / around, 4),
+        "bound_images_per_s": round(around, 2),
         "images_per_s": many.images_per_s,
         "cpu_ms_per_image": many.service_cpu_ms,
         "one_client_p50_ms": one.p50_ms,
