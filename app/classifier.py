@@ -13,6 +13,9 @@ from app.errors import ConfigError
 from app.lanes import Lane
 from app.settings import Settings
 from app.stages import MemberAnswer
+from app.tracing.batches import record_failure, record_results, record_run
+from app.tracing.pipeline import pipeline
+from app.tracing.spans import current_parent
 from app.workers import Workers, replica_workers
 from models import golden
 from models.ensemble import Probabilities
@@ -36,6 +39,8 @@ class Classifier:
 
     def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
         """Compile and check a member; ``workers`` are those of members in the same process."""
+        pipeline.start(settings)
+        self._name = member
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
         options = RuntimeOptions(
@@ -54,6 +59,7 @@ class Classifier:
             self._network.batch_sizes,
             settings.max_queued_images,
             turns=self._workers.turns,
+            on_batch=lambda ran: record_run(member, ran),
         )
 
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
@@ -98,13 +104,18 @@ class Classifier:
             DeadlineError: ``timeout_s`` passed before every image had its turn.
 
         """
-        futures = self._queue.submit(images, timeout_s, lane)
+        parent, arrived = current_parent(), time.monotonic()
+        futures = self._queue.submit(images, timeout_s, lane, parent)
         try:
             results = await asyncio.gather(*futures)
-        except BaseException:
+        except BaseException as error:
             for future in futures:
                 future.cancel()  # what still waits is dropped when its turn comes
+            if parent is not None:
+                record_failure(parent, self._name, arrived, error)
             raise
+        if parent is not None:
+            record_results(parent, self._name, results)
         return MemberAnswer(
             np.stack([result.probabilities for result in results]),
             tuple(result.queued_s * 1e3 for result in results),

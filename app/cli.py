@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.bench.command import bench
 from app.classify_command import classify
 from app.models_command import models_app
+from app.tracing.command import trace
 from app.tune.command import tune
 from models.errors import TandemError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(classify)
 app.command()(bench)
 app.command()(tune)
+app.command()(trace)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it

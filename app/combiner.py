@@ -2,6 +2,7 @@
 
 from app.settings import Settings
 from app.stages import Combined
+from app.tracing.pipeline import pipeline
 from models.ensemble import Probabilities, average, top_k
 from models.model_set import load_model_set
 
@@ -10,6 +11,7 @@ class Combiner:
     """Averages with the manifest's weights and names the classes."""
 
     def __init__(self, settings: Settings) -> None:
+        pipeline.start(settings)
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}

@@ -27,8 +27,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Keep the user's own model sets out of the tests, and the tests' out of the user's."""
-    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tandem-tests-")
+    """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs."""
+    os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
+        prefix="tandem-tests-"
+    )
 
 
 def pytest_unconfigure() -> None:
