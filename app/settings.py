@@ -136,6 +136,11 @@ def environment_value(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
+def prepend_to_environment(name: str, value: str) -> None:
+    """Put ``value`` in front of a comma-separated variable; of what is said twice the last wins."""
+    os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
+
+
 def set_environment(values: Mapping[str, str]) -> None:
     """Put ``values`` into the environment; what the user set already wins."""
     for name, value in values.items():

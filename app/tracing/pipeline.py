@@ -10,7 +10,7 @@ import ray
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from app.settings import Settings, set_environment
+from app.settings import Settings, prepend_to_environment, set_environment
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.sink import Sink
@@ -77,7 +77,8 @@ def span_processors() -> list[SpanProcessor]:
         context = ray.get_runtime_context()
         place |= {"ray.node_id": context.get_node_id(), "service.instance.id": _replica_name()}
     told = ",".join(f"{key}={value}" for key, value in place.items())
-    set_environment({"OTEL_SERVICE_NAME": "tandem", "OTEL_RESOURCE_ATTRIBUTES": told})
+    set_environment({"OTEL_SERVICE_NAME": "tandem"})
+    prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", told)
     pipeline.is_asked_for = True
     return [pipeline]
 
