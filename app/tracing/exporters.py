@@ -1,6 +1,7 @@
 """The exporter that ``trace_exporter`` names, with OpenTelemetry's own variables honoured."""
 
 import logging
+import warnings
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -68,6 +69,12 @@ def let_jaeger_import() -> None:
 
 
 def _jaeger(endpoint: str | None) -> SpanExporter:
+    with warnings.catch_warnings():  # it says on every start that Jaeger takes OTLP
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _jaeger_exporter(endpoint)
+
+
+def _jaeger_exporter(endpoint: str | None) -> SpanExporter:
     let_jaeger_import()
     from opentelemetry.exporter.jaeger.thrift import JaegerExporter
 

@@ -4,6 +4,7 @@ Serve asks for the span processors before it makes a stage, which alone knows th
 pipeline is made empty and gets its sinks when the stage starts.
 """
 
+import logging
 import socket
 
 import ray
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from app.settings import Settings, prepend_to_environment, set_environment
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
+from app.tracing.logs import TraceIds
 from app.tracing.sink import Sink
 
 # Asked every second by who watches the service: nobody wants their traces.
@@ -79,6 +81,7 @@ def span_processors() -> list[SpanProcessor]:
     told = ",".join(f"{key}={value}" for key, value in place.items())
     set_environment({"OTEL_SERVICE_NAME": "tandem"})
     prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", told)
+    logging.getLogger("ray.serve").addFilter(TraceIds())
     pipeline.is_asked_for = True
     return [pipeline]
 
