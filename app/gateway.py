@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import Context
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,6 +25,7 @@ from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
 from app.timeline import Timeline
 from app.tracing.pipeline import pipeline
+from app.tracing.spans import untraced
 from app.workers import replica_workers
 from models.errors import TandemError
 from models.ledger import judge
@@ -45,7 +45,7 @@ class Gateway:
         self, settings: Settings, decoder: Any, members: Mapping[str, Any], combiner: Any
     ) -> None:
         self.settings = settings
-        pipeline.start(settings)
+        pipeline.start(settings, is_ingress=True)
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
@@ -154,7 +154,7 @@ class Gateway:
         if time.monotonic() < self._ready_until:
             return
         if self._probe is None:  # one probe at a time, however many ask
-            self._probe = asyncio.create_task(self._probe_graph(), context=Context())
+            self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
         await asyncio.shield(self._probe)
 

@@ -68,7 +68,11 @@ class FreshFiles(StaticFiles):
 def create_api(gateway: "Gateway") -> FastAPI:
     """Return the ASGI application in front of ``gateway``."""
     api = FastAPI(
-        title="Tandem", docs_url=None, redoc_url=None, separate_input_output_schemas=False
+        title="Tandem",
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # Serve has the request's
     )
     api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
     api.add_middleware(TracedRequests)

@@ -111,6 +111,8 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # second: most of what a service at rest costs (tests/load/startup.py).
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+        # Throughput mode holds log lines back until there are a thousand; ours are few.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),

@@ -15,12 +15,12 @@ def record_run(member: str, ran: Ran) -> SpanContext | None:
 
     The tags of its images are the requests' spans (:class:`Parent`), or None where not traced.
     """
-    linked = dict.fromkeys(parent.span for parent in ran.tags if parent is not None)  # each once
+    linked = {p.span.span_id: p.span for p in ran.tags if p is not None}  # each request once
     if not linked or pipeline.batches is None:
         return None
     facts: dict[str, Value] = {"tandem.member": member, "tandem.batch_size": len(ran.tags)}
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    return record_batch(pipeline.batches, ran.started, ran.ended, facts, linked, error)
+    return record_batch(pipeline.batches, ran.started, ran.ended, facts, linked.values(), error)
 
 
 def record_results(parent: Parent, member: str, results: Sequence[BatchResult]) -> None:

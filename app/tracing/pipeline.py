@@ -8,7 +8,8 @@ import logging
 import socket
 
 import ray
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from app.settings import Settings, prepend_to_environment, set_environment
@@ -16,6 +17,7 @@ from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds
 from app.tracing.sink import Sink
+from app.tracing.spans import orphans
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
@@ -26,11 +28,13 @@ class Pipeline(SpanProcessor):
 
     def __init__(self) -> None:
         self.is_asked_for = False  # by Serve: tracing is on
+        self.is_ingress = False  # requests begin in this process
         self.sinks: list[Sink] = []
         self.batches: TracerProvider | None = None
 
-    def start(self, settings: Settings) -> None:
+    def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
         """Make the sinks; the stages of a process share them."""
+        self.is_ingress |= is_ingress
         if not self.is_asked_for or self.sinks:
             return
         if settings.trace_exporter == "none":
@@ -41,16 +45,24 @@ class Pipeline(SpanProcessor):
             self.sinks.append(Sink(settings.trace_exporter, exporter))
         # A batch belongs to no request's trace; it is recorded if one of its requests is sampled.
         self.batches = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
-        self.batches.add_span_processor(self)
+        self.batches.add_span_processor(_Batches(self))
 
     @property
     def dropped(self) -> dict[str, int]:
         """How many spans each sink has lost so far."""
         return {sink.name: sink.num_dropped for sink in self.sinks}
 
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Note a trace that begins where none should."""
+        if span.parent is None and not self.is_ingress:
+            orphans.add(span.get_span_context().trace_id)
+
     def on_end(self, span: ReadableSpan) -> None:
         """Pass on a span; never waits, never raises."""
-        if span.name in QUIET:
+        trace_id = span.context.trace_id if span.context else 0
+        if span.name in QUIET or trace_id in orphans:
+            if span.parent is None:
+                orphans.discard(trace_id)  # what is below it has ended
             return
         for sink in self.sinks:
             sink.on_end(span)
@@ -63,6 +75,16 @@ class Pipeline(SpanProcessor):
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Send what waits."""
         return all([sink.force_flush(timeout_millis) for sink in self.sinks])
+
+
+class _Batches(SpanProcessor):
+    """Hands on batches, whose traces begin in every replica."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._pipeline.on_end(span)
 
 
 pipeline = Pipeline()

@@ -75,7 +75,8 @@ class _Counted(SpanExporter):
         if failed and not self.is_failing:
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "
-                "counts what is lost",
+                "counts what is lost. Set trace_endpoint, start who listens there, or set "
+                "trace_exporter: file",
                 self._name,
                 why,
             )

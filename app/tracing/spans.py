@@ -3,18 +3,23 @@
 Nothing here costs anything for a request that is not sampled: it has no :class:`Parent`.
 """
 
+import contextvars
 import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode
 
 logger = logging.getLogger("ray.serve")
 Value = str | int | float | bool
+# Traces that Serve began in a replica below the Gateway, whose request is not sampled: Serve hands
+# on that a request is, not that it is not.
+orphans: set[int] = set()
 STEP_NS = 100_000_000  # the system clock moved by so much against the monotonic one: it was set
 
 
@@ -29,9 +34,21 @@ class Parent:
 def current_parent() -> Parent | None:
     """Return the span that this code runs in; None if the request is not traced."""
     span = trace.get_current_span()
-    if not span.is_recording():
+    if not span.is_recording() or span.get_span_context().trace_id in orphans:
         return None
     return Parent(trace.set_span_in_context(span), span.get_span_context())
+
+
+def untraced() -> contextvars.Context:
+    """Return a context for a task whose calls are to leave no trace.
+
+    An empty one would not do: Serve begins a trace at the first call that has none.
+    """
+    ids = RandomIdGenerator()
+    nowhere = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), is_remote=False)
+    context = contextvars.Context()
+    context.run(attach, trace.set_span_in_context(NonRecordingSpan(nowhere), Context()))
+    return context
 
 
 def record(

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import yaml
 from live_service import ROOT, TANDEM, Service, drawn_photo
+from processes import serve_logs
 from trace_checks import batches, by_trace, check_batches, check_whole, num_whole, one, overlap
 from trace_receivers import OtlpGrpc
 
@@ -31,12 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(
+def traced(
     start_service: Callable[..., Service],
     tmp_path_factory: pytest.TempPathFactory,
     receiver: OtlpGrpc,
     folder: Path,
-) -> str:
+) -> Service:
     """serve_config.yaml as it is, but for where the traces go."""
     content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
     arguments = {"trace_endpoint": receiver.url, "trace_dir": str(folder)}
@@ -45,7 +46,12 @@ def url(
     config.write_text(yaml.safe_dump(content), "utf-8")
     service = start_service("--config", str(config))
     service.wait_ready()
-    return service.url
+    return service
+
+
+@pytest.fixture(scope="module")
+def url(traced: Service) -> str:
+    return traced.url
 
 
 @pytest.fixture
@@ -179,6 +185,19 @@ def test_health_checks_leave_no_trace(url: str, receiver: OtlpGrpc) -> None:
     assert httpx.get(f"{url}/v1/models").status_code == 200
     receiver.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
     assert {span.name for span in receiver.spans} == {"GET /v1/models"}
+
+
+def test_the_log_is_json_and_has_no_line_for_a_request(
+    traced: Service, send: Callable[..., httpx.Response]
+) -> None:
+    (log,) = serve_logs(traced.process.pid).glob("replica_tandem_Gateway_*.log")
+    before = log.read_text("utf-8")
+    for _ in range(5):
+        send()
+    assert log.read_text("utf-8") == before
+    messages = [json.loads(line)["message"] for line in before.splitlines()]
+    passed = [message for message in messages if message.startswith("golden check of")]
+    assert len(passed) == len(MEMBERS)
 
 
 def test_a_receiver_that_refuses_costs_no_request(

@@ -25,7 +25,11 @@ def test_the_stages_of_other_processes_are_in_the_requests_trace(
     assert len(identities) == NUM_REQUESTS
     spans.wait_for(lambda found: num_whole(found, MEMBERS) == NUM_REQUESTS)
     traces = by_trace(spans.spans)
-    assert set(traces) == identities
+    assert set(traces) == identities, [
+        [(s.name, s.parent_id, s.attributes) for s in trace]
+        for key, trace in traces.items()
+        if key not in identities
+    ]
     for trace in traces.values():
         root = check_whole(trace)
         assert root.parent_id is None

@@ -8,7 +8,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 RESOURCE = Resource.create({"service.name": "tandem", "host.name": "here"})
 
@@ -16,7 +16,7 @@ RESOURCE = Resource.create({"service.name": "tandem", "host.name": "here"})
 @pytest.fixture(scope="session")
 def memory() -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(sampler=ALWAYS_ON, resource=RESOURCE)
+    provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=RESOURCE)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)  # once in a process: other tests have no current span
     return exporter

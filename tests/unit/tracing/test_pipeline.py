@@ -1,12 +1,14 @@
 """The pipeline: sinks by the settings, once in a process, and no traces of health checks."""
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.settings import Settings
 from app.tracing import pipeline as pipeline_module
 from app.tracing.local_spans import read_spans
 from app.tracing.pipeline import Pipeline
+from app.tracing.spans import current_parent, orphans
 
 
 class Kept(SpanExporter):
@@ -44,6 +46,23 @@ def test_spans_go_to_the_exporter_and_to_disk(asked, exporter, spans, tmp_path):
     assert exporter.names == names
     assert [span["name"] for span in read_spans(tmp_path)] == names
     assert asked.dropped == {"file": 0, "otlp": 0}
+
+
+def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, asked, tmp_path):
+    """Serve tells a replica that a request is sampled, never that it is not."""
+    asked.start(Settings(trace_dir=None))
+    provider = TracerProvider()
+    provider.add_span_processor(asked)
+    tracer = provider.get_tracer("serve")
+    with tracer.start_as_current_span("replica_handle_request resnet50 classify"):
+        assert current_parent() is None
+        tracer.start_span("below").end()
+    assert not orphans
+    asked.is_ingress = True
+    with tracer.start_as_current_span("replica_handle_request Gateway __call__"):
+        assert current_parent() is not None
+    asked.shutdown()
+    assert exporter.names == ["replica_handle_request Gateway __call__"]
 
 
 @pytest.mark.parametrize("path", ["GET /healthz", "GET /readyz"])

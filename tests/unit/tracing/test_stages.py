@@ -23,7 +23,7 @@ def settings(tiny_set) -> Settings:
 
 @pytest.fixture
 async def client():
-    api = FastAPI()
+    api = FastAPI(telemetry={"tracing": False})
     api.add_middleware(TracedRequests)
 
     @api.get("/things/{name}")
