@@ -17,6 +17,7 @@ SHARED_DATA = Path(
 
 
 CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
+PROMETHEUS = shutil.which("prometheus")  # promtool comes with it
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,6 +48,8 @@ def _lacking() -> dict[str, str]:
         lacking["shared_data"] = f"no photographs in {SHARED_DATA}"
     if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
+    if PROMETHEUS is None and not os.environ.get("CI"):
+        lacking["prometheus"] = "no prometheus; apt-get install prometheus"
     return lacking
 
 
