@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_programs import PROMETHEUS
 from tiny_networks import write_tiny_set
 
 from app import ports
@@ -17,7 +18,6 @@ SHARED_DATA = Path(
 
 
 CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
-PROMETHEUS = shutil.which("prometheus")  # promtool comes with it
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,7 +49,7 @@ def _lacking() -> dict[str, str]:
     if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
     if PROMETHEUS is None and not os.environ.get("CI"):
-        lacking["prometheus"] = "no prometheus; apt-get install prometheus"
+        lacking["prometheus"] = "no prometheus; see tests/e2e/install_prometheus.sh"
     return lacking
 
 

@@ -1,6 +1,7 @@
 """Instruments as Ray's are, which refuse what Ray's refuse."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 from app.metrics.meter import meter
 from app.metrics.table import Metric
@@ -11,11 +12,20 @@ class Instruments:
 
     def __init__(self) -> None:
         self.values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-        self.observed: dict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
         self.raises: Exception | None = None
 
     def make(self, metric: Metric) -> "Instrument":
         return Instrument(metric, self)
+
+    def observed(self, metric: Metric) -> dict[tuple[str, ...], int]:
+        """Return how many values each series of a histogram has; its buckets must agree."""
+        bucket, _, count = (part.name for part in metric.parts)
+        meter.flush()
+        for tags, number in self.values[count].items():
+            counts = [n for key, n in self.values[bucket].items() if key[:-1] == tags]
+            assert counts[-1] == number
+            assert all(low <= high for low, high in pairwise(counts))
+        return self.values[count]
 
     def of(self, metric: Metric) -> dict[tuple[str, ...], float]:
         meter.flush()
@@ -36,10 +46,6 @@ class Instrument:
     def set(self, value: float, tags: dict[str, str]) -> None:
         assert self._metric.kind == "gauge"
         self._told.values[self._metric.name][self._key(tags)] = value
-
-    def observe(self, value: float, tags: dict[str, str]) -> None:
-        assert self._metric.kind == "histogram"
-        self._told.observed[self._metric.name].append((self._key(tags), value))
 
     def _key(self, tags: dict[str, str]) -> tuple[str, ...]:
         if self._told.raises:

@@ -14,7 +14,6 @@ from ray.serve.exceptions import RayServeException
 from app.metrics.meter import Meter, meter
 from app.metrics.node import NodeMetrics
 from app.metrics.table import (
-    BUCKETS_MS,
     CLOCK_STEPS,
     DROPPED_SPANS,
     PROCESS_CPU_MS,
@@ -25,14 +24,15 @@ from app.tracing.pipeline import pipeline
 from app.tracing.spans import clock
 
 logger = logging.getLogger("ray.serve")
-FLUSH_EVERY_S = 1.0
-TELL_EVERY = 5  # flushes
+SAMPLE_EVERY_S = 1.0
+FLUSH_EVERY = 5  # samples; Ray exports every 10 s, and forgets a gauge that it is not told in 20 s
 
 
 def start_metrics() -> None:
     """Begin to measure this process if it is a replica; its stages share the meter."""
     if is_replica() and meter.start(ray_instrument):
-        Feeder(meter, NodeMetrics(ray.util.get_node_ip_address())).start()
+        node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        Feeder(meter, NodeMetrics(node)).start()
 
 
 def is_replica() -> bool:
@@ -45,48 +45,43 @@ def is_replica() -> bool:
 
 
 def ray_instrument(metric: Metric) -> Any:
-    """Make Ray's counter, gauge or histogram; Serve's add deployment, replica and application."""
-    match metric.kind:
-        case "counter":
-            return serve_metrics.Counter(metric.name, metric.text, metric.tags)
-        case "gauge":
-            return serve_metrics.Gauge(metric.name, metric.text, metric.tags)
-        case "histogram":
-            return serve_metrics.Histogram(metric.name, metric.text, list(BUCKETS_MS), metric.tags)
+    """Make Ray's counter or gauge; Serve's add deployment, replica and application."""
+    tags: Any = metric.tags  # typed as tuples of one
+    kind = serve_metrics.Counter if metric.kind == "counter" else serve_metrics.Gauge
+    return kind(metric.name, metric.text, tags)
 
 
 class Feeder(threading.Thread):
-    """Flushes the meter every second, and every few seconds tells it how the process does."""
+    """Takes samples of the machine, and every few of them flushes the meter."""
 
     def __init__(self, target: Meter, node: NodeMetrics) -> None:
         super().__init__(name="metrics", daemon=True)
         self._meter, self._node = target, node
         self._process = psutil.Process()
         self._cpu_s = time.process_time()
-        self._num_rounds, self._has_failed = 0, False
+        self._num_samples, self._has_failed = 0, False
 
     def run(self) -> None:
         """Feed until the process ends, or the meter gave up."""
         while self._meter.is_on:
             self.feed()
-            time.sleep(FLUSH_EVERY_S)
+            time.sleep(SAMPLE_EVERY_S)
 
     def feed(self) -> None:
-        """Sample, and flush; at the first time and every few times after tell everything."""
+        """Take a sample; at the first time, and every few times after, tell Ray everything."""
+        is_due = self._num_samples % FLUSH_EVERY == 0
+        self._num_samples += 1
         try:
-            self._read()
+            self._node.sample()
+            if is_due:
+                self._tell_process()
+                self._node.tell(self._meter)
         except Exception as error:  # psutil's, on a machine it does not know
             if not self._has_failed:
                 logger.warning("some of the machine's figures cannot be read: %r", error)
             self._has_failed = True
-        self._meter.flush()
-
-    def _read(self) -> None:
-        self._num_rounds += 1
-        self._node.sample()
-        if self._num_rounds % TELL_EVERY == 1:
-            self._tell_process()
-            self._node.tell(self._meter)
+        if is_due:
+            self._meter.flush()
 
     def _tell_process(self) -> None:
         before, self._cpu_s = self._cpu_s, time.process_time()

@@ -29,13 +29,12 @@ def answer(
 
 def test_the_stages_of_an_image(told: Instruments) -> None:
     record_answers([answer()], [0.1])
-    assert told.observed[STAGE_MS.name] == [((s, m or "none"), 2) for s, m in STAGES]
+    assert told.observed(STAGE_MS) == {(stage, member or "none"): 1 for stage, member in STAGES}
 
 
 def test_what_a_request_does_once_is_observed_once(told: Instruments) -> None:
     record_answers([answer(), answer(), answer()], [0.1] * 3)
-    stages = [tags[0] for tags, _ in told.observed[STAGE_MS.name]]
-    times = {stage: stages.count(stage) for stage in stages}
+    times = {stage: number for (stage, _), number in told.observed(STAGE_MS).items()}
     assert times == {"read": 1, "combine": 1, "decode": 3, "queue": 3, "infer": 3}
 
 
@@ -58,5 +57,5 @@ def test_entropy_is_summed(told: Instruments) -> None:
 
 def test_a_request_of_bad_files_only(told: Instruments) -> None:
     record_answers([], [])
-    assert not told.observed
+    assert told.observed(STAGE_MS) == {}
     assert told.of(ANSWERS) == {}

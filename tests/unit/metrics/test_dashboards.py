@@ -2,19 +2,19 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_programs import PROMTOOL
 
-from app.metrics.table import METRICS
+from app.metrics.table import METRICS, Metric
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PROMETHEUS = CONFIGS / "prometheus"
+README = (CONFIGS / "README.md").read_text("utf-8")
 EXPOSED = {name for metric in METRICS for name in metric.exposed}
-PROMTOOL = shutil.which("promtool")
 DASHBOARD = json.loads((CONFIGS / "grafana" / "tandem.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [
@@ -90,3 +90,13 @@ def test_promtool_takes_the_dashboards_expressions(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     subprocess.run([PROMTOOL, "check", "rules", file], check=True)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_the_readme_tells_what_the_table_tells(metric: Metric) -> None:
+    name = f"ray_{metric.name}" if metric.kind == "histogram" else metric.exposed[0]
+    (row,) = [row for row in README.splitlines() if row.startswith(f"| `{name}` |")]
+    _, _, tags, text, _ = row.split("|")
+    assert tuple(tags.replace(",", " ").split()) == metric.tags
+    assert text.strip().startswith(metric.text)
+    assert metric.when in text

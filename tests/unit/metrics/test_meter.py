@@ -46,17 +46,23 @@ def test_nothing_is_lost_between_threads(told: Instruments) -> None:
     assert told.of(REQUESTS) == {("/", "200"): 8000}
 
 
-@pytest.mark.parametrize("call", ["flush", "observe"])
+def test_a_histogram_goes_out_as_prometheus_has_them(told: Instruments) -> None:
+    for value in (0.1, 45, 50, 20_000):  # a bound belongs to its bucket
+        meter.observe(REQUEST_MS, value, status="200")
+    assert told.observed(REQUEST_MS) == {("200",): 4}
+    bucket, total, _ = REQUEST_MS.parts
+    assert told.of(total) == {("200",): 20_095.1}
+    buckets = {key[-1]: number for key, number in told.of(bucket).items()}
+    assert [buckets[bound] for bound in ("0.25", "40", "50", "10000", "+Inf")] == [1, 1, 3, 3, 4]
+
+
 def test_ray_in_trouble_switches_it_off_with_one_warning(
-    told: Instruments, caplog: pytest.LogCaptureFixture, call: str
+    told: Instruments, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.raises = RuntimeError("no core worker")
     for _ in range(3):
         meter.count(REQUESTS, **OK)
-        if call == "flush":
-            meter.flush()
-        else:
-            meter.observe(REQUEST_MS, 5, status="200")
+        meter.flush()
     assert not meter.is_on
     (warning,) = caplog.messages
     assert "no core worker" in warning
@@ -76,7 +82,7 @@ def test_it_is_started_once() -> None:
     started, made = Meter(), []
     assert started.start(made.append)
     assert not started.start(made.append)
-    assert made == list(METRICS)
+    assert len(made) == len({part.name for part in made}) >= len(METRICS)
 
 
 def test_no_replica_no_metrics() -> None:
