@@ -36,13 +36,17 @@ def _init_ray(**options: Any) -> None:
 @contextlib.contextmanager
 def local_ray(metrics_port: int) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
+    import ray._private.ray_constants as constants
+
     try:
-        _init_ray(
-            address="local",
-            num_cpus=max(MIN_CPUS, available_cpus()),
-            include_dashboard=False,
-            _metrics_export_port=metrics_port,
-        )
+        # Nobody joins this Ray: let it listen on loopback alone, as it does on a Mac.
+        with mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
+            _init_ray(
+                address="local",
+                num_cpus=max(MIN_CPUS, available_cpus()),
+                include_dashboard=False,
+                _metrics_export_port=metrics_port,
+            )
         yield
     finally:
         _stop_ray()
