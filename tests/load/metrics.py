@@ -85,7 +85,8 @@ def _agent_cpu_s() -> float:
     raise SystemExit(f"no {AGENT}: is this Ray's version?")
 
 
-async def _measure(handle: Any, num_images: int) -> dict[str, float]:
+async def _measure(handle: Any, num_images: int) -> dict[str, Any]:
+    off = await _over(handle, EXPORTED_AFTER_S)
     await handle.record.remote(1)
     rest = await _over(handle, EXPORTED_AFTER_S)
     before = _agent_cpu_s(), await handle.cpu_s.remote()
@@ -97,9 +98,14 @@ async def _measure(handle: Any, num_images: int) -> dict[str, float]:
         "on_the_request_us": round(taken["s"] / num_images * 1e6, 1),
         "replica_cpu_us": round(replica_s / num_images * 1e6, 1),
         "agent_cpu_us": round(agent_s / num_images * 1e6, 1),
-        "at_rest_cpu_per_s": {"agent": round(rest[0] / EXPORTED_AFTER_S, 4)}
-        | {"replica": round(rest[1] / EXPORTED_AFTER_S, 4)},
+        "at_rest_cores": _cores(rest),
+        "at_rest_cores_without": _cores(off),
     }
+
+
+def _cores(cpu_s: tuple[float, float]) -> dict[str, float]:
+    agent, replica = (round(seconds / EXPORTED_AFTER_S, 4) for seconds in cpu_s)
+    return {"agent": agent, "replica": replica}
 
 
 async def _over(handle: Any, seconds: float) -> tuple[float, float]:
