@@ -29,8 +29,8 @@ class Metric:
     def parts(self) -> tuple["Metric", ...]:
         """What Ray is told: a histogram goes there as gauges of what it has counted so far.
 
-        Ray's own histogram takes its values one by one, in the replica and again in Ray's agent:
-        0.4 ms of CPU time for the nine of an image (app/DECISIONS.md). And its sum is not exact.
+        Ray's own histogram takes values one by one, in the replica and again in Ray's agent, which
+        costs several times as much, and its sum is not exact (app/DECISIONS.md).
         """
         if self.kind != "histogram":
             return (self,)
