@@ -54,6 +54,10 @@ def serve(
     allow_unverified: Annotated[
         bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -62,7 +66,9 @@ def serve(
     """
     from app.serve_command import ServeOptions, run_service
 
-    run_service(ServeOptions(model_set, config, host, port, address, allow_unverified))
+    run_service(
+        ServeOptions(model_set, config, host, port, address, allow_unverified, metrics_port)
+    )
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Decoded, Fault
 from app.tracing.pipeline import pipeline
@@ -31,6 +32,7 @@ class Decoder:
 
     def __init__(self, settings: Settings) -> None:
         pipeline.start(settings)
+        start_metrics()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         self._rule = load_model_set(settings.model_set, settings.model_search).manifest.image.rule
         self._max_pixels = settings.max_pixels

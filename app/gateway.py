@@ -20,6 +20,8 @@ from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
 from app.members import Group, Members
+from app.metrics.answers import record_answers
+from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
@@ -46,6 +48,7 @@ class Gateway:
     ) -> None:
         self.settings = settings
         pipeline.start(settings, is_ingress=True)
+        start_metrics()
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
@@ -136,6 +139,8 @@ class Gateway:
                     request.request_id,
                     timings,
                 )
+        if not request.is_probe:
+            record_answers(list(good.values()), [one.entropy for row in combined for one in row])
         in_order = iter([good[place] for place in range(len(good))])
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
@@ -161,7 +166,15 @@ class Gateway:
     async def _probe_graph(self) -> None:
         try:
             results = await self.classify(
-                ClassifyRequest([WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline(), may_skip=False)
+                ClassifyRequest(
+                    [WARM_UP_IMAGE],
+                    1,
+                    10.0,
+                    "warm-up",
+                    Timeline(),
+                    may_skip=False,
+                    is_probe=True,
+                )
             )
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error

@@ -18,6 +18,7 @@ from app.answers import Classified, ErrorAnswer, Ready, Results, ServedModels, e
 from app.body import read_body, read_files
 from app.errors import BadParameterError
 from app.lanes import lane_of
+from app.metrics.http import MeasuredRequests, timed
 from app.request import ClassifyRequest
 from app.stages import Fault
 from app.timeline import Timeline
@@ -76,6 +77,7 @@ def create_api(gateway: "Gateway") -> FastAPI:
     )
     api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
     api.add_middleware(TracedRequests)
+    api.add_middleware(MeasuredRequests)
     _add_error_handlers(api)
     _add_classify(api, gateway)
     _add_state(api, gateway)
@@ -117,7 +119,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
             results = await gateway.classify(
                 ClassifyRequest(files, top_k, timeout_s, request_id, timeline, lane)
             )
-        with timeline.measure("encode"):
+        with timed("encode"), timeline.measure("encode"):
             if is_form:
                 rows = [error_answer(r, request_id) if isinstance(r, Fault) else r for r in results]
                 return _json(Results(results=rows, request_id=request_id))

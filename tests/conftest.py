@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_programs import PROMETHEUS
 from tiny_networks import write_tiny_set
 
 from app import ports
@@ -47,6 +48,8 @@ def _lacking() -> dict[str, str]:
         lacking["shared_data"] = f"no photographs in {SHARED_DATA}"
     if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
+    if PROMETHEUS is None and not os.environ.get("CI"):
+        lacking["prometheus"] = "no prometheus; see tests/e2e/install_prometheus.sh"
     return lacking
 
 
