@@ -7,7 +7,6 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,9 +52,7 @@ class Gateway:
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
         self._decoder, self._combiner = made(decoder), made(combiner)
-        with ThreadPoolExecutor() as threads:  # side by side: compiling is most of a start
-            stages = threads.map(lambda member: made(member, workers), members.values())
-            every = dict(zip(members, stages, strict=True))
+        every = {name: made(member, workers) for name, member in members.items()}
         own = (name for name, member in members.items() if isinstance(member, InGateway))
         self._own_members = [every[name] for name in own]
         self._num_members, self._members = len(every), Members(every)
