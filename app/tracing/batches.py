@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from opentelemetry.trace import SpanContext
 
 from app.batching import BatchResult, Ran
-from app.tracing.pipeline import pipeline
 from app.tracing.spans import Parent, Value, record, record_batch
 
 
@@ -15,12 +14,13 @@ def record_run(member: str, ran: Ran) -> SpanContext | None:
 
     The tags of its images are the requests' spans (:class:`Parent`), or None where not traced.
     """
-    linked = {p.span.span_id: p.span for p in ran.tags if p is not None}  # each request once
-    if not linked or pipeline.batches is None:
+    parents = [parent for parent in ran.tags if parent is not None]
+    if not parents:
         return None
+    linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
     facts: dict[str, Value] = {"tandem.member": member, "tandem.batch_size": len(ran.tags)}
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    return record_batch(pipeline.batches, ran.started, ran.ended, facts, linked.values(), error)
+    return record_batch(parents[0].resource, ran.started, ran.ended, facts, linked.values(), error)
 
 
 def record_results(parent: Parent, member: str, results: Sequence[BatchResult]) -> None:
@@ -28,7 +28,7 @@ def record_results(parent: Parent, member: str, results: Sequence[BatchResult]) 
     for index, result in enumerate(results):
         facts: dict[str, Value] = {"tandem.member": member, "tandem.image": index}
         record("queue", parent, result.started - result.queued_s, result.started, facts)
-        facts["tandem.batch_size"] = result.batch_size
+        facts = facts | {"tandem.batch_size": result.batch_size}
         links = [result.noted] if result.noted is not None else []
         ended = result.started + result.infer_s
         record("infer", parent, result.started, ended, facts, links)

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
 MIB = 2**20
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one each time
 FILES = 8  # that the folder's bound is divided into, for one process
 
 
@@ -35,6 +36,7 @@ class LocalSpans(SpanExporter):
         with self._lock:
             if self._file is None or self._num_bytes > self._max_bytes // FILES:
                 self._begin_file()
+                text = _encode({"resource": dict(spans[0].resource.attributes)}) + "\n" + text
             with self._file.open("a", encoding="utf-8") as file:  # type: ignore[union-attr]
                 file.write(text)
             self._num_bytes += len(text)
@@ -56,9 +58,12 @@ class LocalSpans(SpanExporter):
 
 
 def line_of(span: ReadableSpan) -> str:
-    """Return a span as one line of JSON; times are ns since 1970, identities hexadecimal."""
+    """Return a span as one line of JSON; times are ns since 1970, identities hexadecimal.
+
+    The process's resource is the same for all: it is in the file's first line.
+    """
     assert span.context is not None
-    return json.dumps(
+    return _encode(
         {
             "trace_id": format_trace_id(span.context.trace_id),
             "span_id": format_span_id(span.context.span_id),
@@ -76,9 +81,7 @@ def line_of(span: ReadableSpan) -> str:
                 for link in span.links
             ],
             "error": span.status.description or "" if not span.status.is_ok else None,
-            "resource": dict(span.resource.attributes),
-        },
-        separators=(",", ":"),
+        }
     )
 
 
@@ -86,10 +89,13 @@ def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the spans of a folder, the newest file first; half-written lines are left out."""
     files = [path for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        resource: dict[str, Any] = {}
         for line in path.read_text("utf-8", "replace").splitlines():
             try:
-                span = json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(span, dict) and "trace_id" in span:
-                yield span
+            if isinstance(found, dict) and "trace_id" in found:
+                yield {"resource": resource} | found
+            elif isinstance(found, dict):
+                resource = found.get("resource", {})

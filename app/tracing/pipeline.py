@@ -9,15 +9,14 @@ import socket
 
 import ray
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from app.settings import Settings, prepend_to_environment, set_environment
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds
 from app.tracing.sink import Sink
-from app.tracing.spans import orphans
+from app.tracing.spans import orphans, outlets
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
@@ -30,7 +29,6 @@ class Pipeline(SpanProcessor):
         self.is_asked_for = False  # by Serve: tracing is on
         self.is_ingress = False  # requests begin in this process
         self.sinks: list[Sink] = []
-        self.batches: TracerProvider | None = None
 
     def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
         """Make the sinks; the stages of a process share them."""
@@ -43,9 +41,7 @@ class Pipeline(SpanProcessor):
             self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
             self.sinks.append(Sink(settings.trace_exporter, exporter))
-        # A batch belongs to no request's trace; it is recorded if one of its requests is sampled.
-        self.batches = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
-        self.batches.add_span_processor(_Batches(self))
+        outlets.append(self.on_end)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -75,16 +71,6 @@ class Pipeline(SpanProcessor):
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Send what waits."""
         return all([sink.force_flush(timeout_millis) for sink in self.sinks])
-
-
-class _Batches(SpanProcessor):
-    """Hands on batches, whose traces begin in every replica."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self._pipeline.on_end(span)
 
 
 pipeline = Pipeline()

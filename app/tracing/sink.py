@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -11,6 +12,7 @@ logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
 BATCH = 512
 EVERY_MS = 1000.0
+PAUSE_S = 10.0  # after a failure
 
 
 class Sink:
@@ -61,17 +63,25 @@ class _Counted(SpanExporter):
         self._name, self._exporter = name, exporter
         self.num_done = self.num_failed = 0
         self.is_failing = self._is_shut_down = False
+        self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        why = "not taken"
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:
-            result, why = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
-        self.num_done += len(spans)
+        result, why = SpanExportResult.FAILURE, "not taken"
+        if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
+            try:
+                result = self._exporter.export(spans)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
         failed = result is not SpanExportResult.SUCCESS
+        self.num_done += len(spans)
+        self.num_failed += len(spans) * failed
+        if is_tried:
+            self._tell(failed=failed, why=why)
+        return result
+
+    def _tell(self, *, failed: bool, why: str) -> None:
         if failed:
-            self.num_failed += len(spans)
+            self._try_again_at = time.monotonic() + PAUSE_S
         if failed and not self.is_failing:
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "
@@ -83,7 +93,6 @@ class _Counted(SpanExporter):
         elif self.is_failing and not failed:
             logger.warning("%s spans arrive again; %d were lost", self._name, self.num_failed)
         self.is_failing = failed
-        return result
 
     def shutdown(self) -> None:
         if not self._is_shut_down:

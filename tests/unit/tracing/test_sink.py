@@ -7,6 +7,7 @@ import time
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from app.tracing import sink as sink_module
 from app.tracing.sink import Sink
 
 
@@ -66,7 +67,8 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter, spans):
 @pytest.mark.parametrize(
     "result", [SpanExportResult.FAILURE, OSError(28, "No space left on device")], ids=str
 )
-def test_failures_are_counted_and_told_once(exporter, spans, result, caplog):
+def test_failures_are_counted_and_told_once(exporter, spans, result, caplog, monkeypatch):
+    monkeypatch.setattr(sink_module, "PAUSE_S", 0.0)
     exporter.result = result
     sink = Sink("file", exporter)
     with caplog.at_level(logging.WARNING, "ray.serve"):
@@ -82,6 +84,19 @@ def test_failures_are_counted_and_told_once(exporter, spans, result, caplog):
         assert "file spans arrive again; 3 were lost" in caplog.text
     sink.shutdown()
     assert exporter.num_taken == 1
+
+
+def test_who_failed_is_left_alone_for_a_while(exporter, spans):
+    """Nothing is encoded for an endpoint that was not there a moment ago."""
+    exporter.result = SpanExportResult.FAILURE
+    sink = Sink("otlp", exporter)
+    for _ in range(3):
+        sink.on_end(spans[0])
+        sink.force_flush(1000)
+        exporter.result = SpanExportResult.SUCCESS  # which is not found out yet
+    assert exporter.num_taken == 0
+    assert sink.num_dropped == 3
+    sink.shutdown()
 
 
 def test_stopping_does_not_wait_for_who_takes_nothing(exporter, spans):

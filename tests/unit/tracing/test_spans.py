@@ -5,13 +5,9 @@ import time
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from app.batching import BatchResult, Ran
 from app.tracing import batches, spans
-from app.tracing.pipeline import Pipeline
 from app.tracing.spans import Clock, current_parent, record
 
 
@@ -51,24 +47,15 @@ def test_a_failed_stage_says_why(exported, request_span):
     assert (span.status.is_ok, span.status.description) == (False, "not an image")
 
 
-@pytest.fixture
-def batch_exporter(monkeypatch) -> InMemorySpanExporter:
-    exporter = InMemorySpanExporter()
-    pipeline = Pipeline()
-    pipeline.batches = TracerProvider()
-    pipeline.batches.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(batches, "pipeline", pipeline)
-    return exporter
-
-
-def test_a_batch_links_to_every_request_in_it_once(exported, batch_exporter):
+def test_a_batch_links_to_every_request_in_it_once(exported):
     parents = []
     for _ in range(2):
         with trace.get_tracer("serve").start_as_current_span("request"):
             parents.append(current_parent())
     first, second = parents
+    exported.clear()
     noted = batches.record_run("resnet50", Ran(5.0, 5.5, (first, first, None, second), None))
-    (span,) = batch_exporter.get_finished_spans()
+    (span,) = exported.get_finished_spans()
     assert [link.context for link in span.links] == [first.span, second.span]
     assert span.parent is None
     assert span.context.trace_id not in {p.span.trace_id for p in parents}
@@ -77,25 +64,23 @@ def test_a_batch_links_to_every_request_in_it_once(exported, batch_exporter):
     assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
 
 
-def test_a_batch_without_traced_requests_is_not_recorded(exported, batch_exporter):
+def test_a_batch_without_traced_requests_is_not_recorded(exported):
     assert batches.record_run("resnet50", Ran(5.0, 5.5, (None, None), None)) is None
-    assert not batch_exporter.get_finished_spans()
+    assert not exported.get_finished_spans()
 
 
-def test_a_failed_batch_says_why(exported, batch_exporter, request_span):
+def test_a_failed_batch_says_why(exported, request_span):
     batches.record_run("a", Ran(1.0, 2.0, (current_parent(),), ValueError("no")))
-    (span,) = batch_exporter.get_finished_spans()
+    (span,) = exported.get_finished_spans()
     assert span.status.description == "ValueError: no"
 
 
-def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(
-    exported, batch_exporter, request_span
-):
+def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
     parent = current_parent()
     batch = batches.record_run("a", Ran(3.0, 3.5, (parent,), None))
     result = BatchResult(None, 0.25, 0.5, 4, 3.0, batch)
     batches.record_results(parent, "a", [result])
-    queue, infer = exported.get_finished_spans()
+    _, queue, infer = exported.get_finished_spans()
     assert (queue.name, infer.name) == ("queue", "infer")
     assert queue.end_time == pytest.approx(infer.start_time, abs=1e5)
     assert queue.end_time - queue.start_time == pytest.approx(0.25e9, abs=1000)
