@@ -53,7 +53,26 @@ def current_parent() -> Parent | None:
     if not isinstance(span, ReadableSpan) or not span.is_recording():
         return None
     context = span.get_span_context()
-    return None if context.trace_id in orphans else Parent(context, span.resource)
+    return None if context.trace_id in orphans else Parent(context, _place(span.resource))
+
+
+class _Place(Resource):
+    """Compared by identity: the SDK's hash writes JSON, and an exporter asks it of every span."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+_places: dict[
+    int, tuple[Resource, _Place]
+] = {}  # by the provider's resource, of which there is one
+
+
+def _place(resource: Resource) -> _Place:
+    if id(resource) not in _places:
+        place = _Place(dict(resource.attributes), resource.schema_url)
+        _places[id(resource)] = resource, place
+    return _places[id(resource)][1]
 
 
 def untraced() -> contextvars.Context:
