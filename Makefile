@@ -50,6 +50,7 @@ $(VENV)/.tools: $(VENV)/.serve
 $(VENV)/.test: $(VENV)/.serve
 	$(INSTALL) -e '.[test]'
 	@command -v chromium >/dev/null || [ -n "$$TANDEM_CHROMIUM" ] || tests/e2e/install_chromium.sh
+	@command -v prometheus >/dev/null || tests/e2e/install_prometheus.sh $(BIN)
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test

@@ -30,6 +30,17 @@ class BatchResult(NamedTuple):
     queued_s: float  # from submission to the start of its batch
     infer_s: float  # the batch's own run
     batch_size: int
+    started: float  # of the batch's run, by the queue's clock
+    noted: Any  # what ``on_batch`` returned
+
+
+class Ran(NamedTuple):
+    """A batch that has been run, for who keeps a record of it."""
+
+    started: float  # by the queue's clock
+    ended: float
+    tags: tuple[Any, ...]  # of its images, as they were submitted
+    error: Exception | None
 
 
 class QueueReport(NamedTuple):
@@ -48,6 +59,7 @@ class _Waiting:
     future: asyncio.Future[BatchResult]
     arrived: float
     expires: float
+    tag: Any
 
     def is_gone(self) -> bool:
         """Whether the caller went away, or was answered."""
@@ -71,8 +83,9 @@ class BatchQueue:
         max_queued: int,
         clock: Callable[[], float] = time.monotonic,
         turns: Turns | None = None,
+        on_batch: Callable[[Ran], Any] = lambda _: None,
     ) -> None:
-        self._run = run
+        self._run, self._on_batch = run, on_batch
         self._sizes = sorted(batch_sizes)
         self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
         self.max_queued = max_queued
@@ -106,10 +119,12 @@ class BatchQueue:
         images: Sequence[Pixels] | Pixels,
         timeout_s: float = math.inf,
         lane: Lane = "interactive",
+        tag: Any = None,
     ) -> list[asyncio.Future[BatchResult]]:
         """Queue images (H, W, 3) and return one future for each; all of them fit or none is taken.
 
-        ``timeout_s`` is the time left to them; one that has not started by then is dropped.
+        ``timeout_s`` is the time left to them; one that has not started by then is dropped. ``tag``
+        is for ``on_batch``, which hears of every batch.
 
         Raises:
             OverloadedError: the queue has no room for them.
@@ -126,7 +141,7 @@ class BatchQueue:
                 f"{self.max_queued}; try again in a second"
             )
         loop, now = asyncio.get_running_loop(), self._clock()
-        added = [_Waiting(i, loop.create_future(), now, now + timeout_s) for i in images]
+        added = [_Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
         self._waiting.extend(added, lane)
         self._turns.call()
         return [entry.future for entry in added]
@@ -164,6 +179,7 @@ class BatchQueue:
             if len(rows) != len(batch):
                 raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
         except Exception as error:
+            self._note(batch, started, error)
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
@@ -172,10 +188,17 @@ class BatchQueue:
                     await self._answer([entry])
             return
         infer_s = self._clock() - started
+        noted = self._note(batch, started)
         for entry, row in zip(batch, rows, strict=True):
             if not entry.future.done():  # cancelled meanwhile; setting it would raise
                 waited = started - entry.arrived
-                entry.future.set_result(BatchResult(row, waited, infer_s, len(batch)))
+                entry.future.set_result(
+                    BatchResult(row, waited, infer_s, len(batch), started, noted)
+                )
+
+    def _note(self, batch: list[_Waiting], started: float, error: Exception | None = None) -> Any:
+        tags = tuple(entry.tag for entry in batch)
+        return self._on_batch(Ran(started, self._clock(), tags, error))
 
 
 def _fail(entry: _Waiting, error: Exception) -> None:

@@ -6,13 +6,19 @@ import time
 from typing import Annotated, Any
 
 import numpy as np
+from opentelemetry.trace import SpanContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.batching import BatchQueue, QueueReport
+from app.batching import BatchQueue, QueueReport, Ran
 from app.errors import ConfigError
 from app.lanes import Lane
+from app.metrics.member import MemberMetrics, golden_recorded
+from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import MemberAnswer
+from app.tracing.batches import record_failure, record_results, record_run
+from app.tracing.pipeline import pipeline
+from app.tracing.spans import current_parent
 from app.workers import Workers, replica_workers
 from models import golden
 from models.ensemble import Probabilities
@@ -36,6 +42,9 @@ class Classifier:
 
     def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
         """Compile and check a member; ``workers`` are those of members in the same process."""
+        pipeline.start(settings)
+        start_metrics()
+        self._name = member
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
         options = RuntimeOptions(
@@ -49,11 +58,13 @@ class Classifier:
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
+        self._metrics = MemberMetrics(member, self.report)
         self._queue = BatchQueue(
             self._infer,
             self._network.batch_sizes,
             settings.max_queued_images,
             turns=self._workers.turns,
+            on_batch=self._ran,
         )
 
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
@@ -62,7 +73,8 @@ class Classifier:
             logger.warning("%s has no golden answers: what it answers is not checked", member)
             return
         started = time.perf_counter()
-        golden.check(expected, member, settings.precision, self._network)
+        with golden_recorded(member):
+            golden.check(expected, member, settings.precision, self._network)
         taken_ms = (time.perf_counter() - started) * 1e3
         logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
 
@@ -98,19 +110,28 @@ class Classifier:
             DeadlineError: ``timeout_s`` passed before every image had its turn.
 
         """
-        futures = self._queue.submit(images, timeout_s, lane)
+        parent, arrived = current_parent(), time.monotonic()
+        futures = self._queue.submit(images, timeout_s, lane, parent)
         try:
             results = await asyncio.gather(*futures)
-        except BaseException:
+        except BaseException as error:
             for future in futures:
                 future.cancel()  # what still waits is dropped when its turn comes
+            if parent is not None:
+                record_failure(parent, self._name, arrived, error)
             raise
+        if parent is not None:
+            record_results(parent, self._name, results)
         return MemberAnswer(
             np.stack([result.probabilities for result in results]),
             tuple(result.queued_s * 1e3 for result in results),
             tuple(result.infer_s * 1e3 for result in results),
             tuple(result.batch_size for result in results),
         )
+
+    def _ran(self, ran: Ran) -> SpanContext | None:
+        self._metrics.ran(ran)
+        return record_run(self._name, ran)
 
     async def _infer(self, batch: Pixels) -> Probabilities:
         return await self._workers.run(self._network.infer, batch)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.bench.command import bench
 from app.classify_command import classify
 from app.models_command import models_app
+from app.tracing.command import trace
 from app.tune.command import tune
 from models.errors import TandemError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(classify)
 app.command()(bench)
 app.command()(tune)
+app.command()(trace)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it
@@ -52,6 +54,10 @@ def serve(
     allow_unverified: Annotated[
         bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -60,7 +66,9 @@ def serve(
     """
     from app.serve_command import ServeOptions, run_service
 
-    run_service(ServeOptions(model_set, config, host, port, address, allow_unverified))
+    run_service(
+        ServeOptions(model_set, config, host, port, address, allow_unverified, metrics_port)
+    )
 
 
 def main() -> None:

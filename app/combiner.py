@@ -1,8 +1,10 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
+from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Combined
-from models.ensemble import Probabilities, average, top_k
+from app.tracing.pipeline import pipeline
+from models.ensemble import Probabilities, average, entropy, top_k
 from models.model_set import load_model_set
 
 
@@ -10,6 +12,8 @@ class Combiner:
     """Averages with the manifest's weights and names the classes."""
 
     def __init__(self, settings: Settings) -> None:
+        pipeline.start(settings)
+        start_metrics()
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
@@ -24,4 +28,4 @@ class Combiner:
     ) -> Combined:
         own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
         firsts = {predictions[0].index for predictions in own.values()}
-        return Combined(top_k(row, self._labels, k), own, len(firsts) == 1)
+        return Combined(top_k(row, self._labels, k), own, len(firsts) == 1, entropy(row))

@@ -1,24 +1,38 @@
 """The Decoder deployment: image bytes to one uint8 tensor at the model set's input size."""
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
+from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Decoded, Fault
+from app.tracing.pipeline import pipeline
+from app.tracing.spans import Parent, Value, current_parent, record
 from models.errors import TandemError
 from models.image import read_image
+from models.image_header import read_header
 from models.model_set import load_model_set
 from models.runtime import Pixels
+
+
+class _Done(NamedTuple):
+    image: Pixels | Fault
+    started: float  # time.monotonic
+    ended: float
 
 
 class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free."""
 
     def __init__(self, settings: Settings) -> None:
+        pipeline.start(settings)
+        start_metrics()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         self._rule = load_model_set(settings.model_set, settings.model_search).manifest.image.rule
         self._max_pixels = settings.max_pixels
@@ -28,17 +42,39 @@ class Decoder:
         """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone."""
         loop = asyncio.get_running_loop()
         jobs = [loop.run_in_executor(self._threads, self._decode_one, data) for data in files]
-        results = await asyncio.gather(*jobs)
-        good = [result for result in results if not isinstance(result, Fault)]
-        faults = {i: result for i, result in enumerate(results) if isinstance(result, Fault)}
+        done = await asyncio.gather(*jobs)
+        parent = current_parent()
+        pixels: list[Pixels] = []
+        times_ms: list[float] = []
+        faults: dict[int, Fault] = {}
+        for index, one in enumerate(done):
+            if parent is not None:
+                _record(parent, files[index], index, one)
+            if isinstance(one.image, Fault):
+                faults[index] = one.image
+            else:
+                pixels.append(one.image)
+                times_ms.append((one.ended - one.started) * 1e3)
         size = self._rule.input_size
-        images = np.stack([g[0] for g in good]) if good else np.empty((0, size, size, 3), np.uint8)
-        return Decoded(images, faults, tuple(g[1] for g in good))
+        images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
+        return Decoded(images, faults, tuple(times_ms))
 
-    def _decode_one(self, data: bytes) -> tuple[Pixels, float] | Fault:
-        started = time.perf_counter()
+    def _decode_one(self, data: bytes) -> _Done:
+        started = time.monotonic()
+        image: Pixels | Fault
         try:
             image = read_image(data, self._rule, max_pixels=self._max_pixels)
         except TandemError as error:
-            return Fault.of(error)
-        return image, (time.perf_counter() - started) * 1e3
+            image = Fault.of(error)
+        return _Done(image, started, time.monotonic())
+
+
+def _record(parent: Parent, data: bytes, index: int, done: _Done) -> None:
+    """Record one image's span; its size in pixels is that of the file, before resizing."""
+    facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": len(data)}
+    with contextlib.suppress(TandemError):
+        header = read_header(data)
+        facts |= {"tandem.format": header.format}
+        facts |= {"tandem.width": header.width, "tandem.height": header.height}
+    error = done.image.message if isinstance(done.image, Fault) else None
+    record("decode", parent, done.started, done.ended, facts, error=error)

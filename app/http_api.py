@@ -18,9 +18,11 @@ from app.answers import Classified, ErrorAnswer, Ready, Results, ServedModels, e
 from app.body import read_body, read_files
 from app.errors import BadParameterError
 from app.lanes import lane_of
+from app.metrics.http import MeasuredRequests, timed
 from app.request import ClassifyRequest
 from app.stages import Fault
 from app.timeline import Timeline
+from app.tracing.http import TracedRequests
 from models.errors import TandemError
 
 if TYPE_CHECKING:
@@ -67,9 +69,15 @@ class FreshFiles(StaticFiles):
 def create_api(gateway: "Gateway") -> FastAPI:
     """Return the ASGI application in front of ``gateway``."""
     api = FastAPI(
-        title="Tandem", docs_url=None, redoc_url=None, separate_input_output_schemas=False
+        title="Tandem",
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # Serve has the request's
     )
     api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
+    api.add_middleware(TracedRequests)
+    api.add_middleware(MeasuredRequests)
     _add_error_handlers(api)
     _add_classify(api, gateway)
     _add_state(api, gateway)
@@ -102,7 +110,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
         with gateway.admit():
-            with timeline.measure() as timeline.reading:
+            with timeline.measure("read") as timeline.reading:
                 if is_form:
                     files = await read_files(request, settings.max_body_bytes, settings.max_files)
                 else:
@@ -111,12 +119,13 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
             results = await gateway.classify(
                 ClassifyRequest(files, top_k, timeout_s, request_id, timeline, lane)
             )
-        if is_form:
-            rows = [error_answer(r, request_id) if isinstance(r, Fault) else r for r in results]
-            return _json(Results(results=rows, request_id=request_id))
-        if isinstance(results[0], Fault):
-            return _error(request, results[0])
-        return _json(results[0])
+        with timed("encode"), timeline.measure("encode"):
+            if is_form:
+                rows = [error_answer(r, request_id) if isinstance(r, Fault) else r for r in results]
+                return _json(Results(results=rows, request_id=request_id))
+            if isinstance(results[0], Fault):
+                return _error(request, results[0])
+            return _json(results[0])
 
 
 def _add_state(api: FastAPI, gateway: "Gateway") -> None:

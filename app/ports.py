@@ -9,10 +9,11 @@ import psutil
 
 from app.errors import ConfigError
 
+METRICS_PORT = 9464  # OpenTelemetry's for a Prometheus to scrape
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int, option: str = "--port") -> None:
     """Raise :class:`ConfigError` unless ``host:port`` can be listened on."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,8 +23,25 @@ def check_port(host: str, port: int) -> None:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"cannot listen on {host}:{port}: {reason}{_owner(port)}; "
-                "stop what uses it, or choose another port with --port"
+                f"stop what uses it, or choose another port with {option}"
             ) from error
+
+
+def metrics_port(asked: int | None) -> int:
+    """Return the port asked for, or else the usual one, or a free one if another service has it.
+
+    Raises:
+        ConfigError: the port asked for cannot be listened on.
+
+    """
+    port = METRICS_PORT if asked is None else asked
+    try:
+        check_port("127.0.0.1", port, "--metrics-port")
+    except ConfigError:
+        if asked is not None:
+            raise
+        return free_port()
+    return port
 
 
 def _owner(port: int) -> str:

@@ -34,14 +34,19 @@ def _init_ray(**options: Any) -> None:
 
 
 @contextlib.contextmanager
-def local_ray() -> Iterator[None]:
+def local_ray(metrics_port: int) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
+    import ray._private.ray_constants as constants
+
     try:
-        _init_ray(
-            address="local",
-            num_cpus=max(MIN_CPUS, available_cpus()),
-            include_dashboard=False,
-        )
+        # Nobody joins this Ray: let it listen on loopback alone, as it does on a Mac.
+        with mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
+            _init_ray(
+                address="local",
+                num_cpus=max(MIN_CPUS, available_cpus()),
+                include_dashboard=False,
+                _metrics_export_port=metrics_port,
+            )
         yield
     finally:
         _stop_ray()
@@ -69,6 +74,14 @@ def joined_ray(address: str, applications: list[str]) -> Iterator[None]:
         else:
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+
+
+def metrics_urls() -> list[str]:
+    """Return where Prometheus finds the metrics, of each node: Ray's, Serve's and ours."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
 def _is_serving() -> bool:

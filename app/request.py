@@ -17,6 +17,7 @@ class ClassifyRequest:
     timeline: Timeline
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
+    is_probe: bool = False  # the service's own, nobody's photo: metrics leave it out
 
     @property
     def left_s(self) -> float:

@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from app.capacity import check_capacity, oversubscribed
 from app.fast_serve import fast_serve
-from app.ports import check_port
-from app.ray_cluster import MIN_CPUS, joined_ray, local_ray
+from app.ports import check_port, metrics_port
+from app.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.service import deploy, wait_ready
 from app.stop_request import StopRequest
 from models.cpus import available_cpus
@@ -30,6 +30,7 @@ class ServeOptions:
     port: int | None = None
     address: str | None = None  # of a running cluster; None starts a Ray of our own
     allow_unverified: bool = False
+    metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
 
 
 def run_service(options: ServeOptions) -> None:
@@ -39,7 +40,7 @@ def run_service(options: ServeOptions) -> None:
         http = content["http_options"]
         host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
         url = f"http://{host}:{http['port']}"
-        with console.status("starting Ray") as status, _ray(options.address, content):
+        with console.status("starting Ray") as status, _ray(options, content):
             deploy(content)
             if wait_ready(url, stop, lambda text: status.update(escape(text))):
                 status.stop()
@@ -50,11 +51,11 @@ def run_service(options: ServeOptions) -> None:
     console.print("stopped; nothing of it is left running")
 
 
-def _ray(address: str | None, content: dict[str, Any]) -> AbstractContextManager[None]:
-    if address is None:
-        return local_ray()
+def _ray(options: ServeOptions, content: dict[str, Any]) -> AbstractContextManager[None]:
+    if options.address is None:
+        return local_ray(metrics_port(options.metrics_port))
     names = [application.get("name", "default") for application in content["applications"]]
-    return joined_ray(address, names)
+    return joined_ray(options.address, names)
 
 
 def default_config() -> Path:
@@ -96,6 +97,7 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
 def _welcome(url: str, host: str) -> None:
     console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
     console.print(f"  curl --data-binary @photo.jpg {url}/v1/classify")
+    console.print(f"metrics: {', '.join(metrics_urls())}")
     if host not in ("127.0.0.1", "::1", "localhost"):
         console.print(
             f"[yellow]listening on {host}: every machine that reaches this one may call[/]"

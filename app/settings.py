@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from platformdirs import user_cache_path
+from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.image import DEFAULT_MAX_PIXELS
@@ -18,6 +18,7 @@ from models.record import Precision
 
 MIB = 2**20
 Place = Literal["gateway", "deployment"]
+TraceExporter = Literal["otlp", "jaeger", "file", "none"]
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 
 
@@ -74,6 +75,22 @@ class Settings(BaseModel):
         10.0, gt=0, le=3600, description="a request's time; a client may ask for less"
     )
 
+    trace_exporter: TraceExporter = Field(
+        "otlp",
+        description="where traces go: otlp (Jaeger since 1.35, any collector), jaeger (Thrift, for "
+        "older ones), file (only trace_dir), none",
+    )
+    trace_endpoint: str | None = Field(
+        None,
+        description="of the exporter; null: OpenTelemetry's own variables, or this machine. otlp: "
+        "http://HOST:4317 (gRPC) or http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268",
+    )
+    trace_dir: Path | None = Field(
+        user_state_path("tandem") / "spans",
+        description="traces are kept here too, for tandem trace; null: not",
+    )
+    trace_mib: int = Field(64, ge=1, description="of traces in trace_dir; the oldest go")
+
     @property
     def model_search(self) -> tuple[Path, ...]:
         """Where model sets are looked for, in order."""
@@ -94,6 +111,8 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # second: most of what a service at rest costs (tests/load/startup.py).
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+        # Throughput mode holds log lines back until there are a thousand; ours are few.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),
@@ -112,6 +131,16 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     }
+
+
+def environment_value(*names: str) -> str | None:
+    """Return the first of these variables that is set and not empty."""
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def prepend_to_environment(name: str, value: str) -> None:
+    """Put ``value`` in front of a comma-separated variable; of what is said twice the last wins."""
+    os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
 
 
 def set_environment(values: Mapping[str, str]) -> None:

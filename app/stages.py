@@ -50,6 +50,7 @@ class Combined:
     predictions: list[Prediction]
     members: dict[str, list[Prediction]]
     agreement: bool  # all members that answered have the same top-1
+    entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
 
 
 @dataclass(frozen=True)

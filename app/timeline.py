@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from app.answers import Stage, Timings
 from app.stages import MemberAnswer
+from app.tracing.spans import current_parent, record
 
 
 @dataclass
@@ -29,22 +30,29 @@ class Timeline:
     """Made when the request arrives."""
 
     def __init__(self) -> None:
-        self._started = time.perf_counter()
+        self._started = time.monotonic()
+        self._parent = current_parent()
         self.reading = Span()
         self.combining = Span()
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
-        return time.perf_counter() - self._started
+        return time.monotonic() - self._started
 
     @contextmanager
-    def measure(self) -> Iterator[Span]:
-        """Time a block; the span's end is set when the block is left."""
+    def measure(self, name: str | None = None) -> Iterator[Span]:
+        """Time a block; the span's end is set when the block is left.
+
+        A block with a name is a span of the request's trace too, if it has one.
+        """
         span = Span(start_ms=self.elapsed_s() * 1e3)
         try:
             yield span
         finally:
             span.end_ms = self.elapsed_s() * 1e3
+            if name is not None and self._parent is not None:
+                start = self._started
+                record(name, self._parent, start + span.start_ms / 1e3, start + span.end_ms / 1e3)
 
     def of_image(
         self,

@@ -1,5 +1,6 @@
 """The combiner's arithmetic: members' probabilities in, average and readable labels out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,17 @@ def is_sure(rows: Probabilities, margin: float) -> Flags:
     """Return for each of (N, C) whether its margin is ``margin`` or more; never when it is NaN."""
     sure: Flags = margins(rows) >= np.float32(margin)
     return sure
+
+
+def entropy(row: Probabilities) -> float:
+    """Return how unsure one row (C,) is: Shannon's entropy as a share of the largest, ln C.
+
+    0: one class has all; 1: all classes are alike. So sets of any size have the same scale.
+    """
+    if len(row) < 2:
+        return 0.0
+    some = row[row > 0]  # 0 ln 0 is 0
+    return -float(np.sum(some * np.log(some))) / math.log(len(row))
 
 
 def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:

@@ -63,18 +63,21 @@ class RuntimeOptions:
         return chosen
 
 
-_core_lock = threading.Lock()
-_made_core = cache(ov.Core)
-
-
+@cache
 def _core() -> ov.Core:
-    """Return the process's one Core; networks may be compiled on several threads.
+    """Return the process's one Core.
 
     Each Core of OpenVINO 2026.4 gives its thread a signal stack; when one ends after a younger one
     was made, a freed stack stays behind and the next signal (Ctrl-C) is a segmentation fault.
+
+    OpenVINO's Python binding makes its table of types at the first tensor, and two threads that are
+    first together wait for each other for ever (one has the table's guard and wants the GIL, the
+    other the reverse): so the first is made here, before any thread can run a network. Compiling
+    has not shown such a thing, but is left to one thread.
     """
-    with _core_lock:  # cache alone would let two threads make one each
-        return _made_core()
+    core = ov.Core()
+    _ = ov.Tensor(np.zeros(1, np.uint8), shared_memory=True).data
+    return core
 
 
 def read_network(path: Path) -> ov.Model:

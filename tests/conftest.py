@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_programs import PROMETHEUS
 from tiny_networks import write_tiny_set
 
 from app import ports
@@ -27,8 +28,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Keep the user's own model sets out of the tests, and the tests' out of the user's."""
-    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tandem-tests-")
+    """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs."""
+    os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
+        prefix="tandem-tests-"
+    )
 
 
 def pytest_unconfigure() -> None:
@@ -45,6 +48,8 @@ def _lacking() -> dict[str, str]:
         lacking["shared_data"] = f"no photographs in {SHARED_DATA}"
     if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
+    if PROMETHEUS is None and not os.environ.get("CI"):
+        lacking["prometheus"] = "no prometheus; see tests/e2e/install_prometheus.sh"
     return lacking
 
 

@@ -1,5 +1,6 @@
 """Looking at a service from outside: its processes, their memory, what it leaves behind."""
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -49,6 +50,14 @@ def run_folder(pid: int) -> Path:
         except (psutil.Error, KeyError):
             continue
     raise LookupError(f"{pid} has started nothing yet")
+
+
+def serve_logs(pid: int) -> Path:
+    """Return the folder of the logs that Serve's processes below ``pid`` write."""
+    for process in descendants(pid):
+        if found := re.search(r"--log_dir=(\S+)", title(process)):
+            return Path(found[1]) / "serve"
+    raise LookupError(f"no raylet below {pid}")
 
 
 def still_running(processes: Iterable[psutil.Process], within_s: float = 5) -> list[str]:

@@ -13,6 +13,7 @@ import ray
 from deployed import MAX_BATCH_SIZE, MEMBERS, Served
 from ray import serve
 from tiny_networks import write_tiny_set
+from trace_receivers import OtlpHttp
 
 from app.config_file import for_members, read_config, with_overrides
 from app.service import deploy, wait_ready
@@ -24,7 +25,7 @@ NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhil
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
+def cluster(spans: OtlpHttp) -> Iterator[None]:
     """Start a Ray of our own: ``address="local"`` never joins one that is already there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -41,8 +42,19 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def spans() -> Iterator[OtlpHttp]:
+    """Where the application's traces go."""
+    with pytest.MonkeyPatch.context() as patch, OtlpHttp() as receiver:
+        patch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        yield receiver
+
+
+@pytest.fixture(scope="session")
 def served(
-    cluster: None, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+    cluster: None,
+    spans: OtlpHttp,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
 ) -> Served:
     """Deploy configs/separate.yaml, where no stage shares a process, with another model set."""
     folder = write_tiny_set(
@@ -57,6 +69,7 @@ def served(
     )
     application = content["applications"][0]
     application["args"] |= {"streams": 1, "compile_cache": None, "max_files": 8}
+    application["args"] |= {"trace_endpoint": spans.url, "trace_dir": None}
     config = for_members(content, read_manifest(folder))
     for deployment in config["applications"][0]["deployments"]:
         deployment["health_check_period_s"] = 1

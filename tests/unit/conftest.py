@@ -7,6 +7,9 @@ from unittest.mock import patch
 
 import pytest
 import ray
+from instruments import Instruments
+
+from app.metrics.meter import Meter, meter
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +24,12 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_environment() -> Iterator[None]:
     with patch.dict(os.environ):
         yield
+
+
+@pytest.fixture
+def told() -> Iterator[Instruments]:
+    """Switch the process's meter on; this is what it tells Ray."""
+    instruments = Instruments()
+    meter.start(instruments.make)
+    yield instruments
+    meter.__dict__.update(Meter().__dict__)

@@ -132,7 +132,7 @@ class FakeCombiner:
         rows = average(members, dict.fromkeys(members, 1.0))
         own = {name: top_k(first[0], LABELS, k) for name, first in members.items()}
         agreement = len({predictions[0].index for predictions in own.values()}) == 1
-        return [Combined(top_k(row, LABELS, k), own, agreement) for row in rows]
+        return [Combined(top_k(row, LABELS, k), own, agreement, 0.5) for row in rows]
 
 
 class FakeHandle:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from steps import SteppedNetwork, image, number_of, settle
 
-from app.batching import BatchQueue, BatchResult
+from app.batching import BatchQueue, BatchResult, Ran
 from app.errors import DeadlineError, OverloadedError
 
 
@@ -212,9 +212,35 @@ async def test_nothing_to_submit_is_no_error():
 
 
 def test_the_helpers_themselves():
-    assert number_of(BatchResult(image(70_000)[0, 0], 0, 0, 1)) == 70_000
+    assert number_of(BatchResult(image(70_000)[0, 0], 0, 0, 1, 0, None)) == 70_000
     run: Callable[..., Awaitable] = SteppedNetwork().run
     assert asyncio.iscoroutinefunction(run)
+
+
+async def test_who_keeps_a_record_hears_of_every_batch():
+    network, heard = SteppedNetwork(bad={3}), []
+
+    def note(ran: Ran) -> int:
+        heard.append(ran)
+        return len(heard)
+
+    queue = BatchQueue(network.run, (1, 2), 64, network.clock, on_batch=note)
+    (first,) = queue.submit([image(0)], tag="a")
+    await settle()
+    others = queue.submit([image(1)], tag="b") + queue.submit([image(2)])
+    (bad,) = queue.submit([image(3)], tag="c")
+    network.now += 2.0
+    await network.finish_all()
+    assert [(ran.tags, ran.error is None) for ran in heard] == [
+        (("a",), True),
+        (("b", None), True),
+        (("c",), False),
+    ]
+    assert (heard[0].started, heard[0].ended) == (0.0, 2.0)
+    assert [(await f).noted for f in (first, *others)] == [1, 2, 2]
+    assert [(await f).started for f in (first, *others)] == [0.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="3"):
+        await bad
 
 
 async def test_the_report_tells_length_age_and_fill():

@@ -1,4 +1,4 @@
-"""The command that Serve starts as HAProxy: two lines rewritten, everything else as it was."""
+"""The command that Serve starts as HAProxy: two lines rewritten and two added, no more."""
 
 import subprocess
 import sys
@@ -52,6 +52,13 @@ def test_only_the_two_lines_are_bound_to_loopback(command, tmp_path):
     called = (tmp_path / "called").read_text().splitlines()
     assert called == ["-W", "-f", str(config), "-x", "two words"]
     before, after = CONFIG.splitlines(), config.read_text().splitlines()
+    added = [line for line in after if "del-header" in line]
+    assert after.index(added[0]) == after.index("frontend http_frontend") + 1
+    assert added == [
+        f"    http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
+        for name in ("traceparent", "tracestate")
+    ]
+    after = [line for line in after if line not in added]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
     assert changed == {
         ("    bind :9101", "    bind 127.0.0.1:9101"),
@@ -65,6 +72,7 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     for _ in range(2):
         subprocess.run([command, "-f", config], check=False)
     assert config.read_text().count("127.0.0.1:9101") == 1
+    assert config.read_text().count("del-header traceparent") == 1
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
@@ -80,6 +88,7 @@ def test_serves_template_still_has_the_lines_that_are_rewritten():
     text = "\n".join(v for v in vars(haproxy_templates).values() if isinstance(v, str))
     assert "\n    bind :{{ config.metrics_port }}\n" in text
     assert "\n  bind *:{{ config.stats_port }}\n" in text
+    assert "\nfrontend http_frontend\n" in text
 
 
 def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):

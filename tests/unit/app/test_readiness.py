@@ -10,7 +10,10 @@ from fakes import FakeCombiner, FakeDecoder, FakeMember
 import app.gateway
 from app.errors import NotReadyError, OverloadedError
 from app.gateway import READY_FOR_S, WARM_UP_IMAGE, Gateway
+from app.metrics.table import ANSWERS, ENTROPY
+from app.request import ClassifyRequest
 from app.settings import Settings
+from app.timeline import Timeline
 
 
 class Clock:
@@ -95,3 +98,11 @@ async def test_a_decoder_that_refuses_the_warm_up_image(gateway, monkeypatch):
     monkeypatch.setattr(app.gateway, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
         await gateway.check_ready()
+
+
+async def test_a_probe_is_nobodys_photo(gateway, told):
+    await gateway.check_ready()
+    assert told.of(ANSWERS) == {}
+    await gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    assert told.of(ANSWERS) == {("alone", "no"): 1}
+    assert told.of(ENTROPY) == {(): 0.5}

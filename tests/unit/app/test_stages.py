@@ -47,7 +47,7 @@ def same(a: object, b: object) -> bool:
         Fault(400, "not_an_image", "text"),
         Decoded(np.ones((2, 4, 4, 3), np.uint8), {1: Fault(400, "c", "m")}, (0.5, 0.25)),
         MemberAnswer(np.ones((1, 3), np.float32), (0.1,), (0.2,), (1,)),
-        Combined([Prediction(0, "a", 0.5)], {"m": [Prediction(0, "a", 0.5)]}, True),
+        Combined([Prediction(0, "a", 0.5)], {"m": [Prediction(0, "a", 0.5)]}, True, 0.5),
     ],
     ids=lambda value: type(value).__name__,
 )

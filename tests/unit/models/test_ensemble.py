@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.ensemble import average, is_sure, margins, top_k
+from models.ensemble import average, entropy, is_sure, margins, top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 POSITIVE = st.floats(0.01, 100.0)
@@ -98,3 +98,24 @@ def test_top_k_of_any_row(row, k):
     assert keys == sorted(keys)
     left_out = set(range(5)) - {p.index for p in found}
     assert all(row[i] <= found[-1].probability for i in left_out)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], 0.0),
+        ([0.25, 0.25, 0.25, 0.25], 1.0),
+        ([0.5, 0.5, 0.0, 0.0], 0.5),
+        ([1.0], 0.0),
+    ],
+)
+def test_entropy_is_a_share_of_the_largest(row, expected):
+    found = entropy(np.array(row, np.float32))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert type(found) is float
+
+
+@BOUNDED
+@given(row=hnp.arrays(np.float32, 6, elements=st.floats(0.125, 1, width=32)))
+def test_entropy_of_any_distribution_is_between_none_and_all(row):
+    assert -1e-6 <= entropy(row / row.sum()) <= 1 + 1e-6

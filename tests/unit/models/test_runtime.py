@@ -194,3 +194,27 @@ def test_a_cache_that_cannot_be_written_is_done_without(xml, tmp_path, caplog):
 def test_compiled_networks_are_kept_between_starts(xml, tmp_path):
     CompiledNetwork(xml, RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "new" / "cache"))
     assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
+
+
+FIRST_TOGETHER = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from models.runtime import CompiledNetwork, RuntimeOptions
+path, = sys.argv[1:]
+networks = [CompiledNetwork(Path(path), RuntimeOptions(batch_sizes=(1,))) for _ in range(2)]
+barrier = threading.Barrier(2)
+def run(network):
+    barrier.wait()
+    network.infer(np.zeros((1, *network.input_shape), np.uint8))
+threads = [threading.Thread(target=run, args=(network,)) for network in networks]
+sys.setswitchinterval(1e-6)
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_two_threads_may_run_their_first_network_at_the_same_time(xml):
+    """Without the tensor that ``_core`` makes every third process hangs here, the GIL held."""
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", FIRST_TOGETHER, str(xml)], timeout=60, check=True)

@@ -8,9 +8,9 @@ from points import point
 
 from app.config_file import read_config
 from app.errors import ConfigError
+from app.output import check_can_write, write_config
 from app.settings import Settings
 from app.tune.config import as_yaml, check_place, request_limit, tuned
-from app.output import check_can_write, write_config
 
 PROJECT = Path(__file__).parents[3]
 BASE = read_config(PROJECT / "serve_config.yaml")

@@ -1,0 +1,57 @@
+"""Requests by route and status, seen from outside the interface."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.metrics.meter import meter
+from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
+
+CLASSIFY = "/v1/classify"
+CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
+
+
+class MeasuredRequests:
+    """ASGI middleware around the interface."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not meter.is_on:
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500  # what an exception becomes, further out
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            status = CLIENT_WENT
+            raise
+        finally:
+            record_request(scope, status, (time.perf_counter() - started) * 1e3)
+
+
+def record_request(scope: Scope, status: int, duration_ms: float) -> None:
+    """Count a request; paths that are no route are one, however many a scanner tries."""
+    route = getattr(scope.get("route"), "path", "other")
+    meter.count(REQUESTS, route=route, status=str(status))
+    if route == CLASSIFY:
+        meter.observe(REQUEST_MS, duration_ms, status=str(status))
+
+
+@contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Measure a block as a stage of the request."""
+    started = time.perf_counter()
+    yield
+    meter.observe(STAGE_MS, (time.perf_counter() - started) * 1e3, stage=stage, member="none")

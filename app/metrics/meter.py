@@ -1,0 +1,114 @@
+"""The process's one meter: what is counted here goes to Ray every few seconds.
+
+A call of Ray's API costs microseconds, one of these a tenth of that. Nothing raises: trouble with
+metrics is logged once, switches them off, and is no request's trouble.
+"""
+
+import logging
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from app.metrics.table import BUCKETS_MS, METRICS, Metric
+
+logger = logging.getLogger("ray.serve")
+Tags = tuple[tuple[str, str], ...]
+Series = tuple[str, Tags]  # a metric's name, and its tags
+BOUNDS = (*(f"{bound:g}" for bound in BUCKETS_MS), "+Inf")
+
+
+class Meter:
+    """Does nothing until it is started."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._instruments: dict[str, Any] = {}
+        self._counts: dict[Series, float] = {}  # since the last flush
+        self._levels: dict[Series, float] = {}
+        self._histograms: dict[Series, _Histogram] = {}
+        self._lock = threading.Lock()
+
+    def start(self, make: Callable[[Metric], Any]) -> bool:
+        """Make an instrument with Ray's methods for every metric; False if they are made.
+
+        The stages of a process share the meter, and each of them starts it.
+        """
+        with self._lock:
+            if self._instruments:
+                return False
+            parts = [part for metric in METRICS for part in metric.parts]
+            self._instruments = {part.name: make(part) for part in parts}
+            self.is_on = True
+            return True
+
+    def count(self, metric: Metric, by: float = 1.0, **tags: str) -> None:
+        """Add to a counter."""
+        if self.is_on and by > 0:
+            series = (metric.name, tuple(tags.items()))
+            with self._lock:
+                self._counts[series] = self._counts.get(series, 0.0) + by
+
+    def set(self, metric: Metric, value: float, **tags: str) -> None:
+        """Set a gauge."""
+        if self.is_on:
+            with self._lock:
+                self._levels[metric.name, tuple(tags.items())] = value
+
+    def observe(self, metric: Metric, value: float, **tags: str) -> None:
+        """Put a value into a histogram."""
+        if self.is_on:
+            series = (metric.name, tuple(tags.items()))
+            with self._lock:
+                self._histograms.setdefault(series, _Histogram()).add(value)
+
+    def flush(self) -> None:
+        """Hand everything to Ray, which forgets a gauge that it is not told again and again."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+            levels = dict(self._levels)
+            for (name, tags), histogram in self._histograms.items():
+                levels |= histogram.levels(name, tags)
+        try:
+            for (name, tags), amount in counts.items():
+                self._instruments[name].inc(amount, dict(tags))
+            for (name, tags), value in levels.items():
+                self._instruments[name].set(value, dict(tags))
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if self.is_on:
+            self.is_on = False
+            logger.warning(
+                "metrics are off from here on, requests are served as before: %s: %s",
+                type(error).__name__,
+                error,
+            )
+
+
+class _Histogram:
+    """How many values fell between which bounds since the process began."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(BOUNDS)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(BUCKETS_MS, value)] += 1
+        self._sum += value
+
+    def levels(self, name: str, tags: Tags) -> dict[Series, float]:
+        """Return the parts' values, cumulative as Prometheus has them: a bucket is all below it."""
+        found: dict[Series, float] = dict(self._buckets(name, tags))
+        found[f"{name}_sum", tags] = self._sum
+        found[f"{name}_count", tags] = sum(self._counts)
+        return found
+
+    def _buckets(self, name: str, tags: Tags) -> Iterator[tuple[Series, float]]:
+        for bound, number in zip(BOUNDS, accumulate(self._counts), strict=True):
+            yield (f"{name}_bucket", (*tags, ("le", bound))), number
+
+
+meter = Meter()

@@ -1,0 +1,145 @@
+"""Every metric: its name, what it says, its tags. The dashboard and the alert rules name no other.
+
+Ray adds ``ray_`` before a name and ``_total`` after a counter's, and tags of its own: deployment,
+replica, application, and the node's address.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+# A single photo takes 30 to 60 ms; stages down to a quarter of one, a deadline's 10 s at the end.
+BUCKETS_MS = (
+    *(0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0),
+    *(150.0, 200.0, 300.0, 400.0, 500.0, 1000.0, 2500.0, 10_000.0),
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One name; ``when`` says what must happen first if it has no value from the start."""
+
+    name: str
+    kind: Kind
+    text: str
+    tags: tuple[str, ...] = ()
+    when: str = ""
+
+    @property
+    def parts(self) -> tuple["Metric", ...]:
+        """What Ray is told: a histogram goes there as gauges of what it has counted so far.
+
+        Ray's own histogram takes values one by one, in the replica and again in Ray's agent, which
+        costs several times as much, and its sum is not exact (app/DECISIONS.md).
+        """
+        if self.kind != "histogram":
+            return (self,)
+        tags = {"bucket": (*self.tags, "le"), "sum": self.tags, "count": self.tags}
+        return tuple(Metric(f"{self.name}_{part}", "gauge", self.text, tags[part]) for part in tags)
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """The names that Prometheus sees."""
+        total = "_total" if self.kind == "counter" else ""
+        return tuple(f"ray_{part.name}{total}" for part in self.parts)
+
+
+REQUESTS = Metric(
+    "tandem_requests",
+    "counter",
+    "HTTP requests by route and status; 499: the client went away",
+    ("route", "status"),
+)
+REQUEST_MS = Metric(
+    "tandem_request_ms",
+    "histogram",
+    "a /v1/classify request from its arrival at the Gateway to the answer's last byte",
+    ("status",),
+)
+STAGE_MS = Metric(
+    "tandem_stage_ms",
+    "histogram",
+    "read, combine and encode of a request; decode, queue and infer of an image, the latter two by "
+    "member (its batch's run)",
+    ("stage", "member"),
+)
+ANSWERS = Metric(
+    "tandem_answers",
+    "counter",
+    "classified images; agreed: yes, no, or alone where one member answered",
+    ("agreed", "degraded"),
+)
+ENTROPY = Metric(
+    "tandem_answer_entropy",
+    "counter",
+    "entropy of the answers' probabilities, summed; each 0 (sure) to 1 (all classes alike)",
+)
+SKIPPED = Metric(
+    "tandem_skipped_members",
+    "counter",
+    "images that a member was not asked about, by cascade_margin",
+    ("member",),
+    when="cascade_margin is set",
+)
+MEMBER_IMAGES = Metric(
+    "tandem_member_images", "counter", "images that a member's network ran", ("member",)
+)
+BATCHES = Metric(
+    "tandem_batches", "counter", "batches that a member ran, by size", ("member", "size")
+)
+FAILED_BATCHES = Metric(
+    "tandem_failed_batches",
+    "counter",
+    "batches that raised; their images were run again one by one",
+    ("member",),
+    when="a batch fails",
+)
+QUEUE_LENGTH = Metric("tandem_queue_length", "gauge", "images that wait for a member", ("member",))
+QUEUE_AGE_MS = Metric(
+    "tandem_queue_age_ms", "gauge", "how long the image that waits longest has waited", ("member",)
+)
+GOLDEN_PASSED = Metric(
+    "tandem_golden_passed",
+    "gauge",
+    "1: the member answers as where the set was made; 0: it does not, and its replica ends",
+    ("member",),
+)
+GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", ("member",))
+DROPPED_SPANS = Metric(
+    "tandem_dropped_spans",
+    "gauge",
+    "spans lost since the replica began",
+    ("sink",),
+    when="tracing is on",
+)
+CLOCK_STEPS = Metric(
+    "tandem_clock_steps", "gauge", "how often the system clock was set since the replica began"
+)
+PROCESS_CPU_MS = Metric("tandem_process_cpu_ms", "counter", "CPU time of the replica's process")
+PROCESS_MEMORY = Metric(
+    "tandem_process_memory_bytes", "gauge", "resident memory of the replica's process"
+)
+NODE_CPU = Metric(
+    "tandem_node_cpu_utilization",
+    "gauge",
+    "of all cores, 0..1, mean of the last samples; every replica of a node tells the same",
+    ("node",),
+)
+NODE_CPU_VARIANCE = Metric(
+    "tandem_node_cpu_variance",
+    "gauge",
+    "variance of tandem_node_cpu_utilization's samples, one a second",
+    ("node",),
+)
+NODE_MEMORY = Metric(
+    "tandem_node_memory_used_bytes", "gauge", "memory that is not available", ("node",)
+)
+PACKAGE_WATTS = Metric(
+    "tandem_node_package_watts",
+    "gauge",
+    "power of a CPU package, from RAPL",
+    ("node", "package"),
+    when="RAPL is there and may be read",
+)
+
+METRICS = tuple(value for value in dict(globals()).values() if isinstance(value, Metric))

@@ -1,0 +1,104 @@
+"""From an ended span to its sinks: the local files and the exporter that the settings choose.
+
+Serve asks for the span processors before it makes a stage, which alone knows the settings: the
+pipeline is made empty and gets its sinks when the stage starts.
+"""
+
+import logging
+import socket
+
+import ray
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from app.settings import Settings, prepend_to_environment, set_environment
+from app.tracing.exporters import exporter_of
+from app.tracing.local_spans import LocalSpans
+from app.tracing.logs import TraceIds
+from app.tracing.sink import Sink
+from app.tracing.spans import orphans, outlets
+
+# Asked every second by who watches the service: nobody wants their traces.
+QUIET = frozenset({"GET /healthz", "GET /readyz"})
+
+
+class Pipeline(SpanProcessor):
+    """Hands every span to every sink; there is one of these in a process."""
+
+    def __init__(self) -> None:
+        self.is_asked_for = False  # by Serve: tracing is on
+        self.is_ingress = False  # requests begin in this process
+        self.sinks: list[Sink] = []
+
+    def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
+        """Make the sinks; the stages of a process share them."""
+        self.is_ingress |= is_ingress
+        if not self.is_asked_for or self.sinks:
+            return
+        if settings.trace_exporter == "none":
+            return
+        if settings.trace_dir is not None:
+            self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
+        if (exporter := exporter_of(settings)) is not None:
+            self.sinks.append(Sink(settings.trace_exporter, exporter))
+        outlets.append(self.on_end)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many spans each sink has lost so far."""
+        return {sink.name: sink.num_dropped for sink in self.sinks}
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Note a trace that begins where none should."""
+        if span.parent is None and not self.is_ingress:
+            orphans.add(span.get_span_context().trace_id)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Pass on a span; never waits, never raises."""
+        trace_id = span.context.trace_id if span.context else 0
+        if span.name in QUIET or trace_id in orphans:
+            if span.parent is None:
+                orphans.discard(trace_id)  # what is below it has ended
+            return
+        for sink in self.sinks:
+            sink.on_end(span)
+
+    def shutdown(self) -> None:
+        """Send what is left, within a second or two."""
+        for sink in self.sinks:
+            sink.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Send what waits."""
+        return all([sink.force_flush(timeout_millis) for sink in self.sinks])
+
+
+pipeline = Pipeline()
+
+
+def span_processors() -> list[SpanProcessor]:
+    """Return what ``tracing_config: exporter_import_path`` names; Serve calls this in each replica.
+
+    The tracer provider that Serve makes next takes the service's name and the place from the
+    environment; what the user set there wins.
+    """
+    place = {"host.name": socket.gethostname()}
+    if ray.is_initialized():
+        context = ray.get_runtime_context()
+        place |= {"ray.node_id": context.get_node_id(), "service.instance.id": _replica_name()}
+    told = ",".join(f"{key}={value}" for key, value in place.items())
+    set_environment({"OTEL_SERVICE_NAME": "tandem"})
+    prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", told)
+    logging.getLogger("ray.serve").addFilter(TraceIds())
+    pipeline.is_asked_for = True
+    return [pipeline]
+
+
+def _replica_name() -> str:
+    from ray import serve
+
+    try:
+        replica = serve.get_replica_context().replica_id
+    except ray.serve.exceptions.RayServeException:
+        return ray.get_runtime_context().get_worker_id()
+    return f"{replica.deployment_id.name}#{replica.unique_id}"

@@ -1,0 +1,172 @@
+"""Spans of what has been measured: a stage runs first and is recorded when it is over.
+
+Nothing here costs anything for a request that is not sampled: it has no :class:`Parent`. A span
+that is begun, held and ended by the SDK costs 0.1 ms, a tenth of what tracing may; these are over
+already and are made as what the SDK's processors get at the end, :class:`ReadableSpan`.
+"""
+
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+
+logger = logging.getLogger("ray.serve")
+Value = str | int | float | bool
+# Traces that Serve began in a replica below the Gateway, whose request is not sampled: Serve hands
+# on that a request is, not that it is not.
+orphans: set[int] = set()
+outlets: list[Callable[[ReadableSpan], None]] = []  # where recorded spans go; the pipeline's
+STEP_NS = 100_000_000  # the system clock moved by so much against the monotonic one: it was set
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+SCOPE = InstrumentationScope("tandem")
+UNSET = Status(StatusCode.UNSET)
+ids = RandomIdGenerator()
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The span of a sampled request, or of the call of a stage within it."""
+
+    span: SpanContext
+    resource: Resource  # of this process
+
+
+def current_parent() -> Parent | None:
+    """Return the span that this code runs in; None if the request is not traced."""
+    span = trace.get_current_span()
+    if not isinstance(span, ReadableSpan) or not span.is_recording():
+        return None
+    context = span.get_span_context()
+    return None if context.trace_id in orphans else Parent(context, _place(span.resource))
+
+
+class _Place(Resource):
+    """Compared by identity: the SDK's hash writes JSON, and an exporter asks it of every span."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+_places: dict[
+    int, tuple[Resource, _Place]
+] = {}  # by the provider's resource, of which there is one
+
+
+def _place(resource: Resource) -> _Place:
+    if id(resource) not in _places:
+        place = _Place(dict(resource.attributes), resource.schema_url)
+        _places[id(resource)] = resource, place
+    return _places[id(resource)][1]
+
+
+def untraced() -> contextvars.Context:
+    """Return a context for a task whose calls are to leave no trace.
+
+    An empty one would not do: Serve begins a trace at the first call that has none.
+    """
+    nowhere = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), is_remote=False)
+    context = contextvars.Context()
+    context.run(attach, trace.set_span_in_context(NonRecordingSpan(nowhere), Context()))
+    return context
+
+
+def record(
+    name: str,
+    parent: Parent,
+    started: float,
+    ended: float,
+    attributes: Mapping[str, Value] | None = None,
+    links: Iterable[SpanContext] = (),
+    error: str | None = None,
+) -> None:
+    """Record what ran from ``started`` to ``ended``, both in seconds of ``time.monotonic``.
+
+    ``error`` says why it failed, if it did.
+    """
+    own = SpanContext(parent.span.trace_id, ids.generate_span_id(), False, SAMPLED)
+    _emit(name, own, parent, parent.resource, (started, ended), attributes, links, error)
+
+
+def record_batch(
+    resource: Resource,
+    started: float,
+    ended: float,
+    attributes: Mapping[str, Value],
+    links: Iterable[SpanContext],
+    error: str | None = None,
+) -> SpanContext:
+    """Record an executed batch: a trace of its own that links to every request in it."""
+    own = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, SAMPLED)
+    _emit("batch", own, None, resource, (started, ended), attributes, links, error)
+    return own
+
+
+def _emit(
+    name: str,
+    own: SpanContext,
+    parent: Parent | None,
+    resource: Resource,
+    times: tuple[float, float],
+    attributes: Mapping[str, Value] | None,
+    links: Iterable[SpanContext],
+    error: str | None,
+) -> None:
+    offset_ns = clock.offset_ns()
+    span = ReadableSpan(
+        name,
+        own,
+        parent.span if parent else None,
+        resource,
+        attributes,
+        links=[Link(link) for link in links],
+        status=UNSET if error is None else Status(StatusCode.ERROR, error),
+        start_time=offset_ns + int(times[0] * 1e9),
+        end_time=offset_ns + int(times[1] * 1e9),
+        instrumentation_scope=SCOPE,
+    )
+    for outlet in outlets:
+        outlet(span)
+
+
+class Clock:
+    """From the monotonic clock, which durations need, to the system's, which spans carry."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # how often the system clock was seen to have been set
+        self._offset_ns = self._now_ns()
+
+    def offset_ns(self) -> int:
+        """Return what to add to nanoseconds of ``time.monotonic`` now."""
+        offset_ns = self._now_ns()
+        if abs(offset_ns - self._offset_ns) > STEP_NS:
+            self.num_steps += 1
+            if self.num_steps == 1:
+                logger.warning(
+                    "the system clock was set by %.1f s: spans of requests under way are off by "
+                    "that; further steps are only counted",
+                    (offset_ns - self._offset_ns) / 1e9,
+                )
+        self._offset_ns = offset_ns
+        return offset_ns
+
+    def _now_ns(self) -> int:
+        return time.time_ns() - time.monotonic_ns()
+
+
+clock = Clock()

@@ -1,0 +1,84 @@
+"""Requests found again among the spans kept on this machine."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.errors import ConfigError
+from app.tracing.local_spans import read_spans
+
+Span = dict[str, Any]  # as app.tracing.local_spans.line_of writes it
+
+
+@dataclass
+class Trace:
+    """One request: its spans, and the batches that its images were in."""
+
+    root: Span
+    spans: list[Span]  # by their start, the root included
+    batches: list[Span] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        """The X-Request-ID."""
+        return str(self.root["attributes"].get("request_id", ""))
+
+    @property
+    def duration_ms(self) -> float:
+        """From the request's arrival to its answer."""
+        return float(self.root["end_ns"] - self.root["start_ns"]) / 1e6
+
+
+def find_trace(folder: Path, identity: str) -> Trace:
+    """Return the trace of a request, by its X-Request-ID or its trace id.
+
+    Raises:
+        ConfigError: there is none.
+
+    """
+    for trace in _traces(folder):
+        if identity in (trace.request_id, trace.root["trace_id"]):
+            return trace
+    raise ConfigError(
+        f"no trace of request {identity!r} in {folder}: it was not sampled, is too old, or was "
+        "kept on another machine; tandem trace lists what is there"
+    )
+
+
+def latest_traces(folder: Path, number: int) -> list[Trace]:
+    """Return the traces of the last requests, the newest first."""
+    return sorted(_traces(folder), key=lambda trace: -trace.root["start_ns"])[:number]
+
+
+def _traces(folder: Path) -> list[Trace]:
+    by_trace: dict[str, list[Span]] = defaultdict(list)
+    batches: dict[tuple[str, str], Span] = {}
+    for span in read_spans(folder):
+        if span["name"] == "batch":
+            batches[span["trace_id"], span["span_id"]] = span
+        else:
+            by_trace[span["trace_id"]].append(span)
+    traces = []
+    for spans in by_trace.values():
+        spans.sort(key=_by_start)
+        if (root := _root_of(spans)) is None:
+            continue
+        links = {
+            (link["trace_id"], link["span_id"]): None for span in spans for link in span["links"]
+        }
+        found = [batches[link] for link in links if link in batches]
+        traces.append(Trace(root, spans, found))
+    return traces
+
+
+def _by_start(span: Span) -> tuple[int, int]:
+    """Order by start; the images of a request, which begin within microseconds, by their place."""
+    return span["start_ns"] // 100_000, span["attributes"].get("tandem.image", 0)
+
+
+def _root_of(spans: list[Span]) -> Span | None:
+    """Return the request's own span; a client's span above it may be kept elsewhere."""
+    own = {span["span_id"] for span in spans}
+    roots = [s for s in spans if s["parent_id"] not in own and "request_id" in s["attributes"]]
+    return roots[0] if roots else None

@@ -1,0 +1,213 @@
+"""One trace per request, through the real service: by OTLP to a receiver, and in the terminal."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from live_service import ROOT, TANDEM, Service, drawn_photo
+from processes import serve_logs
+from trace_checks import batches, by_trace, check_batches, check_whole, num_whole, one, overlap
+from trace_receivers import OtlpGrpc
+
+MEMBERS = ("resnet50", "densenet169")
+NUM_REQUESTS = 8
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[OtlpGrpc]:
+    with OtlpGrpc() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service keeps its spans."""
+    return tmp_path_factory.mktemp("spans")
+
+
+@pytest.fixture(scope="module")
+def traced(
+    start_service: Callable[..., Service],
+    tmp_path_factory: pytest.TempPathFactory,
+    receiver: OtlpGrpc,
+    folder: Path,
+) -> Service:
+    """serve_config.yaml as it is, but for where the traces go."""
+    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
+    arguments = {"trace_endpoint": receiver.url, "trace_dir": str(folder)}
+    content["applications"][0]["args"] |= arguments
+    config = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.write_text(yaml.safe_dump(content), "utf-8")
+    service = start_service("--config", str(config))
+    service.wait_ready()
+    return service
+
+
+@pytest.fixture(scope="module")
+def url(traced: Service) -> str:
+    return traced.url
+
+
+@pytest.fixture
+def send(url: str) -> Callable[..., httpx.Response]:
+    def send(seed: int = 3, **headers: str) -> httpx.Response:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(seed), headers=names)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    return send
+
+
+def trace(*arguments: str) -> str:
+    command = [TANDEM, "trace", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_eight_requests_at_a_time(receiver: OtlpGrpc, send: Callable[..., httpx.Response]) -> None:
+    """Every trace is whole, links match the batches, members work at the same time."""
+    send()  # the first request makes what later ones find
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
+    receiver.spans.clear()
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = list(pool.map(send, range(NUM_REQUESTS)))
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == NUM_REQUESTS)
+    traces = by_trace(receiver.spans)
+    assert set(traces) == {answer.headers["x-trace-id"] for answer in answers}
+    for answer in answers:
+        spans = traces[answer.headers["x-trace-id"]]
+        root = check_whole(spans)
+        assert root.parent_id is None
+        assert root.attributes["request_id"] == answer.headers["x-request-id"]
+        assert root.attributes["http.response.status_code"] == 200
+        assert root.service == "tandem"
+        assert {"host.name", "ray.node_id", "service.instance.id"} <= set(root.resource)
+        decode = one(spans, "decode")
+        assert (decode.attributes["tandem.width"], decode.attributes["tandem.height"]) == (640, 480)
+        both = [(one(spans, f"queue {name}"), one(spans, f"infer {name}")) for name in MEMBERS]
+        (wait, run), (other_wait, other_run) = both
+        assert wait.start_us <= other_run.end_us  # both were asked at the same time
+        assert other_wait.start_us <= run.end_us
+    sizes = [check_batches(receiver.spans, name, NUM_REQUESTS) for name in MEMBERS]
+    assert max(size for of_member in sizes for size in of_member) > 1
+    assert len(batches(receiver.spans)) == sum(map(len, sizes))
+
+
+def test_the_members_of_one_image_overlap(
+    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+) -> None:
+    receiver.spans.clear()
+    send()
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
+    (spans,) = by_trace(receiver.spans).values()
+    first, second = (one(spans, f"infer {name}") for name in MEMBERS)
+    assert overlap(first, second)
+
+
+def test_the_clients_trace_is_continued(
+    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+) -> None:
+    answer = send(traceparent=f"00-{TRACE}-{SPAN}-01")
+    assert answer.headers["x-trace-id"] == TRACE
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) and TRACE in by_trace(spans))
+    assert check_whole(by_trace(receiver.spans)[TRACE]).parent_id == SPAN
+
+
+def test_a_client_that_does_not_sample_is_not_traced(
+    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+) -> None:
+    receiver.spans.clear()
+    answer = send(traceparent=f"00-{TRACE}-{SPAN}-00")
+    assert "x-trace-id" not in answer.headers
+    sampled = send().headers["x-trace-id"]
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
+    assert set(by_trace(receiver.spans)) == {sampled}
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["", "00", "00-zz-zz-01", f"00-{'0' * 32}-{SPAN}-01", "x" * 5000, f"ff-{TRACE}-{SPAN}-01"],
+)
+def test_a_malformed_traceparent_begins_a_new_trace(
+    send: Callable[..., httpx.Response], traceparent: str
+) -> None:
+    answer = send(traceparent=traceparent)
+    assert len(answer.headers["x-trace-id"]) == 32
+    assert answer.headers["x-trace-id"] != TRACE
+
+
+def test_a_traceparent_that_is_no_text(url: str) -> None:
+    headers = {b"traceparent": b"\xff\xfe-\x80", b"tracestate": b"\xff"}
+    answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(), headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+def test_the_terminal_draws_it(send: Callable[..., httpx.Response], folder: Path) -> None:
+    answer = send(x_request_id="drawn")
+    deadline = 20
+    while "drawn" not in trace("--dir", str(folder), "--json"):
+        deadline -= 1
+        assert deadline > 0, "the spans are not there"
+    text = trace("drawn", "--dir", str(folder))
+    assert answer.headers["x-trace-id"] in text
+    for stage in ("read", "decode", "queue resnet50", "infer densenet169 x1", "combine", "encode"):
+        assert stage in text
+    assert "batch of 1 in resnet50" in text
+
+
+def test_a_bad_image_is_traced_with_its_error(url: str, folder: Path) -> None:
+    answer = httpx.post(
+        f"{url}/v1/classify", content=b"no image", headers={"x-request-id": "not-an-image"}
+    )
+    assert answer.status_code == 400
+    for _ in range(20):
+        if "not-an-image" in trace("--dir", str(folder), "--json"):
+            break
+    found = json.loads(trace("not-an-image", "--dir", str(folder), "--json"))
+    (decode,) = [span for span in found["spans"] if span["name"] == "decode"]
+    assert decode["error"]
+    (root,) = [span for span in found["spans"] if span["parent_id"] is None]
+    assert root["attributes"]["http.response.status_code"] == 400
+
+
+def test_health_checks_leave_no_trace(url: str, receiver: OtlpGrpc) -> None:
+    receiver.spans.clear()
+    for path in ("/healthz", "/readyz"):
+        assert httpx.get(url + path).status_code == 200
+    assert httpx.get(f"{url}/v1/models").status_code == 200
+    receiver.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
+    assert {span.name for span in receiver.spans} == {"GET /v1/models"}
+
+
+def test_the_log_is_json_and_has_no_line_for_a_request(
+    traced: Service, send: Callable[..., httpx.Response]
+) -> None:
+    (log,) = serve_logs(traced.process.pid).glob("replica_tandem_Gateway_*.log")
+    before = log.read_text("utf-8")
+    for _ in range(5):
+        send()
+    assert log.read_text("utf-8") == before
+    messages = [json.loads(line)["message"] for line in before.splitlines()]
+    passed = [message for message in messages if message.startswith("golden check of")]
+    assert len(passed) == len(MEMBERS)
+
+
+def test_a_receiver_that_refuses_costs_no_request(
+    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+) -> None:
+    receiver.refuses = True
+    try:
+        before = receiver.num_calls
+        send()
+        receiver.wait_for(lambda _: receiver.num_calls > before)
+        send()
+    finally:
+        receiver.refuses = False

@@ -1,0 +1,46 @@
+"""A trace through processes: every stage a deployment, spans by OTLP over HTTP."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from deployed import MEMBERS
+from tiny_networks import picture
+from trace_checks import batches, by_trace, check_batches, check_whole, num_whole, one
+from trace_receivers import OtlpHttp
+
+NUM_REQUESTS = 8
+
+
+def test_the_stages_of_other_processes_are_in_the_requests_trace(
+    client: httpx.Client, spans: OtlpHttp
+) -> None:
+    def send(index: int) -> httpx.Response:
+        body = picture(("red", "green", "blue")[index % 3])
+        return client.post("/v1/classify", content=body, headers={"x-request-id": f"t{index}"})
+
+    spans.spans.clear()
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = list(pool.map(send, range(NUM_REQUESTS)))
+    identities = {answer.headers["x-trace-id"] for answer in answers}
+    assert len(identities) == NUM_REQUESTS
+    spans.wait_for(lambda found: num_whole(found, MEMBERS) == NUM_REQUESTS)
+    traces = by_trace(spans.spans)
+    assert set(traces) == identities, [
+        [(s.name, s.parent_id, s.attributes) for s in trace]
+        for key, trace in traces.items()
+        if key not in identities
+    ]
+    for trace in traces.values():
+        root = check_whole(trace)
+        assert root.parent_id is None
+        places = {
+            name: one(trace, f"infer {name}").resource["service.instance.id"] for name in MEMBERS
+        }
+        assert {name: place.split("#")[0] for name, place in places.items()} == {
+            name: name for name in MEMBERS
+        }
+        assert root.resource["service.instance.id"].startswith("Gateway#")
+        assert one(trace, "decode").resource["service.instance.id"].startswith("Decoder#")
+    for member in MEMBERS:
+        check_batches(spans.spans, member, NUM_REQUESTS)
+    assert batches(spans.spans)

@@ -1,0 +1,61 @@
+"""A member's batches, its queue, its golden check."""
+
+import pytest
+from instruments import Instruments
+
+from app.batching import QueueReport, Ran
+from app.metrics.member import MemberMetrics, golden_recorded
+from app.metrics.table import (
+    BATCHES,
+    FAILED_BATCHES,
+    GOLDEN_MS,
+    GOLDEN_PASSED,
+    MEMBER_IMAGES,
+    QUEUE_AGE_MS,
+    QUEUE_LENGTH,
+)
+
+
+def report() -> QueueReport:
+    return QueueReport(3, 0.25, 1, 1, 1.0)
+
+
+def ran(size: int, error: Exception | None = None) -> Ran:
+    return Ran(0.0, 1.0, (None,) * size, error)
+
+
+async def test_batches_by_size(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    for size in (1, 4, 4):
+        metrics.ran(ran(size))
+    assert told.of(BATCHES) == {("a", "1"): 1, ("a", "4"): 2}
+    assert told.of(MEMBER_IMAGES) == {("a",): 9}
+
+
+async def test_a_failed_batch_is_no_work_done(told: Instruments) -> None:
+    MemberMetrics("a", report).ran(ran(4, RuntimeError()))
+    assert told.of(FAILED_BATCHES) == {("a",): 1}
+    assert told.of(MEMBER_IMAGES) == {}
+
+
+async def test_the_queue_is_looked_at_from_the_first_batch_on(told: Instruments) -> None:
+    MemberMetrics("a", report).ran(ran(1))
+    assert told.of(QUEUE_LENGTH) == {("a",): 3}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 250}
+
+
+def test_without_metrics_no_loop_is_needed() -> None:
+    MemberMetrics("a", report).ran(ran(1))
+
+
+def test_a_golden_check_that_passes(told: Instruments) -> None:
+    with golden_recorded("a"):
+        pass
+    assert told.of(GOLDEN_PASSED) == {("a",): 1}
+    assert told.of(GOLDEN_MS)["a",] >= 0
+
+
+def test_a_golden_check_that_fails(told: Instruments) -> None:
+    with pytest.raises(ValueError, match="another answer"), golden_recorded("a"):
+        raise ValueError("another answer")
+    assert told.of(GOLDEN_PASSED) == {("a",): 0}

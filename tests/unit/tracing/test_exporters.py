@@ -1,0 +1,105 @@
+"""The exporter of the settings, against real receivers."""
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
+from trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
+
+from app.errors import ConfigError
+from app.settings import Settings
+from app.tracing.exporters import exporter_of
+
+
+def settings(**changes: object) -> Settings:
+    return Settings.model_validate(changes)
+
+
+def check(received, spans) -> None:
+    """Compare what arrived with what was sent."""
+    assert [r.name for r in received] == [s.name for s in spans]
+    decode, infer, request = received
+    assert {r.trace_id for r in received} == {f"{spans[0].context.trace_id:032x}"}
+    assert decode.parent_id == infer.parent_id == request.span_id
+    assert request.parent_id is None
+    assert infer.attributes["tandem.member"] == "a"
+    assert infer.attributes["tandem.batch_size"] == 4
+    assert infer.end_us - infer.start_us == pytest.approx(17_000, abs=2)
+    assert request.service == "tandem"
+
+
+def test_otlp_by_grpc(spans):
+    with OtlpGrpc() as receiver:
+        exporter = exporter_of(settings(trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        exporter.shutdown()
+    check(receiver.spans, spans)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_otlp_by_http(spans, monkeypatch, path):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with OtlpHttp() as receiver:
+        exporter = exporter_of(settings(trace_endpoint=receiver.url + path))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        exporter.shutdown()
+    assert receiver.paths == ["/v1/traces"]
+    check(receiver.spans, spans)
+
+
+def test_the_port_4318_means_http(spans):
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    exporter = exporter_of(settings(trace_endpoint="http://127.0.0.1:4318"))
+    assert isinstance(exporter, OTLPSpanExporter)
+
+
+def test_the_standard_variables_count(spans, monkeypatch):
+    with OtlpHttp() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = exporter_of(settings())
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+    check(receiver.spans, spans)
+
+
+def test_jaegers_agent(spans):
+    with JaegerAgent() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        receiver.wait_for(lambda found: len(found) == len(spans))
+    check(receiver.spans, spans)
+
+
+def test_a_packet_has_a_limit_and_many_spans_take_many(spans):
+    with JaegerAgent() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        exporter.export(spans * 150)
+        receiver.wait_for(lambda found: len(found) == 450)
+    assert len(receiver.packets) > 1
+
+
+def test_jaegers_collector(spans):
+    with JaegerCollector() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        receiver.status = 503
+        assert exporter.export(spans) is SpanExportResult.FAILURE
+    assert receiver.paths[0] == "/api/traces?format=jaeger.thrift"
+    check(receiver.spans, spans)
+
+
+@pytest.mark.parametrize("name", ["file", "none"])
+def test_nothing_leaves_the_machine(name):
+    assert exporter_of(settings(trace_exporter=name)) is None
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:6831", "ftp://host:1", "udp://"])
+def test_an_endpoint_that_jaeger_has_not(endpoint):
+    with pytest.raises(ConfigError, match=r"udp://HOST:6831 or http://HOST:14268"):
+        exporter_of(settings(trace_exporter="jaeger", trace_endpoint=endpoint))
+
+
+def test_a_protocol_that_is_none(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with pytest.raises(ConfigError, match=r"'http/json': grpc or http/protobuf"):
+        exporter_of(settings())

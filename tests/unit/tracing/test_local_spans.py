@@ -1,0 +1,61 @@
+"""Files of spans: what is written is read back, within a bound, on a full disk too."""
+
+import json
+
+import pytest
+from full_disk import full_disk
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from app.tracing import local_spans
+from app.tracing.local_spans import LocalSpans, line_of, read_spans
+
+
+def test_what_is_written_is_read_back(tmp_path, spans):
+    assert LocalSpans(tmp_path / "new", 1).export(spans) is SpanExportResult.SUCCESS
+    decode, infer, request = list(read_spans(tmp_path / "new"))
+    assert (decode["name"], infer["name"], request["name"]) == ("decode", "infer", "request")
+    assert decode["parent_id"] == infer["parent_id"] == request["span_id"]
+    assert {s["trace_id"] for s in (decode, infer)} == {request["trace_id"]}
+    assert request["parent_id"] is None
+    assert request["attributes"] == {"request_id": "mine"}
+    assert infer["end_ns"] - infer["start_ns"] == pytest.approx(17e6, abs=1000)
+    assert infer["error"] is None
+    assert infer["resource"]["host.name"] == "here"
+
+
+def test_the_folder_stays_within_its_bound_and_keeps_the_newest(tmp_path, spans, monkeypatch):
+    monkeypatch.setattr(local_spans, "MIB", 10_000)
+    numbers = iter(range(10**6))
+    monkeypatch.setattr(local_spans.time, "time_ns", lambda: next(numbers) * 10**6)
+    one, two = LocalSpans(tmp_path, 1), LocalSpans(tmp_path, 1)
+    (tmp_path / "yours.txt").write_text("x" * 20_000)
+    for _ in range(60):
+        one.export(spans)
+        two.export(spans[:1])
+        sizes = [path.stat().st_size for path in tmp_path.glob("*.jsonl")]
+        assert sum(sizes) < 10_000 * 1.4  # two writers' open files may overlap the bound
+    assert len(sizes) > 3
+    assert (tmp_path / "yours.txt").exists()
+    assert line_of(spans[-1]) in "".join(p.read_text() for p in tmp_path.glob("*.jsonl"))
+
+
+def test_garbage_and_half_a_line_are_left_out(tmp_path, spans):
+    LocalSpans(tmp_path, 1).export(spans)
+    (file,) = tmp_path.glob("*.jsonl")
+    whole = file.read_bytes()
+    file.write_bytes(b'\xff\xfe\n[1]\n{"a": 1}\n' + whole + whole[:40])
+    assert len(list(read_spans(tmp_path))) == len(spans)
+
+
+def test_a_full_disk_raises_which_the_sink_counts(tmp_path, spans):
+    with full_disk(100), pytest.raises(OSError, match="large"):
+        LocalSpans(tmp_path, 1).export(spans)
+
+
+def test_a_folder_that_is_none_has_no_spans(tmp_path):
+    assert list(read_spans(tmp_path / "missing")) == []
+
+
+def test_a_line_is_one_line(spans):
+    assert "\n" not in line_of(spans[0])
+    assert json.loads(line_of(spans[0]))["kind"] == "INTERNAL"

@@ -1,0 +1,103 @@
+"""The pipeline: sinks by the settings, once in a process, and no traces of health checks."""
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from app.settings import Settings
+from app.tracing import pipeline as pipeline_module
+from app.tracing.local_spans import read_spans
+from app.tracing.pipeline import Pipeline
+from app.tracing.spans import current_parent, orphans
+
+
+class Kept(SpanExporter):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def export(self, spans):
+        self.names += [span.name for span in spans]
+        return SpanExportResult.SUCCESS
+
+
+@pytest.fixture
+def exporter(monkeypatch) -> Kept:
+    kept = Kept()
+    monkeypatch.setattr(pipeline_module, "exporter_of", lambda settings: kept)
+    return kept
+
+
+@pytest.fixture
+def asked() -> Pipeline:
+    pipeline = Pipeline()
+    pipeline.is_asked_for = True
+    return pipeline
+
+
+def test_spans_go_to_the_exporter_and_to_disk(asked, exporter, spans, tmp_path):
+    settings = Settings(trace_dir=tmp_path)
+    asked.start(settings)
+    asked.start(settings)  # a second stage in the process
+    assert [sink.name for sink in asked.sinks] == ["file", "otlp"]
+    for span in spans:
+        asked.on_end(span)
+    asked.shutdown()
+    names = [span.name for span in spans]
+    assert exporter.names == names
+    assert [span["name"] for span in read_spans(tmp_path)] == names
+    assert asked.dropped == {"file": 0, "otlp": 0}
+
+
+def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, asked, tmp_path):
+    """Serve tells a replica that a request is sampled, never that it is not."""
+    asked.start(Settings(trace_dir=None))
+    provider = TracerProvider()
+    provider.add_span_processor(asked)
+    tracer = provider.get_tracer("serve")
+    with tracer.start_as_current_span("replica_handle_request resnet50 classify"):
+        assert current_parent() is None
+        tracer.start_span("below").end()
+    assert not orphans
+    asked.is_ingress = True
+    with tracer.start_as_current_span("replica_handle_request Gateway __call__"):
+        assert current_parent() is not None
+    asked.shutdown()
+    assert exporter.names == ["replica_handle_request Gateway __call__"]
+
+
+@pytest.mark.parametrize("path", ["GET /healthz", "GET /readyz"])
+def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
+    request_span.update_name(path)
+    request_span.end()
+    asked.start(Settings(trace_dir=None))
+    asked.on_end(exported.get_finished_spans()[0])
+    asked.shutdown()
+    assert exporter.names == []
+
+
+def test_none_is_nothing_at_all(asked, exporter, spans, tmp_path):
+    asked.start(Settings(trace_dir=tmp_path, trace_exporter="none"))
+    asked.on_end(spans[0])
+    assert asked.force_flush()
+    asked.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_serves_tracing_nothing_starts(exporter, tmp_path):
+    pipeline = Pipeline()
+    pipeline.start(Settings(trace_dir=tmp_path))
+    assert pipeline.sinks == []
+
+
+def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
+    fresh = Pipeline()
+    monkeypatch.setattr(pipeline_module, "pipeline", fresh)
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    assert pipeline_module.span_processors() == [fresh]
+    assert fresh.is_asked_for
+    import os
+
+    assert os.environ["OTEL_SERVICE_NAME"] == "tandem"
+    assert "deployment.environment=test" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]
+    assert "host.name=" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]

@@ -1,0 +1,110 @@
+"""Stages recorded after the fact: times, parents, links, and clocks that are set."""
+
+import logging
+import time
+
+import pytest
+from opentelemetry import trace
+
+from app.batching import BatchResult, Ran
+from app.tracing import batches, spans
+from app.tracing.spans import Clock, current_parent, record
+
+
+def test_without_a_sampled_request_there_is_no_parent(exported):
+    assert current_parent() is None
+    unsampled = trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)
+    with trace.use_span(unsampled):
+        assert current_parent() is None
+
+
+def test_what_is_to_leave_no_trace_begins_none_either(exported, request_span):
+    def call() -> None:
+        assert current_parent() is None
+        with trace.get_tracer("serve").start_as_current_span("route_to_replica") as span:
+            assert not span.is_recording()
+            assert not span.get_span_context().trace_flags.sampled
+
+    spans.untraced().run(call)
+    assert not exported.get_finished_spans()
+
+
+def test_a_stage_has_its_own_times_and_the_request_above_it(exported, request_span):
+    before_ns, began = time.time_ns(), time.monotonic()
+    record("decode", current_parent(), began, began + 0.25, {"tandem.bytes": 7})
+    (span,) = exported.get_finished_spans()
+    assert span.parent.span_id == request_span.context.span_id
+    assert span.context.trace_id == request_span.context.trace_id
+    assert span.end_time - span.start_time == pytest.approx(0.25e9, abs=1000)
+    assert span.start_time == pytest.approx(before_ns, abs=5e6)
+    assert dict(span.attributes) == {"tandem.bytes": 7}
+    assert not span.status.description
+
+
+def test_a_failed_stage_says_why(exported, request_span):
+    record("decode", current_parent(), 1.0, 2.0, error="not an image")
+    (span,) = exported.get_finished_spans()
+    assert (span.status.is_ok, span.status.description) == (False, "not an image")
+
+
+def test_a_batch_links_to_every_request_in_it_once(exported):
+    parents = []
+    for _ in range(2):
+        with trace.get_tracer("serve").start_as_current_span("request"):
+            parents.append(current_parent())
+    first, second = parents
+    exported.clear()
+    noted = batches.record_run("resnet50", Ran(5.0, 5.5, (first, first, None, second), None))
+    (span,) = exported.get_finished_spans()
+    assert [link.context for link in span.links] == [first.span, second.span]
+    assert span.parent is None
+    assert span.context.trace_id not in {p.span.trace_id for p in parents}
+    assert noted == span.get_span_context()
+    assert dict(span.attributes) == {"tandem.member": "resnet50", "tandem.batch_size": 4}
+    assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
+
+
+def test_a_batch_without_traced_requests_is_not_recorded(exported):
+    assert batches.record_run("resnet50", Ran(5.0, 5.5, (None, None), None)) is None
+    assert not exported.get_finished_spans()
+
+
+def test_a_failed_batch_says_why(exported, request_span):
+    batches.record_run("a", Ran(1.0, 2.0, (current_parent(),), ValueError("no")))
+    (span,) = exported.get_finished_spans()
+    assert span.status.description == "ValueError: no"
+
+
+def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
+    parent = current_parent()
+    batch = batches.record_run("a", Ran(3.0, 3.5, (parent,), None))
+    result = BatchResult(None, 0.25, 0.5, 4, 3.0, batch)
+    batches.record_results(parent, "a", [result])
+    _, queue, infer = exported.get_finished_spans()
+    assert (queue.name, infer.name) == ("queue", "infer")
+    assert queue.end_time == pytest.approx(infer.start_time, abs=1e5)
+    assert queue.end_time - queue.start_time == pytest.approx(0.25e9, abs=1000)
+    assert infer.end_time - infer.start_time == pytest.approx(0.5e9, abs=1000)
+    assert [link.context for link in infer.links] == [batch]
+    assert infer.attributes["tandem.batch_size"] == 4
+
+
+def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
+    batches.record_failure(current_parent(), "a", time.monotonic() - 1, TimeoutError("late"))
+    (span,) = exported.get_finished_spans()
+    assert span.name == "queue"
+    assert span.status.description == "TimeoutError: late"
+
+
+def test_a_clock_that_steps_back_is_told_once_and_counted(monkeypatch, caplog):
+    clock, real = Clock(), time.time_ns
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        clock.offset_ns()
+        assert clock.num_steps == 0
+        for back_s in (3600, 7200):
+            monkeypatch.setattr(spans.time, "time_ns", lambda s=back_s: real() - s * 10**9)
+            clock.offset_ns()
+            clock.offset_ns()
+    assert clock.num_steps == 2
+    assert len(caplog.records) == 1
+    assert "-3600.0 s" in caplog.text
