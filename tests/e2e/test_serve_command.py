@@ -1,5 +1,6 @@
 """``tandem serve``: what cannot work is refused before anything starts; nothing stays behind."""
 
+import re
 import shutil
 import signal
 import socket
@@ -63,9 +64,10 @@ def test_a_model_set_that_is_not_there(start_service: Start, temp: Path, name: s
 def edited_config(folder: Path, old: str, new: str) -> Path:
     """Return a copy of the project's serve_config.yaml with one thing changed."""
     text = (ROOT / "serve_config.yaml").read_text("utf-8")
-    assert old in text
+    whole = rf"(?<!\w){re.escape(old)}"  # no part of another key
+    assert re.search(whole, text)
     path = folder / "serve_config.yaml"
-    path.write_text(text.replace(old, new, 1), "utf-8")
+    path.write_text(re.sub(whole, new, text, count=1), "utf-8")
     return path
 
 
