@@ -65,7 +65,7 @@ class OtlpGrpc(Inbox, trace_service_pb2_grpc.TraceServiceServicer):
         self.num_calls += 1
         if self.refuses:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
-        self.spans += otlp_spans(request)
+        self.spans += list(otlp_spans(request))
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class OtlpHttp(Inbox, ThreadedServer):
                 body = self.rfile.read(int(self.headers["content-length"]))
                 inbox.paths.append(self.path)
                 request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-                inbox.spans += otlp_spans(request)
+                inbox.spans += list(otlp_spans(request))
                 self.send(200, b"", content_type="application/x-protobuf")
 
         ThreadedServer.__init__(self, Request)
@@ -111,7 +111,7 @@ class JaegerCollector(Inbox, ThreadedServer):
                 batch = ttypes.Batch()
                 batch.read(TBinaryProtocol.TBinaryProtocol(TTransport.TMemoryBuffer(body)))
                 if inbox.status < 300:
-                    inbox.spans += jaeger_spans(batch)
+                    inbox.spans += list(jaeger_spans(batch))
                 self.send(inbox.status, b"")
 
         ThreadedServer.__init__(self, Request)
@@ -142,7 +142,7 @@ class JaegerAgent(Inbox):
             assert name == "emitBatch"
             arguments = Agent.emitBatch_args()
             arguments.read(protocol)
-            self.spans += jaeger_spans(arguments.batch)
+            self.spans += list(jaeger_spans(arguments.batch))
 
     def __enter__(self) -> Self:
         self._thread.start()

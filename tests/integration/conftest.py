@@ -27,8 +27,9 @@ NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhil
 @pytest.fixture(scope="session")
 def cluster(spans: OtlpHttp) -> Iterator[None]:
     """Start a Ray of our own: ``address="local"`` never joins one that is already there."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # for Ray's processes, and no later test's
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         ray.init(
             address="local",
             namespace="serve",
@@ -36,16 +37,15 @@ def cluster(spans: OtlpHttp) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
         )
-        yield
-        serve.shutdown()
-        ray.shutdown()
+    yield
+    serve.shutdown()
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")
 def spans() -> Iterator[OtlpHttp]:
     """Where the application's traces go."""
-    with pytest.MonkeyPatch.context() as patch, OtlpHttp() as receiver:
-        patch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with OtlpHttp() as receiver:
         yield receiver
 
 

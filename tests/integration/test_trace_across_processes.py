@@ -25,8 +25,6 @@ def test_the_stages_of_other_processes_are_in_the_requests_trace(
     assert len(identities) == NUM_REQUESTS
     # Those of an earlier test may still arrive.
     spans.wait_for(lambda found: num_whole(own(found, identities), MEMBERS) == NUM_REQUESTS)
-    for trace in by_trace(spans.spans).values():
-        assert any(span.name.startswith(("POST ", "GET ")) for span in trace), "nobody's trace"
     found = own(spans.spans, identities)
     traces = by_trace(found)
     assert set(traces) == identities
