@@ -33,15 +33,14 @@ class Pipeline(SpanProcessor):
     def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
         """Make the sinks; the stages of a process share them."""
         self.is_ingress |= is_ingress
-        if not self.is_asked_for or self.sinks:
-            return
-        if settings.trace_exporter == "none":
+        if not self.is_asked_for or self.sinks or settings.trace_exporter == "none":
             return
         if settings.trace_dir is not None:
             self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
             self.sinks.append(Sink(settings.trace_exporter, exporter))
-        outlets.append(self.on_end)
+        if self.sinks:
+            outlets.append(self.on_end)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -64,7 +63,7 @@ class Pipeline(SpanProcessor):
             sink.on_end(span)
 
     def shutdown(self) -> None:
-        """Send what is left, within a second or two."""
+        """Send what is left, unless nobody takes it."""
         for sink in self.sinks:
             sink.shutdown()
 

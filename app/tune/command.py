@@ -85,13 +85,18 @@ def tune(
     asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}
     facts = {"machine": machine, "model_set": job.settings.model_set, **asked}
     write_json(json_file, facts | as_json(points, chosen))
-    if chosen is None:
-        lowest = min(points, key=lambda p: p.p99_ms)
-        err.print(
-            f"[red]nothing keeps a p99 of {p99_ms:g} ms[/]: the lowest was {lowest.p99_ms:.1f} ms, "
-            f"{lowest.candidate}, {lowest.clients} clients; ask for more, or serve a smaller set"
-        )
-        raise typer.Exit(1)
+    if chosen is None and p99_ms is not None:
+        _refuse(points, p99_ms)
+
+
+def _refuse(points: "list[Point]", p99_ms: float) -> None:
+    """Say what came nearest and exit with 1."""
+    lowest = min(points, key=lambda p: p.p99_ms)
+    err.print(
+        f"[red]nothing keeps a p99 of {p99_ms:g} ms[/]: the lowest was {lowest.p99_ms:.1f} ms, "
+        f"{lowest.candidate}, {lowest.clients} clients; ask for more, or serve a smaller set"
+    )
+    raise typer.Exit(1)
 
 
 def _check_numbers(p99_ms: float | None, seconds: float) -> None:
