@@ -9,7 +9,7 @@ import pytest
 import app.classify_command
 import app.config_file  # noqa: F401  # the whole tree of errors must be there
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.http_api import ERRORS
+from app.http_errors import ERRORS
 from models.errors import NotAnImageError, TandemError
 
 

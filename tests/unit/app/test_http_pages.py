@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from app.answers import Classified, Results
-from app.http_api import ERRORS
+from app.http_errors import ERRORS
 
 
 async def test_the_page_and_its_protection(client):

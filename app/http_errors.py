@@ -1,0 +1,71 @@
+"""Errors on HTTP: statuses, the one JSON form, and when to come back."""
+
+import logging
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from app.answers import ErrorAnswer, error_answer
+from app.errors import BadParameterError
+from app.stages import Fault
+from models.errors import TandemError
+
+logger = logging.getLogger("ray.serve")
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
+    413: {"model": ErrorAnswer, "description": "too many bytes or files"},
+    415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},
+    422: {"model": ErrorAnswer, "description": "too many pixels, or a bad parameter"},
+    429: {"model": ErrorAnswer, "description": "full; see Retry-After"},
+    503: {"model": ErrorAnswer, "description": "not ready"},
+    504: {"model": ErrorAnswer, "description": "past its deadline"},
+}
+
+
+def add_error_handlers(api: FastAPI) -> None:
+    """Turn whatever a request raises into the one JSON form of errors."""
+
+    async def tandem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TandemError)
+        return error_response(request, Fault.of(error))
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = str(first["loc"][-1])
+        text = f"{where} is {str(first.get('input'))[:40]!r}: {first['msg']}; see /docs"
+        return error_response(request, Fault(422, BadParameterError.code, text))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
+        answer = error_response(request, Fault(error.status_code, "http", text))
+        answer.headers.update(error.headers or {})  # Allow, for a wrong method
+        return answer
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.exception("request %s failed", request_id_of(request), exc_info=error)
+        text = "an error inside the service; its log has the details under this request id"
+        return error_response(request, Fault(500, TandemError.code, text))
+
+    api.add_exception_handler(TandemError, tandem)
+    api.add_exception_handler(RequestValidationError, validation)
+    api.add_exception_handler(HTTPException, http)
+    api.add_exception_handler(Exception, unexpected)
+
+
+def error_response(request: Request, fault: Fault) -> Response:
+    """Return the answer for a request that failed as a whole."""
+    headers = {"retry-after": "1"} if fault.status in (429, 503) else None
+    answer = error_answer(fault, request_id_of(request))
+    return JSONResponse(answer.model_dump(), fault.status, headers)
+
+
+def request_id_of(request: Request) -> str:
+    """Return the X-Request-ID: the client's own, or the one that Serve made and sends back."""
+    return request.headers.get("x-request-id") or uuid.uuid4().hex
