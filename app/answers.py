@@ -1,6 +1,6 @@
 """The JSON of the HTTP interface, as pydantic models: what /docs shows and tests compare with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -59,6 +59,9 @@ class Classified(BaseModel):
     # Left out unless there are some.
     skipped_members: list[str] | SkipJsonSchema[None] = Field(
         None, description="not asked: by cascade_margin, the first member was sure enough alone"
+    )
+    missing_members: dict[str, str] | SkipJsonSchema[None] = Field(
+        None, description="did not answer, and why: late, not_asked (it failed lately), or a code"
     )
     request_id: str
     timings_ms: Timings
@@ -126,12 +129,15 @@ def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
 def classified(
     combined: Combined,
     model_set: str,
-    num_members: int,
     skipped: Sequence[str],
+    missing: Mapping[str, str],
     request_id: str,
     timings: Timings,
 ) -> Classified:
-    """Dress the Combiner's answer for the outside; ``skipped`` members were not asked."""
+    """Dress the Combiner's answer for the outside; ``skipped`` members were not asked.
+
+    ``missing`` ones should have answered; the value says why they did not (a code).
+    """
     members = {}
     for name, predictions in combined.members.items():
         rows = [Answered(**asdict(prediction)) for prediction in predictions]
@@ -144,8 +150,9 @@ def classified(
         predictions=[Answered(**asdict(prediction)) for prediction in combined.predictions],
         members=members,
         agreement=combined.agreement,
-        degraded=len(members) + len(skipped) < num_members,
+        degraded=bool(missing),
         skipped_members=list(skipped) or None,
+        missing_members=dict(missing) or None,
         request_id=request_id,
         timings_ms=timings,
     )

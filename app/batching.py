@@ -9,13 +9,14 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from app.batch_records import BatchResult, QueueReport, Ran, Waiting
 from app.errors import DeadlineError, OverloadedError
 from app.lanes import Lane, Lanes
+from app.pace import Pace
 from app.turns import Turns
 from models.ensemble import Probabilities
 from models.runtime import Pixels
@@ -23,57 +24,14 @@ from models.runtime import Pixels
 RunBatch = Callable[[Pixels], Awaitable[Probabilities]]
 
 
-class BatchResult(NamedTuple):
-    """One image's part of a batch."""
-
-    probabilities: Probabilities  # (C,)
-    queued_s: float  # from submission to the start of its batch
-    infer_s: float  # the batch's own run
-    batch_size: int
-    started: float  # of the batch's run, by the queue's clock
-    noted: Any  # what ``on_batch`` returned
-
-
-class Ran(NamedTuple):
-    """A batch that has been run, for who keeps a record of it."""
-
-    started: float  # by the queue's clock
-    ended: float
-    tags: tuple[Any, ...]  # of its images, as they were submitted
-    error: Exception | None
-
-
-class QueueReport(NamedTuple):
-    """How a queue fares; counts are since it was made."""
-
-    num_waiting: int
-    oldest_age_s: float  # of the image that waits longest
-    num_batches: int
-    num_images: int
-    mean_fill: float  # images over places of the largest batch; 0 before the first batch
-
-
-@dataclass(slots=True)
-class _Waiting:
-    image: Pixels  # (H, W, 3)
-    future: asyncio.Future[BatchResult]
-    arrived: float
-    expires: float
-    tag: Any
-
-    def is_gone(self) -> bool:
-        """Whether the caller went away, or was answered."""
-        return self.future.done()
-
-
 class BatchQueue:
     """A work-conserving queue in front of one network.
 
     ``run`` takes uint8 (N, H, W, 3), N up to the largest of ``batch_sizes``; gives float32 (N, C).
     A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
-    batch costs as much as a full one. Callers that went away or whose deadline passed are dropped
-    when a batch is formed; when a batch fails, its images are run one by one, so that only the one
-    at fault fails. Queues with the same ``turns`` share the cores.
+    batch costs as much as a full one. Callers that went away or that cannot be answered in time are
+    dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
+    the one at fault fails. Queues with the same ``turns`` share the cores.
     """
 
     def __init__(
@@ -90,8 +48,10 @@ class BatchQueue:
         self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
         self.max_queued = max_queued
         self._clock = clock
-        self._waiting: Lanes[_Waiting] = Lanes()
+        self._waiting: Lanes[Waiting] = Lanes()
         self._num_batches = self._num_images = self._num_places = 0
+        self._pace = Pace(clock)
+        self.fastest_s = 0.0  # of all runs: no batch takes less
         self._turns = turns or Turns()
         self._turns.join(self)
 
@@ -128,11 +88,12 @@ class BatchQueue:
 
         Raises:
             OverloadedError: the queue has no room for them.
-            DeadlineError: ``timeout_s`` is not a positive number.
+            DeadlineError: ``timeout_s`` is not a positive number, or what waits takes longer.
 
         """
         if not timeout_s > 0:  # NaN too
             raise DeadlineError(f"timeout of {timeout_s} s: no time is left for this image")
+        self._check_pace(timeout_s, lane)
         if len(images) > self.max_queued - len(self._waiting):
             self._waiting.forget_the_gone()
         if len(images) > self.max_queued - len(self._waiting):
@@ -141,10 +102,29 @@ class BatchQueue:
                 f"{self.max_queued}; try again in a second"
             )
         loop, now = asyncio.get_running_loop(), self._clock()
-        added = [_Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
+        added = [Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
         self._waiting.extend(added, lane)
+        self._pace.came(len(added))
+        for entry in added:
+            entry.future.add_done_callback(self._left)
         self._turns.call()
         return [entry.future for entry in added]
+
+    def _check_pace(self, timeout_s: float, lane: Lane) -> None:
+        """Refuse what would wait for longer than it has; a batch or two always may wait."""
+        ahead = self._waiting.num_ahead(lane)
+        wait_s = self._pace.wait_s(ahead)
+        if ahead > 2 * self.max_batch_size and wait_s > timeout_s:
+            raise DeadlineError(
+                f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left"
+            )
+
+    def _left(self, future: asyncio.Future[BatchResult]) -> None:
+        """Keep the pace; the image was answered, or its caller has no more use for an answer."""
+        if future.cancelled() or future.exception() is not None:
+            self._pace.gave_up()
+        else:
+            self._pace.done()
 
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
@@ -161,18 +141,17 @@ class BatchQueue:
     def _drop_the_late(self) -> None:
         now = self._clock()
         for entry in self._waiting:
-            if entry.expires <= now:
+            if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
-                _fail(
-                    entry, DeadlineError(f"the deadline passed after {waited:.3f} s in the queue")
-                )
+                told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
+                _fail(entry, DeadlineError(told))
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""
         most = min(num_waiting, self.max_batch_size)
         return max((size for size in self._sizes if size <= most), default=most)
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
+    async def _answer(self, batch: list[Waiting]) -> None:
         started = self._clock()
         try:
             rows = await self._run(np.stack([entry.image for entry in batch]))
@@ -188,6 +167,7 @@ class BatchQueue:
                     await self._answer([entry])
             return
         infer_s = self._clock() - started
+        self.fastest_s = min(self.fastest_s or infer_s, infer_s)
         noted = self._note(batch, started)
         for entry, row in zip(batch, rows, strict=True):
             if not entry.future.done():  # cancelled meanwhile; setting it would raise
@@ -196,11 +176,11 @@ class BatchQueue:
                     BatchResult(row, waited, infer_s, len(batch), started, noted)
                 )
 
-    def _note(self, batch: list[_Waiting], started: float, error: Exception | None = None) -> Any:
+    def _note(self, batch: list[Waiting], started: float, error: Exception | None = None) -> Any:
         tags = tuple(entry.tag for entry in batch)
         return self._on_batch(Ran(started, self._clock(), tags, error))
 
 
-def _fail(entry: _Waiting, error: Exception) -> None:
+def _fail(entry: Waiting, error: Exception) -> None:
     if not entry.future.done():
         entry.future.set_exception(error)

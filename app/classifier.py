@@ -9,8 +9,10 @@ import numpy as np
 from opentelemetry.trace import SpanContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.batching import BatchQueue, QueueReport, Ran
+from app.batch_records import QueueReport, Ran
+from app.batching import BatchQueue
 from app.errors import ConfigError
+from app.health import Health
 from app.lanes import Lane
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
@@ -58,6 +60,7 @@ class Classifier:
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
+        self._health = Health(member)
         self._metrics = MemberMetrics(member, self.report)
         self._queue = BatchQueue(
             self._infer,
@@ -100,6 +103,15 @@ class Classifier:
         """Return how the queue fares."""
         return self._queue.report()
 
+    async def check_health(self) -> None:
+        """Tell Serve whether this replica works; one that does not is replaced.
+
+        Raises:
+            UnhealthyError: its batches fail, or one does not end.
+
+        """
+        self._health.check()
+
     async def classify(
         self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
     ) -> MemberAnswer:
@@ -134,4 +146,5 @@ class Classifier:
         return record_run(self._name, ran)
 
     async def _infer(self, batch: Pixels) -> Probabilities:
-        return await self._workers.run(self._network.infer, batch)
+        with self._health.run():
+            return await self._workers.run(self._network.infer, batch)

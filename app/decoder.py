@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from app.errors import DeadlineError
 from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Decoded, Fault
@@ -38,10 +40,17 @@ class Decoder:
         self._max_pixels = settings.max_pixels
         self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
 
-    async def decode(self, files: list[bytes]) -> Decoded:
-        """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone."""
-        loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._threads, self._decode_one, data) for data in files]
+    async def decode(self, files: list[bytes], left_s: float = math.inf) -> Decoded:
+        """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone.
+
+        Raises:
+            DeadlineError: ``left_s`` passed before a file had its turn.
+
+        """
+        loop, expires = asyncio.get_running_loop(), time.monotonic() + left_s
+        jobs = [
+            loop.run_in_executor(self._threads, self._decode_one, data, expires) for data in files
+        ]
         done = await asyncio.gather(*jobs)
         parent = current_parent()
         pixels: list[Pixels] = []
@@ -59,8 +68,10 @@ class Decoder:
         images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
         return Decoded(images, faults, tuple(times_ms))
 
-    def _decode_one(self, data: bytes) -> _Done:
+    def _decode_one(self, data: bytes, expires: float) -> _Done:
         started = time.monotonic()
+        if started >= expires:
+            raise DeadlineError("the deadline passed before the image was decoded")
         image: Pixels | Fault
         try:
             image = read_image(data, self._rule, max_pixels=self._max_pixels)

@@ -44,10 +44,18 @@ class TooManyFilesError(TandemError):
 
 
 class OverloadedError(TandemError):
-    """Every queue place is taken: come back later (the answer carries Retry-After)."""
+    """Every queue place is taken: come back later (the answer carries Retry-After).
+
+    A second argument says after how many seconds; 1 without it.
+    """
 
     status = 429
     code = "overloaded"
+
+    @property
+    def retry_after_s(self) -> int:
+        """When it is worth while to come back."""
+        return int(self.args[1]) if len(self.args) > 1 else 1
 
 
 class NotReadyError(TandemError):
@@ -55,6 +63,13 @@ class NotReadyError(TandemError):
 
     status = 503
     code = "not_ready"
+
+
+class UnhealthyError(TandemError):
+    """A replica that no longer works; Serve hears of it and replaces the replica."""
+
+    status = 503
+    code = "unhealthy"
 
 
 class DeadlineError(TandemError):

@@ -6,23 +6,22 @@ HTTP itself is in :mod:`app.http_api`; no pixel is touched here.
 import asyncio
 import base64
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, RayServeException
 
+from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.cascade import cascade_of
-from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.errors import DeadlineError, NotReadyError
 from app.http_api import create_api
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
 from app.settings import Settings
+from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
 from app.timeline import Timeline
 from app.tracing.pipeline import pipeline
@@ -55,11 +54,12 @@ class Gateway:
         every = {name: made(member, workers) for name, member in members.items()}
         own = (name for name, member in members.items() if isinstance(member, InGateway))
         self._own_members = [every[name] for name in own]
-        self._num_members, self._members = len(every), Members(every)
-        self._cascade = cascade_of(every, settings.cascade_margin)
+        policy, patience_s = settings.answer_policy, settings.member_patience_s
+        self._members = Members(every, policy, patience_s)
+        self._cascade = cascade_of(every, settings)
+        self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
-        self._num_under_way = 0
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""
@@ -75,22 +75,15 @@ class Gateway:
         """How many classes an answer can have."""
         return self._model_set.manifest.num_classes
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request while it is under way, its body included.
+    async def check_health(self) -> None:
+        """Tell Serve whether this replica works; one that does not is replaced.
 
         Raises:
-            OverloadedError: as many as the limit are under way.
+            UnhealthyError: a member of this process fails or hangs.
 
         """
-        limit = self.settings.max_concurrent_requests
-        if self._num_under_way >= limit:
-            raise OverloadedError(f"{limit} requests are under way, the limit; try again in 1 s")
-        self._num_under_way += 1
-        try:
-            yield
-        finally:
-            self._num_under_way -= 1
+        for member in self._own_members:
+            await member.check_health()
 
     async def classify(self, request: ClassifyRequest) -> list[Classified | Fault]:
         """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
@@ -107,15 +100,13 @@ class Gateway:
                 f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
                 "try again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
             ) from error
-        except BackPressureError as error:
-            raise OverloadedError("every queue place is taken; try again in a second") from error
-        except (RayError, RayServeException) as error:
-            raise _as_tandem(error) from error
+        except OF_RAY as error:
+            raise as_tandem(error) from error
 
     async def _through_the_graph(self, request: ClassifyRequest) -> list[Classified | Fault]:
         timeline = request.timeline
         with timeline.measure() as decoding:
-            decoded: Decoded = await call(self._decoder, "decode", request.files)
+            decoded: Decoded = await call(self._decoder, "decode", request.files, request.left_s)
         groups: list[Group] = []
         if len(decoded.images):
             members = self._cascade if self._cascade and request.may_skip else self._members
@@ -131,8 +122,8 @@ class Gateway:
                 good[place] = classified(
                     one,
                     self._model_set.name,
-                    self._num_members,
                     group.skipped,
+                    group.missing,
                     request.request_id,
                     timings,
                 )
@@ -197,13 +188,3 @@ class Gateway:
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
             cascade_margin=self._cascade.margin if self._cascade else None,
         )
-
-
-def _as_tandem(error: Exception) -> TandemError:
-    """Unwrap the error of a stage; what is not ours means that the stage is not there."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, TandemError):
-        return cause
-    if isinstance(cause, TaskCancelledError):
-        return DeadlineError("the request was cancelled on its way through the graph")
-    return NotReadyError(f"a stage of the graph failed ({type(cause).__name__}); try again")

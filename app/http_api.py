@@ -77,7 +77,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         timeout_s = _timeout_s(request, settings.request_timeout_s)
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
-        with gateway.admit():
+        with gateway.admission.admit(timeout_s):
             with timeline.measure("read") as timeline.reading:
                 if is_form:
                     files = await read_files(request, settings.max_body_bytes, settings.max_files)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from app.answers import ErrorAnswer, error_answer
-from app.errors import BadParameterError
+from app.errors import BadParameterError, OverloadedError
 from app.stages import Fault
 from models.errors import TandemError
 
@@ -32,7 +32,8 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def tandem(request: Request, error: Exception) -> Response:
         assert isinstance(error, TandemError)
-        return error_response(request, Fault.of(error))
+        after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
+        return error_response(request, Fault.of(error), after_s)
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -59,9 +60,9 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, unexpected)
 
 
-def error_response(request: Request, fault: Fault) -> Response:
+def error_response(request: Request, fault: Fault, retry_after_s: int = 1) -> Response:
     """Return the answer for a request that failed as a whole."""
-    headers = {"retry-after": "1"} if fault.status in (429, 503) else None
+    headers = {"retry-after": str(retry_after_s)} if fault.status in (429, 503) else None
     answer = error_answer(fault, request_id_of(request))
     return JSONResponse(answer.model_dump(), fault.status, headers)
 

@@ -47,6 +47,10 @@ class Lanes(Generic[T]):
         """Return the first of each lane that has one: nobody has waited longer than they."""
         return (lane[0] for lane in self._of.values() if lane)
 
+    def num_ahead(self, lane: Lane) -> int:
+        """Return how many go before one that comes now; an interactive one passes the bulk."""
+        return len(self._of["interactive"]) if lane == "interactive" else len(self)
+
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
         """Let entries wait at the end of a lane."""
         self._of[lane].extend(entries)

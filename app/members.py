@@ -1,14 +1,23 @@
 """The members of the ensemble, asked at the same time."""
 
 import asyncio
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from app.errors import DeadlineError, OverloadedError
+from app.quorum import Trust, enough_of, has_succeeded, needed_of
 from app.request import ClassifyRequest
+from app.settings import AnswerPolicy
+from app.stage_errors import as_tandem
 from app.stages import MemberAnswer, call
 from app.timeline import Span
 from models.runtime import Pixels
+
+Asked = asyncio.Task[tuple[MemberAnswer, Span]]
+LATE = "late"
+NOT_ASKED = "not_asked"  # it failed lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,30 +28,97 @@ class Group:
     answers: dict[str, MemberAnswer]  # by member, a row per image of ``images``
     hops: dict[str, Span]
     skipped: tuple[str, ...] = ()  # members that were not asked, on purpose
+    missing: dict[str, str] = field(default_factory=dict)  # members that should have, and why not
 
 
 class Members:
-    """What the graph has of members: handles, or objects in this process, by name."""
+    """What the graph has of members: handles, or objects in this process, by name.
 
-    def __init__(self, members: Mapping[str, Any]) -> None:
+    ``policy`` says how many of them must answer, ``patience_s`` how long the others are waited for
+    once so many have.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Any],
+        policy: AnswerPolicy = "all",
+        patience_s: float = 1.0,
+        trust: Trust | None = None,
+    ) -> None:
         self._members = members
+        self.needed = needed_of(policy, len(members))
+        self._patience_s = patience_s
+        self._trust = trust or Trust()
 
-    async def ask(self, images: Pixels, request: ClassifyRequest) -> list[Group]:
-        """Send the one tensor to all at once; it was resolved before it is fanned out."""
-        left_s = request.left_s
+    async def ask(
+        self, images: Pixels, request: ClassifyRequest, needed: int | None = None
+    ) -> list[Group]:
+        """Send the one tensor to all at once; it was resolved before it is fanned out.
 
-        async def ask(member: Any) -> tuple[MemberAnswer, Span]:
-            with request.timeline.measure() as hop:
-                answer: MemberAnswer = await call(member, "classify", images, left_s, request.lane)
-            return answer, hop
-
-        tasks = {name: asyncio.create_task(ask(m)) for name, m in self._members.items()}
+        ``needed`` of them must answer, by default as many as the policy says.
+        """
+        if needed is None:
+            needed = self.needed
+        started, chosen = time.monotonic(), self._chosen(needed)
+        tasks = {
+            name: asyncio.create_task(_ask(self._members[name], images, request)) for name in chosen
+        }
         try:
-            await asyncio.gather(*tasks.values())
-        finally:  # when one member fails, the others' work is of no use
+            await enough_of(tasks, min(needed, len(tasks)), self._patience_s, request.left_s)
+        finally:  # what the others still do is of no use
             for task in tasks.values():
+                task.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
                 task.cancel()
-        done = {name: task.result() for name, task in tasks.items()}
+        missing = self._judge(tasks, time.monotonic() - started)
+        if len(tasks) - len(missing) < needed:
+            raise _first_error(tasks)
+        missing |= dict.fromkeys((name for name in self._members if name not in tasks), NOT_ASKED)
+        done = {name: task.result() for name, task in tasks.items() if name not in missing}
         answers = {name: answer for name, (answer, _) in done.items()}
         hops = {name: hop for name, (_, hop) in done.items()}
-        return [Group(tuple(range(len(images))), answers, hops)]
+        return [Group(tuple(range(len(images))), answers, hops, missing=missing)]
+
+    def _chosen(self, needed: int) -> list[str]:
+        """Return whom to ask: everybody, unless enough others are trusted."""
+        if needed == len(self._members):
+            return list(self._members)
+        chosen = [name for name in self._members if self._trust.is_asked(name)]
+        return chosen if len(chosen) >= needed else list(self._members)
+
+    def _judge(self, tasks: Mapping[str, Asked], waited_s: float) -> dict[str, str]:
+        """Return who did not answer, and why; they are trusted accordingly.
+
+        A full queue or a client's own short deadline says nothing against a member.
+        """
+        missing = {}
+        for name, task in tasks.items():
+            if has_succeeded(task):
+                self._trust.answered(name)
+                continue
+            error = _error_of(task)
+            missing[name] = LATE if error is None else as_tandem(error).code
+            is_its_fault = waited_s >= self._patience_s if error is None else _is_down(error)
+            if is_its_fault:
+                self._trust.failed(name)
+        return missing
+
+
+async def _ask(member: Any, images: Pixels, request: ClassifyRequest) -> tuple[MemberAnswer, Span]:
+    with request.timeline.measure() as hop:
+        answer: MemberAnswer = await call(member, "classify", images, request.left_s, request.lane)
+    return answer, hop
+
+
+def _error_of(task: Asked) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _is_down(error: BaseException) -> bool:
+    return not isinstance(as_tandem(error), (OverloadedError, DeadlineError))
+
+
+def _first_error(tasks: Mapping[str, Asked]) -> BaseException:
+    """Return why too few answered."""
+    errors = (error for task in tasks.values() if (error := _error_of(task)) is not None)
+    late = DeadlineError("too few members answered in time; try again, or allow more time")
+    return next(errors, late)

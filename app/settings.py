@@ -18,6 +18,7 @@ from models.record import Precision
 
 MIB = 2**20
 Place = Literal["gateway", "deployment"]
+AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 
@@ -39,6 +40,17 @@ class Settings(BaseModel):
         lt=1,
         description="skip the other members when the first one's best two probabilities differ by "
         "this or more; null: never",
+    )
+    answer_policy: AnswerPolicy = Field(
+        "all",
+        description="which members must answer: all, quorum (more than half) or any; what is "
+        "missing makes the answer degraded, and says so",
+    )
+    member_patience_s: float = Field(
+        1.0,
+        ge=0,
+        le=60,
+        description="how long the other members are waited for once enough have answered",
     )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.batching import QueueReport, Ran
+from app.batch_records import QueueReport, Ran
 from app.metrics.meter import meter
 from app.metrics.table import (
     BATCHES,

@@ -19,7 +19,7 @@ from machine import describe
 from ray import serve
 
 from app.answers import Answered, Classified, MemberOpinion, Stage, Timings
-from app.batching import QueueReport, Ran
+from app.batch_records import QueueReport, Ran
 from app.metrics.answers import record_answers
 from app.metrics.http import record_request, timed
 from app.metrics.member import MemberMetrics

@@ -53,10 +53,14 @@ class FakeGateway:
             timings_ms=Timings(total=1.0, stages=[]),
         )
 
+    @property
+    def admission(self) -> "FakeGateway":
+        return self
+
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self, timeout_s: float) -> Iterator[None]:
         if self.is_full:
-            raise OverloadedError("as many as the limit are under way")
+            raise OverloadedError("as many as the limit are under way", 7)
         yield
 
     async def check_ready(self) -> None:
@@ -83,7 +87,7 @@ class FakeDecoder:
     def __init__(self) -> None:
         self.raises: BaseException | None = None
 
-    async def decode(self, files: list[bytes]) -> Decoded:
+    async def decode(self, files: list[bytes], left_s: float) -> Decoded:
         if self.raises:
             raise self.raises
         good = [f for f in files if f.startswith((b"good", b"\x89PNG"))]

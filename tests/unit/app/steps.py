@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 from numpy.typing import NDArray
 
-from app.batching import BatchResult
+from app.batch_records import BatchResult
 
 
 def image(number: int) -> NDArray[np.uint8]:

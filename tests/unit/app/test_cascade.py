@@ -158,6 +158,7 @@ async def test_a_member_that_hangs_ends_with_the_deadline(graph, name):
     graph.members[name].gate = asyncio.Event()
     with pytest.raises(DeadlineError, match=r"no answer within 0\.02 s"):
         await graph.classify(HARD, timeout_s=0.02)
+    await asyncio.sleep(0)
     assert graph.members[name].was_cancelled
 
 
@@ -215,8 +216,8 @@ async def test_a_single_member_has_nobody_to_skip(tiny_set):
 
 def test_without_a_margin_there_is_no_cascade():
     members = {"first": FakeMember(), "second": FakeMember()}
-    assert cascade_of(members, None) is None
-    assert isinstance(cascade_of(members, 0.5), Cascade)
+    assert cascade_of(members, Settings()) is None
+    assert isinstance(cascade_of(members, Settings(cascade_margin=0.5)), Cascade)
 
 
 async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):

@@ -5,6 +5,7 @@ import pytest
 from tiny_networks import COLORS, SIZE, picture
 
 from app.decoder import Decoder
+from app.errors import DeadlineError
 from app.settings import Settings
 
 
@@ -29,6 +30,11 @@ async def test_the_limit_of_pixels_is_the_settings(decoder):
     decoded = await decoder.decode([picture("red", 101), picture("green", 100)])
     assert decoded.faults[0].code == "too_many_pixels"
     assert len(decoded.images) == 1
+
+
+async def test_what_is_too_late_is_not_decoded(decoder):
+    with pytest.raises(DeadlineError, match="before the image was decoded"):
+        await decoder.decode([picture("red")], 0.0)
 
 
 @pytest.mark.parametrize("files", [[], [b"a", b"b"]])

@@ -131,6 +131,7 @@ async def test_a_member_that_hangs_ends_with_the_deadline(graph):
     graph.members["sure"].gate = asyncio.Event()
     with pytest.raises(DeadlineError, match=r"no answer within 0\.01 s.*x-request-timeout-seconds"):
         await graph.classify(b"good", timeout_s=0.01)
+    await asyncio.sleep(0)
     assert graph.members["sure"].was_cancelled
 
 
@@ -139,19 +140,6 @@ async def test_the_time_of_reading_the_body_counts(graph):
     timeline._started -= 60  # the request arrived a minute ago
     with pytest.raises(DeadlineError):
         await graph.gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))
-
-
-async def test_requests_under_way_are_counted_and_limited(tiny_set):
-    settings = Settings(model_set=str(tiny_set), max_concurrent_requests=2)
-    gateway = Gateway(settings, FakeDecoder(), {"sure": FakeMember()}, FakeCombiner())
-    third = gateway.admit()
-    with gateway.admit():
-        with gateway.admit(), pytest.raises(OverloadedError, match="2 requests are under way"):
-            third.__enter__()
-        with pytest.raises(RuntimeError), gateway.admit():
-            raise RuntimeError("a request that fails gives its place back too")
-        with gateway.admit():
-            pass
 
 
 def remote(error: Exception) -> RayTaskError:

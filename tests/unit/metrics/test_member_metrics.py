@@ -3,7 +3,7 @@
 import pytest
 from instruments import Instruments
 
-from app.batching import QueueReport, Ran
+from app.batch_records import QueueReport, Ran
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.table import (
     BATCHES,

@@ -1,0 +1,21 @@
+"""What went wrong in a stage, whichever process it runs in, as an error of our tree."""
+
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from app.errors import DeadlineError, NotReadyError, OverloadedError
+from models.errors import TandemError
+
+OF_RAY = (RayError, RayServeException)  # what a call through a handle raises
+
+
+def as_tandem(error: BaseException) -> TandemError:
+    """Unwrap a stage's error; what is not ours means that the stage is not there."""
+    if isinstance(error, BackPressureError):
+        return OverloadedError("every queue place is taken; try again in a second")
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, TandemError):
+        return cause
+    if isinstance(cause, TaskCancelledError):
+        return DeadlineError("the request was cancelled on its way through the graph")
+    return NotReadyError(f"a stage of the graph failed ({type(cause).__name__}); try again")
