@@ -31,6 +31,7 @@ class SteppedNetwork:
 
     def __init__(self, bad: set[int] | None = None, max_running: int = 1) -> None:
         self.now = 0.0
+        self.longest_s = 0.0  # of all runs
         self.bad = bad or set()
         self.batches: list[list[int]] = []
         self._max_running = max_running
@@ -62,12 +63,14 @@ class SteppedNetwork:
         rows = batch[:, 0, 0].astype(np.float32)
         numbers = [(int(r[0]) << 16) + (int(r[1]) << 8) + int(r[2]) for r in rows]
         self.batches.append(numbers)
+        started = self.now
         gate = asyncio.get_running_loop().create_future()
         self._gates.append(gate)
         try:
             await gate
         finally:
             self._gates.remove(gate)
+            self.longest_s = max(self.longest_s, self.now - started)
         if self.bad.intersection(numbers):
             raise ValueError(f"cannot run {numbers}")
         return rows

@@ -41,14 +41,12 @@ class Script:
             self.network.run, range(1, max_batch_size + 1), max_queued, self.network.clock
         )
         self.submitted: list[Submitted] = []
-        self.longest_s = 0.0  # that the fastest run has ever been
 
     async def play(self, steps: list[tuple]) -> None:
         for name, *values in steps:
             getattr(self, name)(*values)
             if name != "submit":  # several submissions may come within one turn of the loop
                 await settle()
-                self.longest_s = max(self.longest_s, self.queue.fastest_s)
                 assert self.network.is_running or len(self.queue) == 0, "work waits, network idle"
         await self.network.finish_all()
 
@@ -116,7 +114,7 @@ def check_outcome(
     error = one.future.exception()
     if isinstance(error, DeadlineError):
         assert times_run == 0
-        assert one.expires - script.longest_s <= script.network.now
+        assert one.expires - script.network.longest_s <= script.network.now
     elif error is not None:
         assert is_bad
     else:
