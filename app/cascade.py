@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.errors import DeadlineError
+from app.errors import DeadlineError, OtherSetError
 from app.members import NOT_ASKED, Group, Members
 from app.quorum import Trust, needed_of
 from app.request import ClassifyRequest
@@ -30,12 +30,13 @@ class Cascade:
         margin: float,
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
+        served: str = "",
     ) -> None:
         self.margin = margin
         (self._name, first), *others = members.items()
         self._trust = Trust()
-        self._first = Members({self._name: first}, "all", patience_s, self._trust)
-        self._others = Members(dict(others), policy, patience_s, self._trust)
+        self._first = Members({self._name: first}, "all", patience_s, self._trust, served)
+        self._others = Members(dict(others), policy, patience_s, self._trust, served)
         self._needed = needed_of(policy, len(members))
         self._skipped = tuple(name for name, _ in others)
 
@@ -48,6 +49,8 @@ class Cascade:
             return await self._ask_the_others(images, request, NOT_ASKED)
         try:
             group = await self._ask_the_first(images, request)
+        except OtherSetError:
+            raise
         except (TandemError, *OF_RAY) as error:
             if not self._can_do_without:
                 raise
@@ -98,13 +101,14 @@ class Cascade:
             tuple(answer.queue_ms[i] for i in images),
             tuple(answer.infer_ms[i] for i in images),
             tuple(answer.batch_size[i] for i in images),
+            answer.served,
         )
         return Group(images, {self._name: part}, group.hops, skipped)
 
 
-def cascade_of(members: Mapping[str, Any], settings: Settings) -> Cascade | None:
+def cascade_of(members: Mapping[str, Any], settings: Settings, served: str = "") -> Cascade | None:
     """Return the cascade that the settings ask for; a single member has nobody to skip."""
     margin = settings.cascade_margin
     if margin is None or len(members) < 2:
         return None
-    return Cascade(members, margin, settings.answer_policy, settings.member_patience_s)
+    return Cascade(members, margin, settings.answer_policy, settings.member_patience_s, served)

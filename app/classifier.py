@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.batch_records import QueueReport, Ran
 from app.batching import BatchQueue
-from app.errors import ConfigError
+from app.errors import ConfigError, OtherSetError
 from app.health import Health
 from app.lanes import Lane
 from app.metrics.member import MemberMetrics, golden_recorded
@@ -57,6 +57,8 @@ class Classifier:
         )
         self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
+        self._served = model_set.fingerprint(settings.precision)
+        self._input_size = manifest.image.input_size
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
@@ -120,8 +122,11 @@ class Classifier:
         Raises:
             OverloadedError: the queue is full.
             DeadlineError: ``timeout_s`` passed before every image had its turn.
+            OtherSetError: the images are of another model set's size.
 
         """
+        if images.shape[1] != self._input_size:
+            raise OtherSetError(f"{self._name} is of another model set than the Gateway")
         parent, arrived = current_parent(), time.monotonic()
         futures = self._queue.submit(images, timeout_s, lane, parent)
         try:
@@ -139,6 +144,7 @@ class Classifier:
             tuple(result.queued_s * 1e3 for result in results),
             tuple(result.infer_s * 1e3 for result in results),
             tuple(result.batch_size for result in results),
+            self._served,
         )
 
     def _ran(self, ran: Ran) -> SpanContext | None:

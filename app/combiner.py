@@ -1,5 +1,6 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
+from app.errors import OtherSetError
 from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Combined
@@ -15,11 +16,19 @@ class Combiner:
         pipeline.start(settings)
         start_metrics()
         model_set = load_model_set(settings.model_set, settings.model_search)
+        self._served = model_set.fingerprint(settings.precision)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
 
     async def combine(self, members: dict[str, Probabilities], k: int) -> list[Combined]:
-        """Return one answer per image from float32 (K, C) of every member that answered."""
+        """Return one answer per image from float32 (K, C) of every member that answered.
+
+        Raises:
+            OtherSetError: the members are of another model set.
+
+        """
+        if not members.keys() <= self._weights.keys():
+            raise OtherSetError(f"no such members here: {', '.join(sorted(members))}")
         rows = average(members, self._weights)
         return [self._one(i, rows[i], members, k) for i in range(len(rows))]
 
@@ -28,4 +37,5 @@ class Combiner:
     ) -> Combined:
         own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
         firsts = {predictions[0].index for predictions in own.values()}
-        return Combined(top_k(row, self._labels, k), own, len(firsts) == 1, entropy(row))
+        best, agreement = top_k(row, self._labels, k), len(firsts) == 1
+        return Combined(best, own, agreement, entropy(row), self._served)

@@ -36,7 +36,9 @@ class Decoder:
         pipeline.start(settings)
         start_metrics()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
-        self._rule = load_model_set(settings.model_set, settings.model_search).manifest.image.rule
+        model_set = load_model_set(settings.model_set, settings.model_search)
+        self._rule = model_set.manifest.image.rule
+        self._served = model_set.fingerprint(settings.precision)
         self._max_pixels = settings.max_pixels
         self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
 
@@ -66,7 +68,7 @@ class Decoder:
                 times_ms.append((one.ended - one.started) * 1e3)
         size = self._rule.input_size
         images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
-        return Decoded(images, faults, tuple(times_ms))
+        return Decoded(images, faults, tuple(times_ms), self._served)
 
     def _decode_one(self, data: bytes, expires: float) -> _Done:
         started = time.monotonic()

@@ -65,6 +65,12 @@ class NotReadyError(TandemError):
     code = "not_ready"
 
 
+class OtherSetError(NotReadyError):
+    """A replica of another model set was met, in the middle of a rolling update."""
+
+    code = "other_set"
+
+
 class UnhealthyError(TandemError):
     """A replica that no longer works; Serve hears of it and replaces the replica."""
 

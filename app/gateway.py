@@ -5,6 +5,7 @@ HTTP itself is in :mod:`app.http_api`; no pixel is touched here.
 
 import asyncio
 import base64
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
+from app.rolling import Siblings, check_served, handed_over
 from app.settings import Settings
 from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
@@ -35,6 +37,7 @@ from models.model_set import load_model_set
 WARM_UP_IMAGE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 )
+START_POLL_S = 0.5
 READY_FOR_S = 5.0  # a member that answered is taken as ready this long before it is asked again
 
 
@@ -55,8 +58,11 @@ class Gateway:
         own = (name for name, member in members.items() if isinstance(member, InGateway))
         self._own_members = [every[name] for name in own]
         policy, patience_s = settings.answer_policy, settings.member_patience_s
-        self._members = Members(every, policy, patience_s)
-        self._cascade = cascade_of(every, settings)
+        self._served = self._model_set.fingerprint(settings.precision)
+        self._members = Members(every, policy, patience_s, served=self._served)
+        self._cascade = cascade_of(every, settings, self._served)
+        self._siblings = Siblings(self._through_the_graph)
+        self._has_started = len(self._own_members) == len(every)
         self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
@@ -78,10 +84,19 @@ class Gateway:
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; one that does not is replaced.
 
+        Serve asks before it sends the first request: that waits until the members answer, so that
+        in a rolling update no Gateway is there before its members are.
+
         Raises:
             UnhealthyError: a member of this process fails or hangs.
 
         """
+        while not self._has_started:
+            with contextlib.suppress(NotReadyError):
+                await self.check_ready()
+                self._has_started = True
+            if not self._has_started:
+                await asyncio.sleep(START_POLL_S)
         for member in self._own_members:
             await member.check_health()
 
@@ -94,7 +109,7 @@ class Gateway:
         """
         try:
             async with asyncio.timeout(request.left_s):
-                return await self._through_the_graph(request)
+                return await self._siblings.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
@@ -103,10 +118,20 @@ class Gateway:
         except OF_RAY as error:
             raise as_tandem(error) from error
 
+    async def take_over(self, *fields: Any) -> list[Classified | Fault]:
+        """Answer a request of another Gateway, whose members were replaced (:mod:`app.rolling`).
+
+        Raises:
+            OtherSetError: the members of this one's model set are not there either.
+
+        """
+        return await self._through_the_graph(handed_over(*fields))
+
     async def _through_the_graph(self, request: ClassifyRequest) -> list[Classified | Fault]:
         timeline = request.timeline
         with timeline.measure() as decoding:
             decoded: Decoded = await call(self._decoder, "decode", request.files, request.left_s)
+        check_served(decoded.served, self._served)
         groups: list[Group] = []
         if len(decoded.images):
             members = self._cascade if self._cascade and request.may_skip else self._members
@@ -135,6 +160,7 @@ class Gateway:
     async def _combine(self, group: Group, top_k: int) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in group.answers.items()}
         combined: list[Combined] = await call(self._combiner, "combine", rows, top_k)
+        check_served(combined[0].served, self._served)
         return combined
 
     async def check_ready(self) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import DeadlineError, OverloadedError
+from app.errors import DeadlineError, OtherSetError, OverloadedError
 from app.quorum import Trust, enough_of, has_succeeded, needed_of
 from app.request import ClassifyRequest
+from app.rolling import check_served
 from app.settings import AnswerPolicy
 from app.stage_errors import as_tandem
 from app.stages import MemberAnswer, call
@@ -35,7 +36,7 @@ class Members:
     """What the graph has of members: handles, or objects in this process, by name.
 
     ``policy`` says how many of them must answer, ``patience_s`` how long the others are waited for
-    once so many have.
+    once so many have. ``served`` is the model set that they must be of.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class Members:
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
         trust: Trust | None = None,
+        served: str = "",
     ) -> None:
-        self._members = members
+        self._members, self._served = members, served
         self.needed = needed_of(policy, len(members))
         self._patience_s = patience_s
         self._trust = trust or Trust()
@@ -60,9 +62,7 @@ class Members:
         if needed is None:
             needed = self.needed
         started, chosen = time.monotonic(), self._chosen(needed)
-        tasks = {
-            name: asyncio.create_task(_ask(self._members[name], images, request)) for name in chosen
-        }
+        tasks = {name: asyncio.create_task(self._ask(name, images, request)) for name in chosen}
         try:
             await enough_of(tasks, min(needed, len(tasks)), self._patience_s, request.left_s)
         finally:  # what the others still do is of no use
@@ -70,6 +70,7 @@ class Members:
                 task.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
                 task.cancel()
         missing = self._judge(tasks, time.monotonic() - started)
+        _check_one_set(tasks)
         if len(tasks) - len(missing) < needed:
             raise _first_error(tasks)
         missing |= dict.fromkeys((name for name in self._members if name not in tasks), NOT_ASKED)
@@ -77,6 +78,16 @@ class Members:
         answers = {name: answer for name, (answer, _) in done.items()}
         hops = {name: hop for name, (_, hop) in done.items()}
         return [Group(tuple(range(len(images))), answers, hops, missing=missing)]
+
+    async def _ask(
+        self, name: str, images: Pixels, request: ClassifyRequest
+    ) -> tuple[MemberAnswer, Span]:
+        with request.timeline.measure() as hop:
+            answer: MemberAnswer = await call(
+                self._members[name], "classify", images, request.left_s, request.lane
+            )
+        check_served(answer.served, self._served)
+        return answer, hop
 
     def _chosen(self, needed: int) -> list[str]:
         """Return whom to ask: everybody, unless enough others are trusted."""
@@ -103,18 +114,20 @@ class Members:
         return missing
 
 
-async def _ask(member: Any, images: Pixels, request: ClassifyRequest) -> tuple[MemberAnswer, Span]:
-    with request.timeline.measure() as hop:
-        answer: MemberAnswer = await call(member, "classify", images, request.left_s, request.lane)
-    return answer, hop
-
-
 def _error_of(task: Asked) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
+def _check_one_set(tasks: Mapping[str, Asked]) -> None:
+    """Raise :class:`OtherSetError` if a member had it: it is not missing, it is another one."""
+    for task in tasks.values():
+        error = _error_of(task)
+        if error is not None and isinstance(found := as_tandem(error), OtherSetError):
+            raise found
+
+
 def _is_down(error: BaseException) -> bool:
-    return not isinstance(as_tandem(error), (OverloadedError, DeadlineError))
+    return not isinstance(as_tandem(error), (OverloadedError, DeadlineError, OtherSetError))
 
 
 def _first_error(tasks: Mapping[str, Asked]) -> BaseException:

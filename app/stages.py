@@ -31,6 +31,7 @@ class Decoded:
     images: Pixels  # (K, H, W, 3) uint8 BGR
     faults: dict[int, Fault]  # by position in the request
     decode_ms: tuple[float, ...]  # per good image
+    served: str = ""  # the model set's fingerprint; of all stages alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class MemberAnswer:
     queue_ms: tuple[float, ...]  # per image
     infer_ms: tuple[float, ...]  # of the batch that the image was in
     batch_size: tuple[int, ...]
+    served: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Combined:
     members: dict[str, list[Prediction]]
     agreement: bool  # all members that answered have the same top-1
     entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
+    served: str = ""
 
 
 @dataclass(frozen=True)

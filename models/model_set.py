@@ -1,5 +1,6 @@
 """Finding, loading and verifying model sets on disk."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +68,18 @@ class ModelSet:
                 f"the manifest says num_classes: {self.manifest.num_classes}"
             )
         return names
+
+    def fingerprint(self, precision: Precision = "INT8") -> str:
+        """Return what tells this set from every other: twelve hexadecimal digits.
+
+        Of all that an answer depends on: the image rule, labels, networks and weights.
+        """
+        manifest = self.manifest
+        parts = [manifest.name, manifest.image.model_dump_json(), manifest.labels.sha256]
+        for member in manifest.members:
+            network = member.network(precision)
+            parts += [member.name, repr(member.weight), network.xml.sha256, network.bin.sha256]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
         """Return the verified IR (.xml; its .bin lies beside it) of one member."""

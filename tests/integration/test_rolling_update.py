@@ -1,0 +1,130 @@
+"""Another model set is deployed while requests come: none of them fails."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from deployed import Served, wait_until
+from ray import serve
+from tiny_networks import picture, write_tiny_set
+
+from app.config_file import for_members
+from app.service import deploy
+from models.manifest import read_manifest
+
+PREFIX = "/rolled"
+CLIENTS = 4
+
+
+class Load:
+    """Clients that send one photo after another; counts what they are answered."""
+
+    def __init__(self, url: str) -> None:
+        self.answers: Counter[str] = Counter()  # model sets, or errors
+        self._url, self._is_over = url, threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._send) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            for thread in threads:
+                thread.join()
+
+    def _send(self) -> None:
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            while not self._is_over.is_set():
+                try:
+                    answer = client.post(self._url, content=picture("red"))
+                except httpx.HTTPError as error:
+                    self.answers[repr(error)] += 1
+                    continue
+                if answer.status_code != 200:
+                    self.answers[answer.text] += 1
+                elif answer.json()["predictions"][0]["label"] != "mostly red":
+                    self.answers["wrong"] += 1
+                else:
+                    self.answers[answer.json()["model_set"]] += 1
+
+
+def application(folder: Path, place: str) -> dict[str, Any]:
+    """Return an application beside the session's own."""
+    num_cpus = {"Gateway": 0.1, "Decoder": 0.1, "sure": 0.1, "unsure": 0.1}
+    content = {
+        "applications": [
+            {
+                "name": "rolled",
+                "route_prefix": PREFIX,
+                "import_path": "app.main:build",
+                "args": {
+                    "model_set": str(folder),
+                    "members": place,
+                    "decoder": place,
+                    "batch_sizes": [1, 4],
+                    "streams": 1,
+                    "compile_cache": None,
+                    "trace_exporter": "none",
+                },
+                "deployments": [
+                    {
+                        "name": name,
+                        "max_surge_percent": 100,
+                        "max_ongoing_requests": 64,
+                        "graceful_shutdown_timeout_s": 5,
+                        "ray_actor_options": {"num_cpus": share},
+                    }
+                    for name, share in num_cpus.items()
+                ],
+            }
+        ]
+    }
+    (fitted,) = for_members(content, read_manifest(folder))["applications"]
+    return fitted
+
+
+@pytest.mark.parametrize("place", ["gateway", "deployment"])
+def test_no_request_fails_while_the_model_set_changes(
+    served: Served, tmp_path: Path, place: str
+) -> None:
+    sets = [
+        write_tiny_set(tmp_path / name, gains={"sure": 8.0, "unsure": 2.0}, size=size, name=name)
+        for name, size in (("before", 16), ("after", 24))
+    ]
+    first, second = (application(folder, place) for folder in sets)
+    roll_out(served, first)
+    url = f"{served.url}{PREFIX}/v1/classify"
+    wait_until(lambda: answered_by(url) == "before", 60, "the first set")
+    load = Load(url)
+    with load.running():
+        time.sleep(1)  # of load on the first set
+        roll_out(served, second)
+        wait_until(lambda: load.answers["after"] > 50 and answered_by(url) == "after", 60, "rolled")
+        wait_until(is_healthy, 60, "healthy")
+    serve.delete("rolled")
+    assert set(load.answers) == {"before", "after"}, load.answers
+
+
+def roll_out(served: Served, application: dict[str, Any]) -> None:
+    deploy({**served.config, "applications": [*served.config["applications"], application]})
+
+
+def answered_by(url: str) -> str | None:
+    try:
+        answer = httpx.post(url, content=picture("red"), trust_env=False)
+    except httpx.HTTPError:
+        return None
+    return answer.json()["model_set"] if answer.status_code == 200 else None
+
+
+def is_healthy() -> bool:
+    return serve.status().applications["rolled"].status == "RUNNING"
