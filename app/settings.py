@@ -7,10 +7,10 @@ module that touches the process environment.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from platformdirs import user_cache_path, user_state_path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.image import DEFAULT_MAX_PIXELS
 from models.model_set import search_path
@@ -76,6 +76,11 @@ class Settings(BaseModel):
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
     )
     max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
+    max_bytes_in_flight: int = Field(
+        256 * MIB,
+        ge=1,
+        description="of all bodies that a Gateway holds at a time; more are answered 429",
+    )
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
     max_files: int = Field(64, ge=1, description="files in one multipart request")
     max_concurrent_requests: int = Field(
@@ -102,6 +107,15 @@ class Settings(BaseModel):
         description="traces are kept here too, for tandem trace; null: not",
     )
     trace_mib: int = Field(64, ge=1, description="of traces in trace_dir; the oldest go")
+
+    @model_validator(mode="after")
+    def _a_body_has_room(self) -> Self:
+        if self.max_bytes_in_flight < self.max_body_bytes:
+            raise ValueError(
+                f"max_bytes_in_flight is {self.max_bytes_in_flight}, max_body_bytes "
+                f"{self.max_body_bytes}: one body must have room; raise the first"
+            )
+        return self
 
     @property
     def model_search(self) -> tuple[Path, ...]:
