@@ -22,6 +22,13 @@ class ClientGoneError(TandemError):
     code = "client_gone"
 
 
+class UnauthorizedError(TandemError):
+    """A service with keys was called without one of them."""
+
+    status = 401
+    code = "unauthorized"
+
+
 class SlowBodyError(TandemError):
     """The body did not arrive within the request's time; the connection is closed."""
 

@@ -1,7 +1,7 @@
 """Every setting of the application, in one place: the ``args:`` of serve_config.yaml.
 
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml. This is also the only
-module that touches the process environment.
+module of ``app`` that touches the process environment.
 """
 
 import os
@@ -20,6 +20,7 @@ MIB = 2**20
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
+KEYS_VARIABLE = "TANDEM_API_KEYS"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 
 
@@ -74,6 +75,11 @@ class Settings(BaseModel):
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="only callers with a key of this file (one a line), or of the variable "
+        "TANDEM_API_KEYS, are let in; null: no file",
     )
     max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
     max_bytes_in_flight: int = Field(
@@ -162,6 +168,11 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
 def environment_value(*names: str) -> str | None:
     """Return the first of these variables that is set and not empty."""
     return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def keys_of_environment() -> str | None:
+    """Return TANDEM_API_KEYS; set but empty is not the same as not set."""
+    return os.environ.get(KEYS_VARIABLE)
 
 
 def prepend_to_environment(name: str, value: str) -> None:
