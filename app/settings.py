@@ -175,6 +175,11 @@ def keys_of_environment() -> str | None:
     return os.environ.get(KEYS_VARIABLE)
 
 
+def has_haproxy() -> bool:
+    """Tell whether Serve puts HAProxy in front; its own proxy has other options."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
 def prepend_to_environment(name: str, value: str) -> None:
     """Put ``value`` in front of a comma-separated variable; of what is said twice the last wins."""
     os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
