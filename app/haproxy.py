@@ -8,7 +8,10 @@ from pathlib import Path
 from app.errors import ConfigError
 from app.tls import Tls
 
-TRACE_HEADERS = ("traceparent", "tracestate")
+# Serve decodes these as UTF-8 and answers 500 if they are not.
+TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
+# Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
+FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
 MARK = "# tandem"  # ends each line that is added: a second edit of the same file finds them again
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
@@ -62,10 +65,9 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
 
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
-    interfaces (the service's own follows http_options.host). Trace headers that are no text go:
-    Serve would answer 500, since it decodes them as UTF-8. Slow clients are cut (slow loris), and
-    what HAProxy answers itself has the service's form. ``certificate`` are the words after
-    ``bind ADDRESS ssl``.
+    interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
+    Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
+    ``certificate`` are the words after ``bind ADDRESS ssl``.
     """
     lines = [f"/{MARK}$/d", rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"]
     lines.append("/^ *errorfile 50[234] /d")
@@ -74,7 +76,7 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
         lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
     begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
-    lines.append(_append("frontend http_frontend", [*_text_only(), begin]))
+    lines.append(_append("frontend http_frontend", [*_removals(), begin]))
     return "\n".join(lines) + "\n"
 
 
@@ -83,12 +85,13 @@ def _append(section: str, added: list[str]) -> str:
     return "\\\n".join([f"/^{section}$/a", *rows])
 
 
-def _text_only() -> list[str]:
+def _removals() -> list[str]:
     # sed takes one of the backslashes, HAProxy reads the rest as a space.
-    return [
+    no_text = [
         rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
-        for name in TRACE_HEADERS
+        for name in TEXT_HEADERS
     ]
+    return [*no_text, f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
 
 
 def _answers() -> list[str]:

@@ -10,7 +10,13 @@ from ray.serve._private import constants, haproxy_templates
 
 from app.config_file import ConfigError
 from app.fast_serve import fast_serve
-from app.haproxy import ANSWERS, HaproxyCommand, max_connections
+from app.haproxy import (
+    ANSWERS,
+    FOREIGN_HEADERS,
+    TEXT_HEADERS,
+    HaproxyCommand,
+    max_connections,
+)
 
 PORTS = (9101, 8404)
 CONFIG = """\
@@ -63,9 +69,12 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     added = [line for line in after if line.endswith("# tandem")]
     first = after.index("frontend http_frontend") + 1
     no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
-    rules = [f"del-header {n} {no_text.format(n)}" for n in ("traceparent", "tracestate")]
+    rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
+    rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
     rules.append("wait-for-body time 10s if METH_POST")
-    assert after[first : first + 3] == [f"    http-request {rule} # tandem" for rule in rules]
+    assert after[first : first + len(rules)] == [
+        f"    http-request {rule} # tandem" for rule in rules
+    ]
     first = after.index("defaults") + 1
     assert after[first] == "    timeout http-request 10s # tandem"
     answers = after[first + 1 : first + 1 + len(ANSWERS)]
@@ -73,7 +82,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         f"http-error status {status} " in line
         for status, line in zip(ANSWERS, answers, strict=True)
     )
-    assert len(added) == 4 + len(ANSWERS)
+    assert len(added) == len(rules) + 1 + len(ANSWERS)
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}

@@ -191,8 +191,3 @@ def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -
     assert ready is None
     assert set(others) == {f"Bearer {'k' * 32}"}
     assert "kkkk" not in done.output
-
-    error = {"error": {"code": "unauthorized", "message": "this service wants a key"}}
-    server.get = (401, json.dumps(error).encode())
-    with pytest.raises(ConfigError):
-        raise bench("--url", server.url, "--images", photos, *load).exception
