@@ -1,21 +1,13 @@
 """Reading a request's body under its limits, before anything is allocated for it."""
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from app.byte_budget import Share
-from app.errors import (
-    BadParameterError,
-    BodyTooLargeError,
-    ClientGoneError,
-    SlowBodyError,
-    TooManyFilesError,
-)
+from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError, TooManyFilesError
 
 # A body over its limit is still read (and dropped) up to this many times the limit: a client that
 # is cut off while it sends sees a broken connection, not the 413 that says why.
@@ -27,24 +19,6 @@ def _too_large(announced: int, limit: int) -> BodyTooLargeError:
         f"the body has {announced} bytes or more, the limit is {limit}; "
         "send a smaller image (1,000 pixels a side are plenty) or fewer files per request"
     )
-
-
-@asynccontextmanager
-async def arriving(within_s: float) -> AsyncIterator[None]:
-    """Bound the time that a body takes to arrive, be it a byte a second.
-
-    Raises:
-        SlowBodyError: it is not there after ``within_s`` seconds.
-
-    """
-    try:
-        async with asyncio.timeout(within_s):
-            yield
-    except TimeoutError as error:
-        raise SlowBodyError(
-            f"the body was not there after {within_s:g} s, the request's time; send fewer bytes at "
-            "a time, or allow more time (request_timeout_s, x-request-timeout-seconds)"
-        ) from error
 
 
 async def limited_stream(

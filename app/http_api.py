@@ -7,7 +7,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 
 from app.answers import Classified, Ready, Results, ServedModels, error_answer
-from app.body import arriving, read_body, read_files
+from app.body import read_body, read_files
 from app.byte_budget import Share
 from app.errors import BadParameterError
 from app.http_errors import ERRORS, add_error_handlers, error_response, request_id_of
@@ -82,7 +82,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
         with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
-            async with arriving(timeout_s):
+            async with gateway.admission.readers.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
                     files = await _files_of(request, is_form, settings, share)
             lane = lane_of(request.headers.get("priority"), len(files))

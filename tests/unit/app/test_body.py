@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.requests import Request
 
-from app.body import DRAIN_FACTOR, arriving
+from app.body import DRAIN_FACTOR
 from app.body import read_body as read_one
 from app.body import read_files as read_form
 from app.byte_budget import ByteBudget
@@ -14,7 +14,6 @@ from app.errors import (
     BodyTooLargeError,
     ClientGoneError,
     OverloadedError,
-    SlowBodyError,
     TooManyFilesError,
 )
 
@@ -233,14 +232,3 @@ class Silent:
     async def receive(self) -> dict:
         self.asked.set()
         return await asyncio.Future()
-
-
-async def test_a_body_that_does_not_come_is_not_waited_for():
-    with pytest.raises(SlowBodyError, match=r"not there after 0 s.*x-request-timeout-seconds"):
-        async with arriving(0):
-            await read_body(request(Silent()), LIMIT)
-
-
-async def test_a_body_that_comes_in_time():
-    async with arriving(3600):
-        assert await read_body(request(Channel(b"ab", b"c")), LIMIT) == b"abc"
