@@ -41,9 +41,10 @@ class Readers:
         False if none has taken long: whoever holds 256 connections open with a few bytes would
         otherwise have every place.
         """
-        loop = asyncio.get_running_loop()
-        timer, started = next(iter(self._since.items()), (None, 0.0))
-        if timer is None or loop.time() - started < PATIENCE_S:
+        if not self._since:
+            return False
+        loop, (timer, started) = asyncio.get_running_loop(), next(iter(self._since.items()))
+        if loop.time() - started < PATIENCE_S:
             return False
         del self._since[timer]
         timer.reschedule(loop.time())
