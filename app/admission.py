@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from app.errors import OverloadedError
 from app.pace import Pace
+from app.readers import Readers
 
 # Fewer than this are let in whatever the pace: they fill a batch or two, and a pace that was
 # measured while something hung must not keep them out.
@@ -20,6 +21,7 @@ class Admission:
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_requests = max_requests
         self._pace = Pace(clock)
+        self.readers = Readers()
 
     @property
     def num_under_way(self) -> int:
@@ -31,8 +33,8 @@ class Admission:
         """Count a request while it is under way, its body included; ``timeout_s`` is its time.
 
         Raises:
-            OverloadedError: as many as the limit are under way, or those that are will take longer
-                than ``timeout_s``.
+            OverloadedError: as many as the limit are under way and none of them is a slow upload,
+                whose place could be taken, or those that are will take longer than ``timeout_s``.
 
         """
         self._check(timeout_s)
@@ -47,7 +49,7 @@ class Admission:
     def _check(self, timeout_s: float) -> None:
         num = self.num_under_way
         wait_s = self._pace.wait_s(num)
-        if num >= self._max_requests:
+        if num >= self._max_requests and not self.readers.cut_slowest():
             raise OverloadedError(*_refusal(f"{num} requests are under way, the limit", wait_s))
         if num >= ALWAYS and wait_s > timeout_s:
             told = f"{num} requests are under way and take {wait_s:.1f} s, more than the "

@@ -6,6 +6,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from app.byte_budget import Share
 from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError, TooManyFilesError
 
 # A body over its limit is still read (and dropped) up to this many times the limit: a client that
@@ -20,17 +21,28 @@ def _too_large(announced: int, limit: int) -> BodyTooLargeError:
     )
 
 
-async def limited_stream(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body's chunks; raise :class:`BodyTooLargeError` when ``max_bytes`` are passed."""
+async def limited_stream(
+    request: Request, max_bytes: int, share: Share
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body's chunks, which count in ``share``.
+
+    Raises:
+        BodyTooLargeError: ``max_bytes`` are passed.
+        OverloadedError: the bodies of all requests together hold too much.
+
+    """
     seen = 0
     length = request.headers.get("content-length", "")
     announced = int(length) if length.isdecimal() else 0  # isdigit would take "²" too
     is_over = announced > max_bytes
+    if not is_over:
+        share.expect(announced)
     try:
         async for chunk in request.stream():
             seen += len(chunk)
             is_over = is_over or seen > max_bytes
             if not is_over:
+                share.grow(len(chunk))
                 yield chunk
             elif seen > DRAIN_FACTOR * max_bytes:
                 break
@@ -40,9 +52,9 @@ async def limited_stream(request: Request, max_bytes: int) -> AsyncGenerator[byt
         raise _too_large(max(seen, announced), max_bytes)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, share: Share) -> bytes:
     """Return the whole body."""
-    return b"".join([chunk async for chunk in limited_stream(request, max_bytes)])
+    return b"".join([chunk async for chunk in limited_stream(request, max_bytes, share)])
 
 
 class WholeFormParser(MultiPartParser):
@@ -64,9 +76,9 @@ class WholeFormParser(MultiPartParser):
             raise MultiPartException("it breaks off before its closing boundary")
 
 
-async def read_files(request: Request, max_bytes: int, max_files: int) -> list[bytes]:
+async def read_files(request: Request, max_bytes: int, max_files: int, share: Share) -> list[bytes]:
     """Return the contents of a multipart form's files, in order; other fields are refused."""
-    stream = limited_stream(request, max_bytes)
+    stream = limited_stream(request, max_bytes, share)
     # One more than the limit is let in, so that "too many" can be told from a broken form.
     parser = WholeFormParser(request.headers, stream, max_files + 1)
     try:

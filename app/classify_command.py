@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from app.options import KeyFile
+from models.api_keys import key_headers
 from models.errors import TandemError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
@@ -36,10 +38,11 @@ def classify(
     url: Annotated[str, typer.Option(help="a running service")] = DEFAULT_URL,
     top_k: Annotated[int, typer.Option(min=1, help="classes per image")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    key_file: KeyFile = None,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
-    files = list(find_files(paths))
-    num_failed = asyncio.run(_run(files, url.rstrip("/"), top_k, as_json))
+    files, headers = list(find_files(paths)), key_headers(key_file)
+    num_failed = asyncio.run(_run(files, url.rstrip("/"), headers, top_k, as_json))
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
@@ -66,11 +69,13 @@ def find_files(paths: list[str]) -> Iterator[Path]:
         yield from (p for p in found if p not in seen and not seen.add(p))  # type: ignore[func-returns-value]
 
 
-async def _run(files: list[Path], url: str, top_k: int, as_json: bool) -> int:
+async def _run(
+    files: list[Path], url: str, headers: dict[str, str], top_k: int, as_json: bool
+) -> int:
     table = Table("file", "label", "probability", "members")
     num_failed = 0
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
         with progress if err.is_terminal else nullcontext():
             task = progress.add_task("classifying", total=len(files))
             async for row in _answers(client, files, url, top_k):

@@ -58,6 +58,9 @@ def serve(
         int | None,
         typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
     ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -67,7 +70,9 @@ def serve(
     from app.serve_command import ServeOptions, run_service
 
     run_service(
-        ServeOptions(model_set, config, host, port, address, allow_unverified, metrics_port)
+        ServeOptions(
+            model_set, config, host, port, address, allow_unverified, metrics_port, api_keys_file
+        )
     )
 
 

@@ -22,6 +22,20 @@ class ClientGoneError(TandemError):
     code = "client_gone"
 
 
+class UnauthorizedError(TandemError):
+    """A service with keys was called without one of them."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class SlowBodyError(TandemError):
+    """The body did not arrive within the request's time; the connection is closed."""
+
+    status = 408
+    code = "slow_body"
+
+
 class BadParameterError(TandemError):
     """A query parameter, header or form that does not make sense."""
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
+from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError
 from app.http_api import create_api
@@ -66,6 +67,7 @@ class Gateway:
         self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""

@@ -8,12 +8,15 @@ from fastapi.responses import Response
 
 from app.answers import Classified, Ready, Results, ServedModels, error_answer
 from app.body import read_body, read_files
+from app.byte_budget import Share
 from app.errors import BadParameterError
 from app.http_errors import ERRORS, add_error_handlers, error_response, request_id_of
 from app.http_pages import add_pages
+from app.keys import read_keys, require_keys
 from app.lanes import lane_of
 from app.metrics.http import MeasuredRequests, timed
 from app.request import ClassifyRequest
+from app.settings import Settings
 from app.stages import Fault
 from app.timeline import Timeline
 from app.tracing.http import TracedRequests
@@ -44,6 +47,7 @@ def create_api(gateway: "Gateway") -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},  # Serve has the request's
     )
     api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
+    require_keys(api, read_keys(gateway.settings))  # the innermost: a refusal is counted too
     api.add_middleware(TracedRequests)
     api.add_middleware(MeasuredRequests)
     add_error_handlers(api)
@@ -77,12 +81,10 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         timeout_s = _timeout_s(request, settings.request_timeout_s)
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
-        with gateway.admission.admit(timeout_s):
-            with timeline.measure("read") as timeline.reading:
-                if is_form:
-                    files = await read_files(request, settings.max_body_bytes, settings.max_files)
-                else:
-                    files = [await read_body(request, settings.max_body_bytes)]
+        with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
+            async with gateway.admission.readers.arriving(timeout_s):
+                with timeline.measure("read") as timeline.reading:
+                    files = await _files_of(request, is_form, settings, share)
             lane = lane_of(request.headers.get("priority"), len(files))
             results = await gateway.classify(
                 ClassifyRequest(files, top_k, timeout_s, request_id, timeline, lane)
@@ -94,6 +96,14 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
             if isinstance(results[0], Fault):
                 return error_response(request, results[0])
             return _json(results[0])
+
+
+async def _files_of(
+    request: Request, is_form: bool, settings: Settings, share: Share
+) -> list[bytes]:
+    if is_form:
+        return await read_files(request, settings.max_body_bytes, settings.max_files, share)
+    return [await read_body(request, settings.max_body_bytes, share)]
 
 
 def _add_state(api: FastAPI, gateway: "Gateway") -> None:

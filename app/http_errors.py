@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from app.answers import ErrorAnswer, error_answer
-from app.errors import BadParameterError, OverloadedError
+from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.stages import Fault
 from models.errors import TandemError
 
@@ -18,6 +18,7 @@ logger = logging.getLogger("ray.serve")
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
+    408: {"model": ErrorAnswer, "description": "the body came too slowly"},
     413: {"model": ErrorAnswer, "description": "too many bytes or files"},
     415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},
     422: {"model": ErrorAnswer, "description": "too many pixels, or a bad parameter"},
@@ -62,7 +63,11 @@ def add_error_handlers(api: FastAPI) -> None:
 
 def error_response(request: Request, fault: Fault, retry_after_s: int = 1) -> Response:
     """Return the answer for a request that failed as a whole."""
-    headers = {"retry-after": str(retry_after_s)} if fault.status in (429, 503) else None
+    headers = {}
+    if fault.status in (429, 503):
+        headers["retry-after"] = str(retry_after_s)
+    if fault.status == SlowBodyError.status:
+        headers["connection"] = "close"  # what is still to come is of no use to anybody
     answer = error_answer(fault, request_id_of(request))
     return JSONResponse(answer.model_dump(), fault.status, headers)
 

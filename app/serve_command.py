@@ -9,11 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.capacity import check_capacity, oversubscribed
+from app.errors import ConfigError
 from app.fast_serve import fast_serve
+from app.haproxy import HaproxyCommand
 from app.ports import check_port, metrics_port
 from app.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
-from app.service import deploy, wait_ready
+from app.service import deploy, wait_ready, wants_key
+from app.settings import has_haproxy
 from app.stop_request import StopRequest
+from app.tls import tls_of, without_tls
 from models.cpus import available_cpus
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -31,15 +35,16 @@ class ServeOptions:
     address: str | None = None  # of a running cluster; None starts a Ray of our own
     allow_unverified: bool = False
     metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
+    api_keys_file: Path | None = None
 
 
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
-    with StopRequest() as stop, fast_serve():
+    with StopRequest() as stop, fast_serve() as haproxy:
         content = _checked_config(options)
         http = content["http_options"]
         host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
-        url = f"http://{host}:{http['port']}"
+        url = f"{_scheme(content, options, haproxy)}://{host}:{http['port']}"
         with console.status("starting Ray") as status, _ray(options, content):
             deploy(content)
             if wait_ready(url, stop, lambda text: status.update(escape(text))):
@@ -49,6 +54,23 @@ def run_service(options: ServeOptions) -> None:
             status.stop()
             console.print("stopping")
     console.print("stopped; nothing of it is left running")
+
+
+def _scheme(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
+    """Return https if http_options ask for TLS, which HAProxy then does in Serve's place."""
+    tls = tls_of(content["http_options"])
+    if tls is None:
+        return "http"
+    if has_haproxy():
+        if options.address is not None:
+            raise ConfigError(
+                "http_options.ssl_... with --address: the HAProxy of a cluster's Serve does no "
+                "TLS; put something that does in front, or start the cluster and this command "
+                "with RAY_SERVE_ENABLE_HA_PROXY=0"
+            )
+        haproxy.write(tls)
+        content["http_options"] = without_tls(content["http_options"])
+    return "https"
 
 
 def _ray(options: ServeOptions, content: dict[str, Any]) -> AbstractContextManager[None]:
@@ -67,6 +89,7 @@ def default_config() -> Path:
 def _checked_config(options: ServeOptions) -> dict[str, Any]:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
     from app.config_file import for_members, read_config, with_overrides
+    from app.keys import read_keys
     from app.ledger import check_ledger
     from app.settings import Settings
     from models.model_set import load_model_set
@@ -78,7 +101,13 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     arguments = content["applications"][0].setdefault("args", {})
     if options.allow_unverified:
         arguments["allow_unverified"] = True
+    if options.api_keys_file is not None:
+        arguments["api_keys_file"] = str(options.api_keys_file)
     settings = Settings.model_validate(arguments)
+    if settings.api_keys_file is not None:
+        arguments["api_keys_file"] = str(settings.api_keys_file.absolute())
+    if options.address is None:  # on a cluster its nodes have the keys
+        read_keys(settings)
     model_set = load_model_set(settings.model_set, settings.model_search)
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
@@ -96,10 +125,19 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
 
 def _welcome(url: str, host: str) -> None:
     console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
-    console.print(f"  curl --data-binary @photo.jpg {url}/v1/classify")
+    has_keys = wants_key(url)
+    key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
+    console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
     console.print(f"metrics: {', '.join(metrics_urls())}")
     if host not in ("127.0.0.1", "::1", "localhost"):
-        console.print(
-            f"[yellow]listening on {host}: every machine that reaches this one may call[/]"
-        )
+        console.print(f"[yellow]{_exposure(host, has_keys, url)}[/]")
     console.print("Ctrl-C stops it.")
+
+
+def _exposure(host: str, has_keys: bool, url: str) -> str:
+    """Say who can call a service that does not listen on loopback, and what they can read."""
+    text = f"listening on {host}: every machine that reaches this one may call"
+    text += " with a key" if has_keys else "; --api-keys-file lets in only those with a key"
+    if not url.startswith("https:"):
+        text += "; what is sent can be read on the way (http_options.ssl_certfile encrypts it)"
+    return text

@@ -48,11 +48,23 @@ def wait_ready(url: str, stop: StopRequest, report: Report, timeout_s: float = 3
             return False
         report(_progress())
         with contextlib.suppress(httpx.HTTPError):
-            # trust_env: HTTP_PROXY is not for a service on this machine.
-            if httpx.get(f"{url}/readyz", timeout=10, trust_env=False).status_code == 200:
+            if _get(f"{url}/readyz").status_code == 200:
                 return True
         stop.wait(0.25)
     raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}; Ray's logs: /tmp/ray")
+
+
+def wants_key(url: str) -> bool:
+    """Ask the service whether it lets in callers without a key: it knows, its settings only say."""
+    with contextlib.suppress(httpx.HTTPError):
+        return _get(f"{url}/v1/models").status_code == 401
+    return False
+
+
+def _get(url: str) -> httpx.Response:
+    """Ask the service on this machine; nothing is sent that a wrong answerer could use."""
+    # trust_env: HTTP_PROXY is not for it. verify: its certificate has the name others know it by.
+    return httpx.get(url, timeout=10, trust_env=False, verify=False)
 
 
 def _progress() -> str:

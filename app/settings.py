@@ -1,16 +1,16 @@
 """Every setting of the application, in one place: the ``args:`` of serve_config.yaml.
 
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml. This is also the only
-module that touches the process environment.
+module of ``app`` that touches the process environment.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from platformdirs import user_cache_path, user_state_path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.image import DEFAULT_MAX_PIXELS
 from models.model_set import search_path
@@ -20,6 +20,7 @@ MIB = 2**20
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
+KEYS_VARIABLE = "TANDEM_API_KEYS"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 
 
@@ -75,7 +76,17 @@ class Settings(BaseModel):
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description="only callers with a key of this file (one a line), or of the variable "
+        "TANDEM_API_KEYS, are let in; null: no file",
+    )
     max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
+    max_bytes_in_flight: int = Field(
+        256 * MIB,
+        ge=1,
+        description="of all bodies that a Gateway holds at a time; more are answered 429",
+    )
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
     max_files: int = Field(64, ge=1, description="files in one multipart request")
     max_concurrent_requests: int = Field(
@@ -102,6 +113,15 @@ class Settings(BaseModel):
         description="traces are kept here too, for tandem trace; null: not",
     )
     trace_mib: int = Field(64, ge=1, description="of traces in trace_dir; the oldest go")
+
+    @model_validator(mode="after")
+    def _a_body_has_room(self) -> Self:
+        if self.max_bytes_in_flight < self.max_body_bytes:
+            raise ValueError(
+                f"max_bytes_in_flight is {self.max_bytes_in_flight}, max_body_bytes "
+                f"{self.max_body_bytes}: one body must have room; raise the first"
+            )
+        return self
 
     @property
     def model_search(self) -> tuple[Path, ...]:
@@ -148,6 +168,16 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
 def environment_value(*names: str) -> str | None:
     """Return the first of these variables that is set and not empty."""
     return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def keys_of_environment() -> str | None:
+    """Return TANDEM_API_KEYS; set but empty is not the same as not set."""
+    return os.environ.get(KEYS_VARIABLE)
+
+
+def has_haproxy() -> bool:
+    """Tell whether Serve puts HAProxy in front; its own proxy has other options."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
 def prepend_to_environment(name: str, value: str) -> None:

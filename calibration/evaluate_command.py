@@ -15,6 +15,10 @@ Url = Annotated[
     str | None,
     typer.Option(help="also through this running service; it must answer as in process"),
 ]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
+]
 FitWeights = Annotated[
     bool, typer.Option("--fit-weights", help="do fitted weights beat the plain average?")
 ]
@@ -40,6 +44,7 @@ def evaluate(
     json_file: JsonFile = None,
     html: Html = None,
     model_dir: ModelDirs = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Measure every member and the ensemble, float and INT8, on labelled images.
 
@@ -48,7 +53,15 @@ def evaluate(
     with needs_extra("calibrate", "evaluate"):
         from calibration.evaluate_run import EvaluateOptions, run_evaluation
     options = EvaluateOptions(
-        images, url, fit_weights, max_images, record, json_file, html, tuple(model_dir or ())
+        images,
+        url,
+        fit_weights,
+        max_images,
+        record,
+        json_file,
+        html,
+        tuple(model_dir or ()),
+        key_file,
     )
     if not run_evaluation(name, options):
         raise typer.Exit(1)

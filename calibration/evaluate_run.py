@@ -38,6 +38,7 @@ class EvaluateOptions:
     json_file: Path | None  # -: stdout
     html: Path | None
     model_dirs: tuple[Path, ...]
+    key_file: Path | None = None  # of the service
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
 
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
-    with _service(options.url, model_set) as service, _progress() as progress:
+    with _service(options, model_set) as service, _progress() as progress:
         precisions = (service.precision,) if service else _precisions(model_set)
         measured = evaluate(
             model_set,
@@ -126,8 +127,12 @@ def _progress() -> Progress:
     )
 
 
-def _service(url: str | None, model_set: ModelSet) -> AbstractContextManager[LiveService | None]:
-    return nullcontext() if url is None else LiveService(url, model_set)
+def _service(
+    options: EvaluateOptions, model_set: ModelSet
+) -> AbstractContextManager[LiveService | None]:
+    if options.url is None:
+        return nullcontext()
+    return LiveService(options.url, model_set, options.key_file)
 
 
 def _sampled(dataset: Dataset, max_images: int) -> Dataset:

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import httpx
 from calibration.dataset import LabelledImage
 from calibration.inference import Answered
 from models.accuracy import ENSEMBLE
+from models.api_keys import key_headers
 from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
 from models.model_set import ModelSet
@@ -44,10 +46,11 @@ class LiveResult:
 class LiveService:
     """A running Tandem; :meth:`observe` compares each batch with what it answers."""
 
-    def __init__(self, url: str, model_set: ModelSet) -> None:
+    def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         self._client = httpx.Client(
             base_url=url.rstrip("/"),
             timeout=60,
+            headers=key_headers(key_file),
             limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
         )
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
@@ -68,7 +71,10 @@ class LiveService:
         """Return the precision that is served; raise unless it is this set."""
         url = self.result.url
         try:
-            answer = self._client.get("/v1/models").raise_for_status().json()
+            models = self._client.get("/v1/models")
+            if models.status_code == 401:
+                raise ModelSetError(f"{url} wants a key, or another one; give --key-file")
+            answer = models.raise_for_status().json()
             served = {m["name"]: m["precision"] for m in answer["members"]}
             facts = (answer["model_set"], answer["labels"])
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:

@@ -32,6 +32,8 @@ def pytest_configure() -> None:
     os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
         prefix="tandem-tests-"
     )
+    for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS"):  # the user's own
+        os.environ.pop(name, None)
 
 
 def pytest_unconfigure() -> None:

@@ -55,15 +55,18 @@ class FakeServer(ThreadedServer):
         self.answer: Callable[[bytes], Answer] = lambda _: (200, json.dumps(classified()).encode())
         self.get: Answer = (200, b"{}")
         self.requests: list[tuple[str, bytes]] = []
+        self.keys: list[str | None] = []  # what each request had as Authorization
         fake = self
 
         class Request(QuietRequest):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                fake.keys.append(self.headers["authorization"])
                 fake.requests.append((self.path, body))
                 self.send(*fake.answer(body))
 
             def do_GET(self) -> None:
+                fake.keys.append(self.headers["authorization"])
                 fake.requests.append((self.path, b""))
                 self.send(*fake.get)
 

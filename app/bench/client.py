@@ -5,8 +5,8 @@ Everything is bounded: the number of requests under way, their time, and the run
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 import aiohttp
@@ -25,6 +25,7 @@ class Target:
     bodies: Sequence[bytes]
     timeout_s: float = 30.0
     files_per_request: int = 1  # more: a multipart form of so many photos
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
 
     def bodies_of(self, number: int) -> list[bytes]:
         """Return the photos of the ``number``-th request, in turn."""
@@ -43,6 +44,7 @@ def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=60),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+        headers=target.headers,
     )
 
 

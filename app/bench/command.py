@@ -6,8 +6,9 @@ import typer
 from rich.console import Console
 
 from app.errors import ConfigError
-from app.options import Images, JsonFile, Plot
+from app.options import Images, JsonFile, KeyFile, Plot
 from app.output import check_can_write, write_json
+from models.api_keys import key_headers
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -47,6 +48,7 @@ def bench(
     limit: Limit = False,
     model_set: LimitSet = "imagenette",
     precision: LimitPrecision = "INT8",
+    key_file: KeyFile = None,
 ) -> None:
     """Load a running service and tell throughput, latency, errors and CPU; or measure the bound.
 
@@ -69,7 +71,9 @@ def bench(
         clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
         rates = numbers(rate, "--rate") if rate else []
         loads = (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
-        target = Target(url.rstrip("/"), bodies, files_per_request=files)
+        target = Target(
+            url.rstrip("/"), bodies, files_per_request=files, headers=key_headers(key_file)
+        )
         options = Options(target, duration, warm_up, objective_ms, seed, plot)
         result = run_loads(loads, options, quiet=str(json_file) == "-")
     write_json(json_file, facts | result)

@@ -65,7 +65,7 @@ def run_loads(
 
     """
     target = options.target
-    model_set, service = _served(target.url), service_root(target.url)
+    model_set, service = _served(target), service_root(target.url)
     planned = [Load(target, options.duration_s, clients=int(n)) for n in loads[0]]
     planned += [Load(target, options.duration_s, rate=rate, seed=options.seed) for rate in loads[1]]
     summaries = []
@@ -97,12 +97,16 @@ def run_loads(
     }
 
 
-def _served(url: str) -> str:
+def _served(target: Target) -> str:
     """Return the served set's name; raise if nobody is there or it is not ready."""
+    url, headers = target.url, dict(target.headers)
     try:
         ready = httpx.get(f"{url}/readyz", timeout=10, trust_env=False)
         ready.raise_for_status()
-        name = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False).json()["model_set"]
+        models = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False, headers=headers)
+        if models.status_code == 401:
+            raise ConfigError(f"{url}: {models.json()['error']['message']}; give --key-file")
+        name = models.json()["model_set"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"no Tandem is ready at {url} ({type(error).__name__}: {error}); start one with "

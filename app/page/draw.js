@@ -44,7 +44,7 @@ export function phase(name, headline, verdict) {
   $("headline").textContent = headline;
   $("verdict").textContent = verdict;
   $("share").textContent = $("problem").textContent = "";
-  $("degraded").hidden = $("retry").hidden = true;
+  $("degraded").hidden = $("retry").hidden = $("key-form").hidden = true;
   $("bars").replaceChildren(...Array.from({ length: NUM_GHOSTS }, () => make("li", "ghost", make("span", "track"))));
   $("details").classList.toggle("stale", isPending);
   if (isPending) announce(`${headline} ${verdict}`);
@@ -55,6 +55,13 @@ export function failure(headline, message, mayRetry) {
   $("problem").textContent = message;
   $("retry").hidden = !mayRetry;
   $("details").hidden = true;
+}
+
+/** Asks for a key, which the service wants and did not get, or not the right one. */
+export function askForKey(message) {
+  failure("A key is needed", message, false);
+  $("key-form").hidden = false;
+  $("key").focus();
 }
 
 /**

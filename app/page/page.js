@@ -13,10 +13,11 @@ const PASSING = { 0: "No connection", 429: "Busy right now", 500: "Something bro
 const $ = draw.byId;
 
 /**
+ * The key is kept for this tab alone, and only until it is closed.
  * @typedef {{file: File, url: string, result?: object}} Item  a picture; its result is an answer or {error}
- * @type {{models: ?object, items: Item[], sending: AbortController}}
+ * @type {{models: ?object, items: Item[], sending: AbortController, key: string}}
  */
-const state = { models: null, items: [], sending: new AbortController() };
+const state = { models: null, items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
 
 /** An error of the service, or of the way to it (status 0). */
 class ServiceError extends Error {
@@ -28,7 +29,8 @@ class ServiceError extends Error {
 
 /** Fetches JSON; anything but a good answer becomes a ServiceError in the server's own words. */
 async function call(path, options = {}) {
-  const response = await fetch(path, options).catch(() => {
+  const headers = state.key ? { authorization: `Bearer ${state.key}` } : {};
+  const response = await fetch(path, { ...options, headers }).catch(() => {
     throw new ServiceError("The service cannot be reached. Is it still running?", 0);
   });
   const body = await response.json().catch(() => null);
@@ -67,6 +69,7 @@ async function loadModels() {
     draw.classes(state.models);
   } catch (error) {
     draw.noClasses(`Which classes are served could not be read. ${error.message}`);
+    if (error.status === 401) draw.askForKey(error.message);
   }
 }
 
@@ -91,7 +94,8 @@ async function classify(mayWait = true) {
 }
 
 function fail(error) {
-  draw.failure(PASSING[error.status] ?? "No answer for this", error.message, error.status in PASSING);
+  if (error.status === 401) draw.askForKey(error.message);
+  else draw.failure(PASSING[error.status] ?? "No answer for this", error.message, error.status in PASSING);
   $("batch").hidden = true;
 }
 
@@ -143,6 +147,22 @@ function listenToDrops() {
   });
 }
 
+/** Takes the key that was typed, and goes on with what wanted one. */
+async function useKey(event) {
+  event.preventDefault();
+  state.key = $("key").value;
+  sessionStorage.setItem("key", state.key);
+  $("key").value = "";
+  draw.phase(...IDLE);
+  if (state.items.length) await classify();
+  else await begin();
+}
+
+async function begin() {
+  await loadModels();
+  if (!state.items.length && $("key-form").hidden) draw.phase(...IDLE);
+}
+
 function listen() {
   listenToDrops();
   addEventListener("paste", (event) => take([...event.clipboardData.files]));
@@ -151,12 +171,10 @@ function listen() {
     $("file").value = ""; // so that the same file can be chosen again
   });
   $("retry").addEventListener("click", () => classify());
+  $("key-form").addEventListener("submit", useKey);
   $("preview").addEventListener("error", () => ($("preview").hidden = true));
 }
 
 draw.phase(...IDLE);
 listen();
-if (await untilReady(state.sending.signal)) {
-  await loadModels();
-  if (!state.items.length) draw.phase(...IDLE);
-}
+if (await untilReady(state.sending.signal)) await begin();

@@ -8,6 +8,7 @@ import numpy as np
 from tiny_networks import LABELS
 
 from app.answers import Answered, Classified, MemberOpinion, ServedModels, Timings
+from app.byte_budget import ByteBudget
 from app.errors import OverloadedError
 from app.lanes import Lane
 from app.request import ClassifyRequest
@@ -28,6 +29,7 @@ class FakeGateway:
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False
+        self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
 

@@ -1,10 +1,21 @@
 """Reading bodies under limits, from an ASGI channel that the test feeds."""
 
+import asyncio
+
 import pytest
 from starlette.requests import Request
 
-from app.body import DRAIN_FACTOR, read_body, read_files
-from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError, TooManyFilesError
+from app.body import DRAIN_FACTOR
+from app.body import read_body as read_one
+from app.body import read_files as read_form
+from app.byte_budget import ByteBudget
+from app.errors import (
+    BadParameterError,
+    BodyTooLargeError,
+    ClientGoneError,
+    OverloadedError,
+    TooManyFilesError,
+)
 
 LIMIT = 100
 BOUNDARY = "frontier"
@@ -30,6 +41,11 @@ class Channel:
 def request(channel: Channel, **headers: str) -> Request:
     raw = [(k.replace("_", "-").encode(), v.encode("latin-1")) for k, v in headers.items()]
     return Request({"type": "http", "method": "POST", "headers": raw}, channel.receive)
+
+
+async def read_body(request: Request, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
+    with (budget or ByteBudget(10**9)).share() as share:
+        return await read_one(request, max_bytes, share)
 
 
 async def test_chunks_are_joined():
@@ -99,10 +115,12 @@ async def files_of(
     *chunks: bytes,
     max_bytes: int = 10_000,
     content_type: str = f"multipart/form-data; boundary={BOUNDARY}",
+    budget: ByteBudget | None = None,
     **channel: bool,
 ) -> list[bytes]:
     made = request(Channel(*chunks, **channel), content_type=content_type)
-    return await read_files(made, max_bytes, max_files=3)
+    with (budget or ByteBudget(10**9)).share() as share:
+        return await read_form(made, max_bytes, 3, share)
 
 
 async def test_files_in_order_however_they_are_cut():
@@ -161,3 +179,56 @@ async def test_a_form_over_the_limit_leaves_no_file_open(size):
 async def test_a_client_that_hangs_up_within_a_form():
     with pytest.raises(ClientGoneError):
         await files_of(part("f", bytes(50), "a"), hangs_up=True)
+
+
+async def test_what_is_held_counts_until_the_request_ends():
+    budget = ByteBudget(150)
+    with budget.share() as share:
+        await read_one(request(Channel(bytes(60), bytes(40))), LIMIT, share)
+        assert budget.num_held == 100
+        with pytest.raises(OverloadedError, match=r"hold 100 bytes.*is 150; try again"):
+            await read_body(request(Channel(bytes(20), bytes(31))), LIMIT, budget)
+        assert budget.num_held == 100  # the refused one's are given back
+        assert len(await read_body(request(Channel(bytes(50))), LIMIT, budget)) == 50
+    assert budget.num_held == 0
+
+
+async def test_a_form_counts_too():
+    budget = ByteBudget(300)
+    body = part("f", bytes(300), "a") + END
+    with pytest.raises(OverloadedError):
+        await files_of(body[:200], body[200:], budget=budget)
+    assert budget.num_held == 0
+
+
+async def test_what_has_no_room_is_not_read():
+    channel = Channel(bytes(60))
+    with pytest.raises(OverloadedError):
+        await read_body(request(channel, content_length="60"), LIMIT, ByteBudget(50))
+    assert channel.num_read == 0
+
+
+async def test_what_is_only_announced_takes_no_room():
+    budget, channel = ByteBudget(100), Silent()
+    reading = asyncio.create_task(read_body(request(channel, content_length="90"), LIMIT, budget))
+    await channel.asked.wait()
+    assert len(await read_body(request(Channel(bytes(100))), LIMIT, budget)) == 100
+    reading.cancel()
+
+
+async def test_what_is_dropped_is_not_held():
+    budget = ByteBudget(LIMIT)
+    with budget.share() as share, pytest.raises(BodyTooLargeError):
+        await read_one(request(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
+    assert budget.num_held == 0
+
+
+class Silent:
+    """A client that announces a body and sends nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def receive(self) -> dict:
+        self.asked.set()
+        return await asyncio.Future()

@@ -156,3 +156,12 @@ def test_a_file_that_cannot_be_read(server, folder):
     assert result.exit_code == 1
     assert rows["dangling.jpg"]["error"]["code"] == "unreadable"
     assert "predictions" in rows["b.jpg"]
+
+
+def test_the_services_key_comes_from_a_file_or_the_environment(server, folder, monkeypatch):
+    key = folder / "key"
+    key.write_text("k" * 32)
+    assert classify("b.jpg", "--url", server.url, "--key-file", key).exit_code == 0
+    monkeypatch.setenv("TANDEM_API_KEY", "e" * 32)
+    assert classify("b.jpg", "--url", server.url).exit_code == 0
+    assert server.keys == [f"Bearer {'k' * 32}", f"Bearer {'e' * 32}"]

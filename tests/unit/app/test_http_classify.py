@@ -1,5 +1,7 @@
 """POST /v1/classify: parameters, forms and answers, with a gateway that only remembers."""
 
+import asyncio
+
 import pytest
 
 from app.stages import Fault
@@ -106,6 +108,32 @@ async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, gateway
     assert answer.json()["error"]["code"] == "overloaded"
     assert answer.headers["retry-after"] == "7"
     assert gateway.requests == []
+
+
+async def test_bodies_that_hold_too_much_together(client, gateway):
+    with gateway.byte_budget.share() as others:
+        others.grow(gateway.byte_budget.limit - 5)
+        assert (await client.post(CLASSIFY, content=b"image")).status_code == 200
+        answer = await client.post(CLASSIFY, content=b"images")
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert "try again" in answer.json()["error"]["message"]
+    assert len(gateway.requests) == 1
+    assert gateway.byte_budget.num_held == 0
+
+
+async def test_a_body_that_does_not_come(client, gateway):
+    async def silence():
+        yield b"ima"
+        await asyncio.Future()
+
+    headers = {"x-request-timeout-seconds": "0.001"}
+    answer = await client.post(CLASSIFY, content=silence(), headers=headers)
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "slow_body"
+    assert answer.headers["connection"] == "close"
+    assert gateway.requests == []
+    assert gateway.byte_budget.num_held == 0
 
 
 async def test_too_many_bytes(client, gateway):

@@ -46,8 +46,15 @@ async def test_nothing_is_loaded_from_elsewhere(client, path):
     assert re.findall(r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*', text) == []
 
 
+async def test_the_documentation_may_run_its_own_script_alone(client):
+    policy = (await client.get("/docs")).headers["content-security-policy"]
+    assert re.search(r"default-src 'none'; script-src 'self' 'sha256-[^']{44}';", policy)
+    assert "unsafe" not in policy
+
+
 async def test_the_documentation_works_without_a_network(client):
     page = (await client.get("/docs")).text
+    assert '"validatorUrl": null' in page
     assert re.findall("https?://", page) == []
     assets = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert len(assets) >= 3

@@ -52,6 +52,14 @@ def test_values_out_of_range_are_refused(name, value):
         Settings.model_validate({name: value})
 
 
+def test_one_body_has_room_among_all():
+    with pytest.raises(
+        ValidationError, match=r"max_bytes_in_flight is 9, max_body_bytes 10: .*raise"
+    ):
+        Settings(max_body_bytes=10, max_bytes_in_flight=9)
+    assert Settings(max_body_bytes=10, max_bytes_in_flight=10).max_bytes_in_flight == 10
+
+
 def test_own_folders_are_searched_before_the_bundled(tmp_path):
     assert Settings(model_dirs=(tmp_path,)).model_search == (
         tmp_path,

@@ -179,3 +179,15 @@ def test_drawn_photos_are_the_same_again_and_decode() -> None:
     assert first == again
     assert len(set(first)) == 3
     assert all(read_image(body, ImageRule(224, 256)).shape == (224, 224, 3) for body in first)
+
+
+def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    load = ("--concurrency", "1", "--duration", "0.2", "--warm-up", "0", "--key-file", key)
+    done = bench("--url", server.url, "--images", photos, *load, "--json", "-")
+    assert done.exit_code == 0, done.output
+    ready, *others = server.keys
+    assert ready is None
+    assert set(others) == {f"Bearer {'k' * 32}"}
+    assert "kkkk" not in done.output

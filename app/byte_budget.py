@@ -1,0 +1,53 @@
+"""The bytes of request bodies that one Gateway holds at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.errors import OverloadedError
+
+
+class ByteBudget:
+    """Counts what has arrived of every body, until its request is answered.
+
+    What a request only announces is compared with the budget and not reserved: twelve clients that
+    announce 20 MB and send nothing would otherwise have all of it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.num_held = limit, 0
+
+    @contextmanager
+    def share(self) -> Iterator["Share"]:
+        """Open an account for one request; what it holds is given back at the end."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.num_held -= share.num_held
+
+
+class Share:
+    """What one request holds of a :class:`ByteBudget`."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self.num_held = budget, 0
+
+    def expect(self, num_bytes: int) -> None:
+        """Raise :class:`OverloadedError` if so many more bytes have no room now."""
+        budget = self._budget
+        if budget.num_held + num_bytes > budget.limit:
+            raise OverloadedError(
+                f"the bodies under way hold {budget.num_held} bytes, the limit of all together is "
+                f"{budget.limit}; try again in 1 s"
+            )
+
+    def grow(self, num_bytes: int) -> None:
+        """Hold so many more bytes, which have arrived.
+
+        Raises:
+            OverloadedError: all bodies together would pass the limit.
+
+        """
+        self.expect(num_bytes)
+        self._budget.num_held += num_bytes
+        self.num_held += num_bytes

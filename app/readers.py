@@ -1,0 +1,63 @@
+"""Requests whose body is still on its way: bounded in time, and the slowest gives way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from app.errors import SlowBodyError
+
+PATIENCE_S = 1.0  # a body that has taken less is nobody's place to take
+
+
+class Readers:
+    """Knows them in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._since: dict[asyncio.Timeout, float] = {}
+
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """Bound the time that a body takes to arrive, be it a byte a second.
+
+        Raises:
+            SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
+
+        """
+        loop, timer = asyncio.get_running_loop(), asyncio.timeout(within_s)
+        started = loop.time()
+        try:
+            async with timer:
+                self._since[timer] = started
+                try:
+                    yield
+                finally:
+                    self._since.pop(timer, None)
+        except TimeoutError as error:
+            raise SlowBodyError(_told(loop.time() - started, within_s)) from error
+
+    def cut_slowest(self) -> bool:
+        """End the reading that has taken longest, so that its place is free in a moment.
+
+        False if none has taken long: whoever holds 256 connections open with a few bytes would
+        otherwise have every place.
+        """
+        if not self._since:
+            return False
+        loop, (timer, started) = asyncio.get_running_loop(), next(iter(self._since.items()))
+        if loop.time() - started < PATIENCE_S:
+            return False
+        del self._since[timer]
+        timer.reschedule(loop.time())
+        return True
+
+
+def _told(took_s: float, within_s: float) -> str:
+    if took_s < within_s:
+        return (
+            f"the body was not there after {took_s:.1f} s, and others waited for the place; "
+            "try again, with fewer bytes or a faster connection"
+        )
+    return (
+        f"the body was not there after {within_s:g} s, the request's time; send fewer bytes at a "
+        "time, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+    )

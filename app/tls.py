@@ -1,0 +1,84 @@
+"""TLS of the service's own port, by Serve's options (http_options.ssl_...)."""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import ConfigError
+
+OPTIONS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: certificate (and what is between it and its root), its key, who may connect."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None  # those whose certificates clients must have; None: any client
+
+    def link(self, folder: Path) -> str:
+        """Return HAProxy's words for it; it looks for the key beside the certificate, so link both.
+
+        Links, not copies: a key has one place, and a renewed certificate is found at HAProxy's
+        next start.
+        """
+        chain = folder / "tls.pem"
+        for link, target in ((chain, self.certificate), (folder / "tls.pem.key", self.key)):
+            link.symlink_to(target.absolute())
+        # HTTP/2 would save browsers a connection or two, and has a slow loris of its own.
+        words = f"crt {chain} alpn http/1.1"
+        if self.clients:
+            roots = folder / "clients.pem"
+            roots.symlink_to(self.clients.absolute())
+            words += f" ca-file {roots} verify required"
+        return words
+
+
+def tls_of(http_options: Mapping[str, Any]) -> Tls | None:
+    """Return what the options ask for, None without TLS.
+
+    Raises:
+        ConfigError: a file is missing or no PEM, the key is another certificate's or encrypted.
+
+    """
+    certificate, key, password, clients = (http_options.get(name) for name in OPTIONS)
+    if not certificate or not key:
+        return None
+    if password:
+        raise ConfigError(
+            "http_options.ssl_keyfile_password: HAProxy takes no passphrase; take it off with "
+            "openssl pkey -in KEY -out NEW and chmod 600 NEW"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, _no_passphrase)
+        if clients:
+            context.load_verify_locations(clients)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        files = ", ".join(filter(None, (certificate, key, clients)))
+        raise ConfigError(f"http_options.ssl_...: {_reason(error)} ({files})") from error
+    return Tls(Path(certificate), Path(key), Path(clients) if clients else None)
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase; take it off with openssl pkey -in KEY -out NEW")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not the certificate's"
+        return f"no certificate and key in PEM ({error.reason or error})"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def without_tls(http_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as Serve gets them.
+
+    Serve would hand them to the replicas, which then speak TLS, while its HAProxy speaks to them
+    without and to clients without.
+    """
+    return {key: value for key, value in http_options.items() if key not in OPTIONS}

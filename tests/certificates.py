@@ -1,0 +1,70 @@
+"""Certificates for tests: a root of our own, and what it signs for this machine."""
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Files in PEM."""
+
+    certificate: Path
+    key: Path
+
+
+class Root:
+    """A certificate authority; ``path`` is what those who trust it need."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
+        self.path = folder / "root.pem"
+        made = _certificate(self._name, self._name, self._key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
+        self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+
+    def sign(self, name: str, passphrase: bytes | None = None) -> Signed:
+        """Make a key and a certificate for localhost and 127.0.0.1."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = _certificate(subject, self._name, key.public_key()).add_extension(
+            x509.SubjectAlternativeName(names), critical=False
+        )
+        signed = Signed(self._folder / f"{name}.pem", self._folder / f"{name}.key")
+        signed.certificate.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+        how = (
+            serialization.BestAvailableEncryption(passphrase)
+            if passphrase
+            else serialization.NoEncryption()
+        )
+        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        signed.key.write_bytes(key.private_bytes(encoding, form, how))
+        signed.key.chmod(0o600)
+        return signed
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,213 @@
+"""A service with keys and TLS: who gets in, with what, and where a key is never seen."""
+
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+from certificates import Root, Signed
+from live_service import ROOT, TANDEM, Service
+from page_driver import File, drop, watched
+from playwright.sync_api import Browser, expect
+from processes import descendants, serve_logs, title
+
+KEY = "e2e-key.0123456789abcdefghij"
+OTHER = "of-the-environment-0123456789"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root: Root) -> Signed:
+    return root.sign("service")
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(f"# of the test\n{KEY}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    start_service: Callable[..., Service],
+    signed: Signed,
+    key_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Service:
+    """Start a service that has both; one key is in the file, the other in the environment."""
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
+    config["http_options"] |= {
+        "ssl_certfile": str(signed.certificate),
+        "ssl_keyfile": str(signed.key),
+    }
+    path = tmp_path_factory.mktemp("config") / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TANDEM_API_KEYS", OTHER)
+        service = start_service("--config", str(path), "--api-keys-file", str(key_file))
+    service.wait_ready()
+    return service
+
+
+@pytest.fixture(scope="module")
+def url(guarded: Service) -> str:
+    return guarded.url.replace("http:", "https:")
+
+
+@pytest.fixture
+def trusting(url: str, root: Root) -> httpx.Client:
+    """A client that knows the root, and verifies."""
+    context = ssl.create_default_context(cafile=root.path)
+    return httpx.Client(base_url=url, verify=context, timeout=60)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+def test_a_key_over_tls_gets_an_answer(
+    trusting: httpx.Client, photo: bytes, photo_label: str, key: str
+) -> None:
+    answer = trusting.post("/v1/classify", content=photo, headers=bearer(key))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["predictions"][0]["label"] == photo_label
+
+
+@pytest.mark.parametrize("headers", [{}, bearer(KEY[:-1]), {"authorization": f"Basic {KEY}"}])
+def test_without_one_of_the_keys_nothing(
+    trusting: httpx.Client, photo: bytes, headers: dict[str, str]
+) -> None:
+    answer = trusting.post("/v1/classify", content=photo, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+    assert trusting.get("/v1/models", headers=headers).status_code == 401
+    for path in ("/healthz", "/readyz", "/", "/docs"):
+        assert trusting.get(path).status_code == 200
+
+
+def test_a_large_body_without_a_key_is_refused_and_not_kept(trusting: httpx.Client) -> None:
+    answer = trusting.post("/v1/classify", content=bytes(19 * 10**6))
+    assert answer.status_code == 401
+
+
+def test_the_certificate_is_the_given_one_and_nothing_goes_in_clear(
+    url: str, guarded: Service, signed: Signed
+) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{url}/healthz")
+    served = ssl.get_server_certificate(("127.0.0.1", guarded.port))
+    assert served.split() == signed.certificate.read_text().split()
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{guarded.url}/healthz")
+
+
+def test_old_tls_is_refused(guarded: Service) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", guarded.port), 10) as plain,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        context.wrap_socket(plain)
+
+
+def test_the_command_says_how_to_call_it(guarded: Service, url: str) -> None:
+    said = guarded.log.read_text()
+    assert f"ready at {url}" in said
+    assert 'curl -H "Authorization: Bearer $TANDEM_API_KEY"' in said
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_the_command_line_sends_a_key(
+    url: str, root: Root, key_file: Path, photo: bytes, tmp_path: Path, has_key: bool
+) -> None:
+    (tmp_path / "photo.jpg").write_bytes(photo)
+    environment = os.environ | {"SSL_CERT_FILE": str(root.path)}
+    key = ["--key-file", str(key_file)] if has_key else []
+    for command in (
+        ["classify", str(tmp_path / "photo.jpg")],
+        ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"],
+    ):
+        done = subprocess.run(
+            [TANDEM, *command, "--url", url, *key],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode == 0) == has_key, done.stderr + done.stdout
+        assert KEY not in done.stdout + done.stderr
+        if not has_key:
+            assert "wants a key" in done.stdout + done.stderr
+
+
+def test_a_key_is_in_no_log_and_no_command_line(
+    guarded: Service, trusting: httpx.Client, photo: bytes
+) -> None:
+    for key in (KEY, OTHER, KEY + "x"):
+        trusting.post("/v1/classify", content=photo, headers=bearer(key))
+    assert KEY not in guarded.log.read_text()
+    logs = [p for p in serve_logs(guarded.process.pid).parent.rglob("*") if p.is_file()]
+    assert any("Gateway" in path.name for path in logs)
+    for path in logs:
+        text = path.read_bytes()
+        assert KEY.encode() not in text, path
+        assert OTHER.encode() not in text, path
+    for process in descendants(guarded.process.pid):
+        assert KEY not in title(process)
+        assert OTHER not in title(process)
+
+
+def test_nothing_listens_beyond_loopback(guarded: Service) -> None:
+    reachable = set()
+    for process in descendants(guarded.process.pid):
+        try:
+            connections = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        reachable |= {
+            (process.name(), c.laddr.port)
+            for c in connections
+            if c.status == psutil.CONN_LISTEN and c.laddr.ip not in ("127.0.0.1", "::1")
+        }
+    assert reachable == set()
+
+
+@pytest.mark.browser
+def test_the_page_asks_for_a_key_and_keeps_it(
+    browser: Browser, url: str, photo_file: File, photo_label: str
+) -> None:
+    refused = ("/v1/models", "/v1/classify")
+    with watched(browser, url, refused, ignore_https_errors=True) as page:
+        page.goto(f"{url}/")
+        field = page.get_by_label("Key", exact=True)
+        expect(field).to_be_focused()
+        expect(page.get_by_role("alert")).to_contain_text("wants a key")
+        field.fill("not-one-of-the-services-keys")
+        field.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("none of this service's keys")
+        field.fill(KEY)
+        page.get_by_role("button", name="Use it").click()
+        expect(field).to_be_hidden()
+        expect(page.locator("#labels li").first).to_be_visible()
+        drop(page, photo_file)
+        expect(page.locator("#headline")).to_have_text(photo_label)
+        page.reload()
+        expect(page.locator("#labels li").first).to_be_visible()
+        expect(field).to_be_hidden()

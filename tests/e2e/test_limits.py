@@ -1,0 +1,85 @@
+"""Slow clients, idle connections, headers that are too much: cut, and nobody else is harmed."""
+
+import asyncio
+import socket
+from collections import Counter
+
+import httpx
+import pytest
+from live_service import Service
+from slow_clients import KINDS, Cut, linger
+
+NUM_IDLE = 1000
+NUM_SLOW = 20  # of each kind
+# app/haproxy.py gives headers and a body's beginning 10 s, the Gateway a body 10 s in all.
+CUT_WITHIN_S = 10 + 10 + 5
+NUM_GOOD = 30
+
+
+def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(
+    service: Service, photo: bytes, photo_label: str
+) -> None:
+    cuts, good = asyncio.run(_together(service.port, photo))
+    assert good == {(200, photo_label): NUM_GOOD}
+    told = Counter((cut.kind, cut.status) for cut in cuts)
+    assert sum(told.values()) == NUM_IDLE + NUM_SLOW * (len(KINDS) - 1)
+    assert {status for _, status in told} == {408}, told
+    assert max(cut.after_s for cut in cuts) < CUT_WITHIN_S
+
+
+async def _together(port: int, photo: bytes) -> tuple[list[Cut], Counter[tuple[int, str]]]:
+    kinds = ["idle"] * NUM_IDLE + [k for k in KINDS if k != "idle"] * NUM_SLOW
+    slow = [asyncio.create_task(linger("127.0.0.1", port, k, 60)) for k in kinds]
+    await asyncio.sleep(1)  # all of them have their connections
+    good: Counter[tuple[int, str]] = Counter()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        for _ in range(NUM_GOOD):
+            answer = await client.post("/v1/classify", content=photo)
+            label = answer.json()["predictions"][0]["label"] if answer.is_success else ""
+            good[answer.status_code, label] += 1
+    return await asyncio.gather(*slow), good
+
+
+def _answer_to(service: Service, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", service.port), 20) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"X-Long: " + b"a" * 20_000 + b"\r\n", b"".join(b"X-%d: a\r\n" % i for i in range(200))],
+    ids=["20 KB", "200 lines"],
+)
+def test_headers_have_a_limit(service: Service, lines: bytes) -> None:
+    answer = _answer_to(service, b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"x-request-id",
+        b"x-request-timeout-seconds",
+        b"x-session-id",
+        b"X_Session_Id",
+        b"serve_multiplexed_model_id",
+        b"Serve-Multiplexed-Model-Id",
+        b"x-request-disconnect-disabled",
+        b"traceparent",
+        b"tracestate",
+        b"priority",
+        b"content-type",
+        b"authorization",
+    ],
+)
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"\x80 text"])
+def test_a_header_that_is_no_text_breaks_nothing(
+    service: Service, photo: bytes, name: bytes, value: bytes
+) -> None:
+    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    size = b"Content-Length: %d\r\n\r\n" % len(photo)
+    answer = _answer_to(service, head + name + b": " + value + b"\r\n" + size + photo)
+    status = int(answer.split(b" ", 2)[1])
+    assert status in (200, 400, 422), answer[:300]

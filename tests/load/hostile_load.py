@@ -1,0 +1,120 @@
+"""Good requests beside bad ones: ``python tests/load/hostile_load.py --json FILE``.
+
+Good load alone; then beside the hostile corpus (tests/e2e/hostile.py) at 50 requests/s; then beside
+idle connections and slow clients, which come back as soon as they are cut. Every good answer is
+compared with what the same photo got from an idle service. Prints JSON.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from machine import ROOT, describe
+from running import Running, running_service
+
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
+
+from good_load import GoodLoad
+from hostile_flood import flooding
+from processes import replicas
+from slow_clients import KINDS, linger
+
+from app.bench.photos import drawn_photos, photos_in
+
+GIVE_UP_S = 60.0  # a slow client that is not cut by then
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="of the hostile corpus", min=5)] = 300.0,
+    slow_seconds: Annotated[float, typer.Option(help="of the slow clients", min=5)] = 60.0,
+    alone_seconds: Annotated[float, typer.Option(help="of good load alone", min=5)] = 30.0,
+    good_rate: Annotated[float, typer.Option(help="good requests/s, Poisson", min=0.1)] = 5.0,
+    hostile_rate: Annotated[float, typer.Option(help="bad requests/s", min=1)] = 50.0,
+    num_idle: Annotated[int, typer.Option(help="idle connections", min=0)] = 1000,
+    num_slow: Annotated[int, typer.Option(help="slow clients of each kind", min=0)] = 50,
+    photos: Annotated[Path | None, typer.Option(help="folder of JPEGs; else drawn ones")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the result here")] = None,
+) -> None:
+    """Run the three phases against one service."""
+    bodies = (photos_in(photos) if photos else drawn_photos())[:64]
+    with running_service() as service:
+        good = asyncio.run(GoodLoad.learn(service.url, bodies))
+        with flooding(service.url, hostile_rate):  # what grows only once has grown
+            asyncio.run(good.run(good_rate, min(20.0, seconds)))
+        first = replicas(service.process.pid)
+        memory = {"before": _memory_mb(service)}
+        alone = asyncio.run(good.run(good_rate, alone_seconds))
+        with flooding(service.url, hostile_rate) as flood:
+            beside = asyncio.run(good.run(good_rate, seconds))
+        memory["after_hostile"] = _memory_mb(service)
+        slow = asyncio.run(_slow(service, good, good_rate, slow_seconds, num_idle, num_slow))
+        memory["after_slow"] = _memory_mb(service)
+        has_died = replicas(service.process.pid) != first
+    result = {
+        **describe(),
+        "images": str(photos) if photos else "drawn photos of 500 x 375",
+        "good_rate": good_rate,
+        "num_idle": num_idle,
+        "num_slow_of_each_kind": num_slow,
+        "good_alone": alone,
+        "good_beside_hostile": beside,
+        "hostile": flood.as_json(),
+        **slow,
+        "gateway_memory_mb": memory,
+        "replica_died": has_died,
+    }
+    text = json.dumps(result, indent=2)
+    typer.echo(text)
+    if json_file:
+        json_file.write_text(text + "\n", "utf-8")
+
+
+def _memory_mb(service: Running) -> float:
+    """Return what the Gateway's process holds, after a moment to settle."""
+    time.sleep(2)
+    gateway = psutil.Process(replicas(service.process.pid)["Gateway"])
+    return round(gateway.memory_full_info().pss / 1e6, 1)
+
+
+async def _slow(
+    service: Running, good: GoodLoad, rate: float, seconds: float, num_idle: int, num_slow: int
+) -> dict[str, Any]:
+    """Run good load beside connections that do nothing; tell how long each kind was let."""
+    address, until = service.url.removeprefix("http://").split(":"), time.monotonic() + seconds
+    cuts: dict[str, list[tuple[float, int]]] = {kind: [] for kind in KINDS}
+
+    async def attack(kind: str) -> None:
+        while time.monotonic() < until:
+            cut = await linger(address[0], int(address[1]), kind, GIVE_UP_S)
+            cuts[kind].append((cut.after_s, cut.status))
+
+    attackers = [
+        asyncio.create_task(attack(kind))
+        for kind in KINDS
+        for _ in range(num_idle if kind == "idle" else num_slow)
+    ]
+    figures = await good.run(rate, seconds)
+    await asyncio.gather(*attackers)
+    return {
+        "good_beside_slow": figures,
+        "slow": {kind: _told(found) for kind, found in cuts.items() if found},
+    }
+
+
+def _told(cuts: list[tuple[float, int]]) -> dict[str, Any]:
+    after = sorted(seconds for seconds, _ in cuts)
+    statuses = {str(s): sum(status == s for _, status in cuts) for s in {s for _, s in cuts}}
+    return {
+        "connections": len(cuts),
+        "cut_after_s": {"least": round(after[0], 1), "most": round(after[-1], 1)},
+        "by_status": statuses,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
