@@ -18,6 +18,7 @@ logger = logging.getLogger("ray.serve")
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
+    401: {"model": ErrorAnswer, "description": "no key of a service that wants one"},
     408: {"model": ErrorAnswer, "description": "the body came too slowly"},
     413: {"model": ErrorAnswer, "description": "too many bytes or files"},
     415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},

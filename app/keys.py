@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
-from app.http_errors import error_response
+from app.http_errors import ERRORS, error_response
 from app.settings import KEYS_VARIABLE, Settings, keys_of_environment
 from app.stages import Fault
 from models.api_keys import keys_in, read_key_file, readable_by_others
@@ -23,10 +23,7 @@ logger = logging.getLogger("ray.serve")
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 OPEN_BELOW = ("/page/", "/docs/assets/")
 ERROR = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
-REFUSED = {
-    "description": "no key, or none of the service's",
-    "content": {"application/json": ERROR},
-}
+REFUSED = {"description": ERRORS[401]["description"], "content": {"application/json": ERROR}}
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
 
 
@@ -132,5 +129,5 @@ def _with_security(description: dict[str, Any]) -> dict[str, Any]:
         if path not in OPEN:
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
-                operation["responses"]["401"] = REFUSED
+                operation["responses"].setdefault("401", REFUSED)
     return description

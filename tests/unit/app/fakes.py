@@ -11,6 +11,7 @@ from app.answers import Answered, Classified, MemberOpinion, ServedModels, Timin
 from app.byte_budget import ByteBudget
 from app.errors import OverloadedError
 from app.lanes import Lane
+from app.readers import Readers
 from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Combined, Decoded, Fault, MemberAnswer
@@ -29,6 +30,7 @@ class FakeGateway:
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False
+        self.readers = Readers()
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []

@@ -88,8 +88,11 @@ def api() -> Any:
     return create_api(AnyGateway(Settings(max_body_bytes=MAX_BODY, max_files=3)))
 
 
-@cache
-def guarded(path: Any) -> Any:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("fuzz") / "keys"
+    path.write_text(KEY)
+    path.chmod(0o600)
     return create_api(AnyGateway(Settings(api_keys_file=path)))
 
 
@@ -170,18 +173,10 @@ def test_any_method_and_path(method: str, path: str):
 
 @EXAMPLES
 @given(value=VALUES, more=st.lists(HEADERS, max_size=3))
-def test_no_authorization_but_the_key_opens(value: bytes, more: list[Header], tmp_path_factory):
+def test_no_authorization_but_the_key_opens(value: bytes, more: list[Header], guarded: Any):
     asked = Asked(headers=[*more, (b"authorization", value)], chunks=[b"image"])
-    told = ask(guarded(_key_file(tmp_path_factory)), asked)
+    told = ask(guarded, asked)
     assert told.status == 401
     assert told.headers is not None
     assert told.headers[b"www-authenticate"].startswith(b"Bearer")
     assert KEY.encode() not in told.body
-
-
-@cache
-def _key_file(factory: pytest.TempPathFactory) -> Any:
-    path = factory.mktemp("fuzz") / "keys"
-    path.write_text(KEY)
-    path.chmod(0o600)
-    return path
