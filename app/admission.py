@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from app.errors import OverloadedError
 from app.pace import Pace
@@ -26,7 +26,7 @@ class Admission:
     @property
     def num_under_way(self) -> int:
         """How many requests are under way."""
-        return self._pace.num_there
+        return self._pace.num_there + self.readers.num
 
     @contextmanager
     def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
@@ -46,11 +46,30 @@ class Admission:
             raise
         self._pace.done()
 
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """Bound the time in which the body of a request that was let in arrives.
+
+        Meanwhile it is not in the pace: what a client is slow at makes nobody else wait.
+
+        Raises:
+            SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
+
+        """
+        self._pace.gave_up()
+        try:
+            async with self.readers.arriving(within_s):
+                yield
+        finally:
+            self._pace.came()
+
     def _check(self, timeout_s: float) -> None:
-        num = self.num_under_way
+        # Who has just begun to read is soon among those that are worked on.
+        num = self._pace.num_there + self.readers.num_fresh
         wait_s = self._pace.wait_s(num)
-        if num >= self._max_requests and not self.readers.cut_slowest():
-            raise OverloadedError(*_refusal(f"{num} requests are under way, the limit", wait_s))
+        if self.num_under_way >= self._max_requests and not self.readers.cut_slowest():
+            told = f"{self.num_under_way} requests are under way, the limit"
+            raise OverloadedError(*_refusal(told, wait_s))
         if num >= ALWAYS and wait_s > timeout_s:
             told = f"{num} requests are under way and take {wait_s:.1f} s, more than the "
             raise OverloadedError(*_refusal(f"{told}{timeout_s:.3g} s of this one", wait_s))

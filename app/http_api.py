@@ -82,7 +82,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
         with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
-            async with gateway.admission.readers.arriving(timeout_s):
+            async with gateway.admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
                     files = await _files_of(request, is_form, settings, share)
             lane = lane_of(request.headers.get("priority"), len(files))

@@ -15,6 +15,19 @@ class Readers:
     def __init__(self) -> None:
         self._since: dict[asyncio.Timeout, float] = {}
 
+    @property
+    def num(self) -> int:
+        """How many there are."""
+        return len(self._since)
+
+    @property
+    def num_fresh(self) -> int:
+        """How many have not taken long yet, as most never do."""
+        if not self._since:
+            return 0
+        now = asyncio.get_running_loop().time()
+        return sum(now - started < PATIENCE_S for started in self._since.values())
+
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
         """Bound the time that a body takes to arrive, be it a byte a second.

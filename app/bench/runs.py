@@ -1,5 +1,6 @@
 """The runs of ``tandem bench``: loads one after the other, or the bound."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,13 @@ def run_loads(
 
 def _served(target: Target) -> str:
     """Return the served set's name; raise if nobody is there or it is not ready."""
-    url, headers = target.url, dict(target.headers)
+    url = target.url
     try:
-        ready = httpx.get(f"{url}/readyz", timeout=10, trust_env=False)
-        ready.raise_for_status()
-        models = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False, headers=headers)
+        # No proxy (trust_env) as the load itself, but roots by SSL_CERT_FILE (the context).
+        verify = ssl.create_default_context()
+        with httpx.Client(base_url=url, timeout=10, trust_env=False, verify=verify) as client:
+            client.get("/readyz").raise_for_status()
+            models = client.get("/v1/models", headers=dict(target.headers))
         if models.status_code == 401:
             raise ConfigError(f"{url}: {models.json()['error']['message']}; give --key-file")
         name = models.json()["model_set"]

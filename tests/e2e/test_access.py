@@ -1,10 +1,11 @@
 """A service with keys and TLS: who gets in, with what, and where a key is never seen."""
 
+import ipaddress
 import os
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -67,10 +68,11 @@ def url(guarded: Service) -> str:
 
 
 @pytest.fixture
-def trusting(url: str, root: Root) -> httpx.Client:
+def trusting(url: str, root: Root) -> Iterator[httpx.Client]:
     """A client that knows the root, and verifies."""
     context = ssl.create_default_context(cafile=root.path)
-    return httpx.Client(base_url=url, verify=context, timeout=60)
+    with httpx.Client(base_url=url, verify=context, timeout=60) as client:
+        yield client
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -118,7 +120,8 @@ def test_the_certificate_is_the_given_one_and_nothing_goes_in_clear(
 def test_old_tls_is_refused(guarded: Service) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
         socket.create_connection(("127.0.0.1", guarded.port), 10) as plain,
         pytest.raises((ssl.SSLError, ConnectionError)),
@@ -182,11 +185,16 @@ def test_nothing_listens_beyond_loopback(guarded: Service) -> None:
         except psutil.Error:
             continue
         reachable |= {
-            (process.name(), c.laddr.port)
+            (process.name(), c.laddr.ip, c.laddr.port)
             for c in connections
-            if c.status == psutil.CONN_LISTEN and c.laddr.ip not in ("127.0.0.1", "::1")
+            if c.status == psutil.CONN_LISTEN and not _is_loopback(c.laddr.ip)
         }
     assert reachable == set()
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 @pytest.mark.browser

@@ -30,7 +30,7 @@ class FakeGateway:
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False
-        self.readers = Readers()
+        self.arriving = Readers().arriving
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app import readers as module
-from app.admission import Admission
+from app.admission import ALWAYS, Admission
 from app.errors import OverloadedError, SlowBodyError
 from app.readers import Readers
 
@@ -84,5 +84,44 @@ async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
 
 async def _admitted(admission: Admission) -> None:
     with admission.admit():
-        async with admission.readers.arriving(3600):
+        async with admission.arriving(3600):
             await never()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
+    """Twenty of them for ten seconds would make it look as if a request took ten."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    clock = Clock()
+    admission = Admission(100, clock)
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
+    await asyncio.sleep(0)
+    assert admission.num_under_way == 2 * ALWAYS
+    for _ in range(100):
+        clock.now += 10.0
+        with admission.admit(1.0):
+            clock.now += 0.01
+    for task in slow:
+        task.cancel()
+
+
+async def test_who_has_just_begun_counts_as_being_ahead():
+    clock = Clock()
+    admission = Admission(100, clock)
+    for _ in range(100):
+        with admission.admit():
+            clock.now += 0.1
+    reading = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match=r"32 requests are under way and take 3\.2 s"):
+        admission.admit(3.0).__enter__()
+    with admission.admit(4.0):
+        pass
+    for task in reading:
+        task.cancel()
