@@ -20,7 +20,7 @@ def replicas(pid: int) -> dict[str, int]:
     for process in descendants(pid):
         kind, _, name = title(process).partition(":tandem:")
         if kind == "ray::ServeReplica":
-            found[name.split(".")[0]] = process.pid
+            found[name.split(".")[0].strip()] = process.pid  # titles are padded
     return found
 
 
