@@ -14,6 +14,7 @@ from app.batching import BatchQueue
 from app.errors import ConfigError, OtherSetError
 from app.health import Health
 from app.lanes import Lane
+from app.loopback import keep_to_loopback
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
 from app.settings import Settings
@@ -46,6 +47,7 @@ class Classifier:
         """Compile and check a member; ``workers`` are those of members in the same process."""
         pipeline.start(settings)
         start_metrics()
+        keep_to_loopback()
         self._name = member
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._workers = workers or replica_workers(settings, len(model_set.manifest.members))

@@ -1,6 +1,7 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
 from app.errors import OtherSetError
+from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Combined
@@ -15,6 +16,7 @@ class Combiner:
     def __init__(self, settings: Settings) -> None:
         pipeline.start(settings)
         start_metrics()
+        keep_to_loopback()
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._served = model_set.fingerprint(settings.precision)
         self._labels = model_set.labels

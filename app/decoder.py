@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from app.errors import DeadlineError
+from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.settings import Settings
 from app.stages import Decoded, Fault
@@ -35,6 +36,7 @@ class Decoder:
     def __init__(self, settings: Settings) -> None:
         pipeline.start(settings)
         start_metrics()
+        keep_to_loopback()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._rule = model_set.manifest.image.rule

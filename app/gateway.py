@@ -18,6 +18,7 @@ from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError
 from app.http_api import create_api
+from app.loopback import keep_to_loopback
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
@@ -51,6 +52,7 @@ class Gateway:
         self.settings = settings
         pipeline.start(settings, is_ingress=True)
         start_metrics()
+        keep_to_loopback()
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
