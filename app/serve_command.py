@@ -44,7 +44,7 @@ def run_service(options: ServeOptions) -> None:
         content = _checked_config(options)
         http = content["http_options"]
         host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
-        url = f"{_scheme(content, options, haproxy)}://{host}:{http['port']}"
+        url = f"{_front(content, options, haproxy)}://{host}:{http['port']}"
         with console.status("starting Ray") as status, _ray(options, content):
             deploy(content)
             if wait_ready(url, stop, lambda text: status.update(escape(text))):
@@ -56,8 +56,15 @@ def run_service(options: ServeOptions) -> None:
     console.print("stopped; nothing of it is left running")
 
 
-def _scheme(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
-    """Return https if http_options ask for TLS, which HAProxy then does in Serve's place."""
+def _front(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
+    """Tell HAProxy what it does in Serve's place; return the scheme that clients speak.
+
+    That is https if http_options ask for TLS.
+    """
+    from app.settings import Settings
+
+    settings = Settings.model_validate(content["applications"][0]["args"])
+    haproxy.write(max_requests=settings.max_concurrent_requests)
     tls = tls_of(content["http_options"])
     if tls is None:
         return "http"
@@ -68,7 +75,7 @@ def _scheme(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyComm
                 "TLS; put something that does in front, or start the cluster and this command "
                 "with RAY_SERVE_ENABLE_HA_PROXY=0"
             )
-        haproxy.write(tls)
+        haproxy.write(tls, settings.max_concurrent_requests)
         content["http_options"] = without_tls(content["http_options"])
     return "https"
 

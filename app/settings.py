@@ -90,7 +90,7 @@ class Settings(BaseModel):
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
     max_files: int = Field(64, ge=1, description="files in one multipart request")
     max_concurrent_requests: int = Field(
-        256, ge=1, description="under way per Gateway; more are answered 429 at once"
+        128, ge=1, description="under way per Gateway; more are answered 429 at once"
     )
     max_queued_images: int = Field(512, ge=1, description="waiting per member and replica")
     default_top_k: int = Field(5, ge=1, description="classes in an answer when not asked")

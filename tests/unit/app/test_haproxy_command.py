@@ -1,6 +1,8 @@
 """The command that Serve starts as HAProxy: what it changes in Serve's configuration, no more."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from ray.serve._private import constants, haproxy_templates
 
 from app.config_file import ConfigError
+from app.errors import OverloadedError
 from app.fast_serve import fast_serve
 from app.haproxy import (
     ANSWERS,
@@ -100,6 +103,34 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count("127.0.0.1:9101") == 1
     assert config.read_text().count("del-header traceparent") == 1
     assert config.read_text().count("timeout http-request") == 1
+
+
+BACKENDS = """\
+backend default_backend
+    http-request return status 404
+backend http-tandem
+    log global
+backend grpc-tandem
+    log global
+"""
+
+
+def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
+    HaproxyCommand(command, PORTS).write(max_requests=7)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(BACKENDS)
+    subprocess.run([command, "-f", config], check=False)
+    lines = config.read_text().splitlines()
+    first = lines.index("backend http-tandem") + 1
+    assert lines[first] == "    http-request set-var(txn.gateways) nbsrv # tandem"
+    refusal = lines[first + 1]
+    assert "return status 429 content-type application/json hdr retry-after 1" in refusal
+    assert "{ path_end /v1/classify } { nbsrv gt 0 } { be_conn,div(txn.gateways) gt 7 }" in refusal
+    (text,) = re.findall(r"string '(.*)' if", refusal)
+    error = json.loads(text)["error"]
+    assert error["code"] == OverloadedError.code
+    assert "7 requests are under way for each Gateway" in error["message"]
+    assert sum(line.endswith("# tandem") for line in lines) == 2
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
