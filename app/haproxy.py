@@ -94,13 +94,19 @@ def refusals(max_requests: int | None) -> str:
     if max_requests is None:
         return ""
     told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
-    full = f"{{ nbsrv gt 0 }} {{ be_conn,div(txn.gateways) gt {max_requests} }} {{ rand(10) gt 0 }}"
+    full = (
+        r"{ path_end /v1/classify } { nbsrv(\2) gt 0 } { rand(10) gt 0 } "
+        rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
+    )
     rules = [
-        "http-request set-var(txn.gateways) nbsrv",
+        r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
         "http-request return status 429 content-type application/json hdr retry-after 1 "
-        f"string '{_error('overloaded', told)}' if {{ path_end /v1/classify }} {full}",
+        rf"string '{_error('overloaded', told)}' if \3 {full}",
     ]
-    return _append("backend http-.*", rules) + "\n"
+    # In the frontend, before a backend is chosen: what is refused there does not count as there.
+    # Serve's configuration has the line only when it has the backend.
+    before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
+    return rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@" + "\n"
 
 
 def _append(section: str, added: list[str]) -> str:

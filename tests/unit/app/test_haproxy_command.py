@@ -105,32 +105,33 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count("timeout http-request") == 1
 
 
-BACKENDS = """\
-backend default_backend
-    http-request return status 404
-backend http-tandem
-    log global
-backend grpc-tandem
-    log global
+ROUTES = """\
+frontend http_frontend
+    use_backend http-tandem if is_http-tandem
+    default_backend default_backend
 """
 
 
 def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     HaproxyCommand(command, PORTS).write(max_requests=7)
     config = tmp_path / "haproxy.cfg"
-    config.write_text(BACKENDS)
-    subprocess.run([command, "-f", config], check=False)
+    config.write_text(ROUTES)
+    for _ in range(2):
+        subprocess.run([command, "-f", config], check=False)
     lines = config.read_text().splitlines()
-    first = lines.index("backend http-tandem") + 1
-    assert lines[first] == "    http-request set-var(txn.gateways) nbsrv # tandem"
-    refusal = lines[first + 1]
+    route = lines.index("    use_backend http-tandem if is_http-tandem")
+    count, refusal = lines[route - 2 : route]
+    assert count == (
+        "    http-request set-var(txn.gateways) nbsrv(http-tandem) if is_http-tandem # tandem"
+    )
     assert "return status 429 content-type application/json hdr retry-after 1" in refusal
-    assert "{ path_end /v1/classify } { nbsrv gt 0 } { be_conn,div(txn.gateways) gt 7 }" in refusal
+    assert "if is_http-tandem { path_end /v1/classify } { nbsrv(http-tandem) gt 0 }" in refusal
+    assert "{ be_conn(http-tandem),div(txn.gateways) ge 7 }" in refusal
     (text,) = re.findall(r"string '(.*)' if", refusal)
     error = json.loads(text)["error"]
     assert error["code"] == OverloadedError.code
     assert "7 requests are under way for each Gateway" in error["message"]
-    assert sum(line.endswith("# tandem") for line in lines) == 2
+    assert config.read_text().count("status 429") == 1
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
