@@ -14,7 +14,8 @@ Reports = Mapping[Hashable, Sequence[Report]]  # by replica, oldest first
 # A rate is counted over the shortest of these that has enough arrivals: a step shows soon, and few
 # images a second are not taken for a change.
 WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
-ENOUGH_ARRIVALS = 100
+ENOUGH_ARRIVALS = 400  # a standard deviation of 5 %
+ENOUGH_DONE = 50
 COST_WINDOW_S = 20.0
 # Below this, what Ray's loops use in a process would count as the images' cost.
 BUSY_CORES = 0.3  # of a replica
@@ -74,7 +75,7 @@ class StageMeter:
         time_s = sum(last.at - first.at for first, last in spans)
         num_done = sum(last.images_done - first.images_done for first, last in spans)
         is_busy = used_ms > BUSY_CORES * 1e3 * time_s
-        return used_ms / num_done if is_busy and num_done >= ENOUGH_ARRIVALS else None
+        return used_ms / num_done if is_busy and num_done >= ENOUGH_DONE else None
 
     def expected_cpu_ms(self) -> float | None:
         """Return what the replicas expect of an image; None before one has reported."""

@@ -84,7 +84,7 @@ class Decision:
     state: State
 
 
-SIGMAS = 3.0  # of Poisson noise, sqrt(n) of n arrivals, that change nothing
+SIGMAS = 4.0  # of Poisson noise, sqrt(n) of n arrivals, that change nothing
 COST_BAND = 0.2  # share by which a cost may move and change nothing: batches fill and empty
 USUAL_S = 0.5  # of arrivals that are under way at a time are no backlog,
 USUAL_WORK = 3.0  # nor are those of so many times an image's own CPU time
@@ -100,7 +100,7 @@ def decide(
     """Size every stage for the same rate; up at once, down when nothing more was needed for long.
 
     The rate and the costs follow what is measured only when they leave a band around what they
-    were: for the rate three standard deviations of a Poisson process, so that noise moves nothing.
+    were: for the rate, four standard deviations of a Poisson process up, or twice that down.
     Whatever the bands say, no stage gets less than the measured rate keeps busy. A stage whose
     limit comes first bounds the rate that the others are sized for. Scaling down waits as the
     stabilization window of Kubernetes' HorizontalPodAutoscaler does: what is asked for is the most
@@ -138,7 +138,8 @@ def _settled_rate(
     room = (1 / options.target_utilization - 1) / 2 * before  # half of what is free at this size
     if rate > before + min(SIGMAS * math.sqrt(before / window_s), room):
         return rate
-    return min(before, rate + SIGMAS * math.sqrt(max(rate, 1 / window_s) / window_s))
+    upper = SIGMAS * math.sqrt(max(rate, 1 / window_s) / window_s)
+    return rate + upper if rate + 2 * upper < before else before
 
 
 def _settled_cost(cpu_ms: float, before: float | None) -> float:

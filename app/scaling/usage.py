@@ -36,14 +36,17 @@ class Usage:
 
     @contextmanager
     def under_way(self, num_images: int) -> Iterator[None]:
-        """Count images while the block works on them."""
+        """Count images while the block works on them; if it raises, they are not done.
+
+        So an image that is refused further on does not make the others look cheap.
+        """
         self._num_arrived += num_images
         self._num_waiting += num_images
         try:
             yield
+            self._num_done += num_images
         finally:
             self._num_waiting -= num_images
-            self._num_done += num_images
 
     def figures(self) -> dict[str, float]:
         """Return what Serve's ``record_autoscaling_stats`` is to return."""
