@@ -16,7 +16,7 @@ from app.health import Health
 from app.lanes import Lane
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
-from app.scaling.costs import member_cpu_ms
+from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stages import MemberAnswer
@@ -66,7 +66,7 @@ class Classifier:
         self._check_golden(model_set, member, settings)
         self._health = Health(member)
         self._metrics = MemberMetrics(member, self.report)
-        expected_ms = member_cpu_ms(manifest, settings.precision)[member]
+        expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
         self._usage = Usage(self._workers.cores, expected_ms)
         self._queue = BatchQueue(
             self._infer,

@@ -3,10 +3,11 @@
 Pure like the policy. A report's times are its replica's own: no two clocks are compared.
 """
 
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 
-from app.scaling.policy import Demand
+from app.scaling.policy import SIGMAS, Demand
 from app.scaling.usage import Report
 
 Reports = Mapping[Hashable, Sequence[Report]]  # by replica, oldest first
@@ -59,14 +60,20 @@ class StageMeter:
 
     def demand(self) -> Demand:
         """Return what arrives."""
+        longest = self._rate(WINDOWS_S[-1])
         for window_s in WINDOWS_S:
-            rate = sum(
-                (last.images_arrived - first.images_arrived) / (last.at - first.at)
-                for first, last in self._spans(window_s)
-            )
-            if rate * window_s >= ENOUGH_ARRIVALS:
+            rate = self._rate(window_s)
+            # A short window that has too few to be sure may still contradict the longest one.
+            noise = SIGMAS * math.sqrt(max(longest * window_s, 1.0))
+            if rate * window_s >= ENOUGH_ARRIVALS or abs(rate - longest) * window_s > noise:
                 break
         return Demand(rate, window_s, self.backlog)
+
+    def _rate(self, window_s: float) -> float:
+        return sum(
+            (last.images_arrived - first.images_arrived) / (last.at - first.at)
+            for first, last in self._spans(window_s)
+        )
 
     def cpu_ms(self) -> float | None:
         """Return the CPU-ms of an image; None while too little is done to tell."""

@@ -36,6 +36,14 @@ def test_a_step_shows_within_seconds():
     assert meter.demand().rate == pytest.approx((4 * 300 + 10) / 5)
 
 
+def test_a_few_arrivals_are_enough_to_see_that_most_are_gone():
+    before = reports(100, 0, 50)
+    meter = metered(before)
+    meter.update({0: reports(3, 50, 56, at_start=before[-1].images_arrived)})
+    assert meter.demand().rate == pytest.approx(3)
+    assert meter.demand().window_s == 5
+
+
 def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
     meter = StageMeter()
     for now in range(1, 200):

@@ -1,5 +1,6 @@
 """The autoscaling policy's promises, whatever the stages, the load and the noise."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,7 +143,7 @@ def test_poisson_noise_moves_nothing_once_it_has_settled(rate, seed):
     slow = {name: replace(stage, cores=0.5) for name, stage in ENSEMBLE.items()}
     targets = list(played(slow, rates, window_s=window_s))
     settled = targets[int(60 / TICK_S) :]
-    changes = sum(a != b for a, b in zip(settled, settled[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(settled))
     assert changes <= 1
 
 
