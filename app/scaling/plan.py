@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from app.bench.arrivals import poisson_arrivals
 from app.errors import ConfigError
-from app.scaling.simulator import Outcome, Service, SimStage, Simulation
+from app.scaling.simulated_service import Service, SimStage
+from app.scaling.simulator import Simulation
 
 HTTP_MS = 4.2  # of one image beyond its stages (share.json, overhead_ms)
 CORES_TOGETHER = 4.0  # of a replica that is a whole graph (configs/xeon-one-socket.yaml)
@@ -163,7 +164,7 @@ def _simulated_p99_ms(
     }
     seconds = WARM_UP_S + max(10.0, COUNTED_IMAGES / rate)
     arrivals = poisson_arrivals(rate, seconds, seed).tolist()
-    outcome: Outcome = Simulation(Service(stages, costs.steps), seed=seed).run(arrivals, seconds)
+    outcome = Simulation(Service(stages, costs.steps), seed=seed).run(arrivals, seconds)
     if outcome.refused or outcome.late:
         return math.inf
     return HTTP_MS + outcome.p99_ms(since=WARM_UP_S)

@@ -78,15 +78,7 @@ def _show(wish: "Wish", costs: "Costs", found: "Plan") -> None:
         + (f" with {dead} of them dead" if dead else "")
     )
     table = Table()
-    columns = (
-        "stage",
-        "CPU-ms",
-        "cores",
-        "replicas a node",
-        "in all",
-        "busy",
-        f"busy, {dead} dead",
-    )
+    columns = ("stage", "CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead")
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "stage" else "right")
     for name, ms in costs.cpu_ms.items():

@@ -32,10 +32,8 @@ def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> C
         cpu_ms["Decoder"] = DECODE_CPU_MS
         cpu_ms |= {n: MEMBER_APART * ms for n, ms in member_cpu_ms(manifest, precision).items()}
     records = [r for r in current_records(manifest) if r.cpu_ms_per_image]
-    on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "never measured: a guess"
-    source = (
-        f"members of {manifest.name} ({precision}): its accuracy record, {on}; the rest: {REST}"
-    )
+    on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
+    source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
     around_ms = AROUND_APART_CPU_MS if apart else AROUND_TOGETHER_CPU_MS
     return Costs(cpu_ms, members, around_ms, source)
 

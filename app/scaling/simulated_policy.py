@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from app.scaling.measured import StageMeter, demand
 from app.scaling.policy import ScalingOptions, Stage, State, decide
-from app.scaling.simulator import Service, SimReplica, known
+from app.scaling.simulated_service import Service
+from app.scaling.simulator import SimReplica, known
 
 
 class PolicyAutoscaler:
