@@ -25,7 +25,7 @@ STAGES = ("Gateway", "Decoder", "sure", "unsure")
 CPU_MS = {"Gateway": 20.0, "Decoder": 40.0, "sure": 20.0, "unsure": 20.0}
 TARGET_UTILIZATION = 0.25
 REACTS_WITHIN_S = 15.0  # to a step: the promise
-STEP_S, TRICKLE_S = 25.0, 25.0
+STEP_S, TRICKLE_S = 20.0, 22.0
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def scaling(start_service: Callable[..., Service], tmp_path_factory) -> Iterator
 def num_replicas(service: Service) -> dict[str, int]:
     """Count each stage's processes, those that are still starting included."""
     names = [title(process) for process in descendants(service.process.pid)]
-    found = [n.split(":tandem:")[1].split(".")[0] for n in names if "ServeReplica:tandem:" in n]
-    return {stage: Counter(found)[stage] for stage in STAGES}
+    found = [n.partition(":tandem:")[2].strip() for n in names if n.startswith("ray::ServeRep")]
+    return {stage: sum(name.startswith(stage) for name in found) for stage in STAGES}
 
 
 def load(service: Service) -> list[Sample]:
@@ -88,5 +88,5 @@ def test_all_stages_grow_together_within_15_s_and_shrink_without_a_lost_request(
         print(f"all stages shrank {time.monotonic() - began - STEP_S:.1f} s after its end")
         assert not sent.done()  # images came while they shrank
         samples = sent.result()
-    assert len(samples) > 500
+    assert len(samples) > 350
     assert Counter(sample.error for sample in samples) == {None: len(samples)}
