@@ -2,7 +2,7 @@
 
 Both get the same loads. Simulated (app/scaling/simulator.py), so it takes a minute and no cluster.
 The stages are those of configs/cluster.yaml with the costs of tests/load/results/ladder.json.
-Writes JSON and, beside it, a plot of rate, cores, images under way and p99.
+Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
 """
 
 import json
@@ -132,21 +132,22 @@ def _p99_by_window(run: Outcome, seconds: float) -> list[float]:
 
 
 def _plot(path: Path, outcomes: dict[tuple[str, str], Outcome]) -> None:
-    figure = Figure(figsize=(13, 8.5))
+    figure = Figure(figsize=(13, 8))
     axes = figure.subplots(4, len(LOADS), sharex="col")
-    rows = ("offered, images/s", "cores of ready replicas", "images under way", "p99, ms")
+    rows = ("offered, images/s", "ready replicas, all stages", "images under way", "p99, ms")
     for column, (load, (seconds, _, rate)) in enumerate(LOADS.items()):
         of_load = axes[:, column]
-        times = np.arange(seconds)
-        of_load[0].plot(times, [rate(at) for at in times], color="#555555", lw=1)
+        seconds_of = np.arange(seconds)
+        of_load[0].plot(seconds_of, [rate(at) for at in seconds_of], color="#555555", lw=1)
         of_load[0].set_title(load, loc="left")
         for policy in POLICIES:
             run, color = outcomes[load, policy], COLORS[policy]
             lost = len(run.refused) + len(run.late)
-            cores = np.sum([np.multiply(CORES[n], of) for n, of in run.replicas.items()], axis=0)
+            ready = np.sum(list(run.replicas.values()), axis=0)
+            times = 1 + np.arange(len(ready))
             told = f"{policy}: {run.core_seconds / 1e3:.1f} k core-s, {lost} lost"
-            of_load[1].plot(1 + np.arange(len(cores)), cores, color=color, lw=1.3, label=told)
-            of_load[2].plot(1 + np.arange(len(cores)), run.under_way, color=color, lw=1)
+            of_load[1].plot(times, ready, color=color, lw=1.3, label=told)
+            of_load[2].plot(times, run.under_way, color=color, lw=1)
             p99 = _p99_by_window(run, seconds)
             of_load[3].plot(WINDOW_S * (0.5 + np.arange(len(p99))), p99, color=color, lw=1)
         of_load[1].legend(frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(0, 0.98))
@@ -156,6 +157,7 @@ def _plot(path: Path, outcomes: dict[tuple[str, str], Outcome]) -> None:
         for row in (0, 1):
             of_load[row].set_ylim(bottom=0)
         of_load[2].set_yscale("symlog", linthresh=10)
+        of_load[2].set_ylim(bottom=0)
     for row, told in enumerate(rows):
         axes[row, 0].set_ylabel(told)
         for one in axes[row]:
