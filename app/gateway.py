@@ -118,13 +118,9 @@ class Gateway:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
-        counted = (
-            contextlib.nullcontext()
-            if request.is_probe
-            else self._usage.under_way(len(request.files))
-        )
+        num_counted = 0 if request.is_probe else len(request.files)
         try:
-            with counted:
+            with self._usage.under_way(num_counted):
                 async with asyncio.timeout(request.left_s):
                     return await self._siblings.classify(request)
         except TimeoutError as error:

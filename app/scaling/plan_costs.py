@@ -13,7 +13,7 @@ from app.scaling.costs import (
     member_cpu_ms,
 )
 from app.scaling.plan import Costs
-from app.settings import Place, Settings
+from app.settings import Settings
 from models.ledger import current_records
 from models.manifest import Manifest
 from models.record import Precision
@@ -25,8 +25,8 @@ REST = "photos of 500 x 375 on two cores with AVX2"
 def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> Costs:
     """Return what is expected of each stage, for a plan."""
     members = tuple(member.name for member in manifest.members)
-    place: Place = "deployment" if apart else "gateway"
-    settings = Settings(precision=precision, decoder=place, members=place)
+    place = "deployment" if apart else "gateway"
+    settings = Settings.model_validate({"precision": precision, "decoder": place, "members": place})
     cpu_ms = {"Gateway": gateway_cpu_ms(manifest, settings)}
     if apart:
         cpu_ms["Decoder"] = DECODE_CPU_MS

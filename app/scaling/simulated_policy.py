@@ -12,7 +12,7 @@ class PolicyAutoscaler:
     """Measures and decides with the same code as :mod:`app.scaling.serve_policy`."""
 
     def __init__(self, service: Service, options: ScalingOptions | None = None) -> None:
-        self._service, self._options = service, options or ScalingOptions()
+        self._service, self._options = service, options or ScalingOptions.model_validate({})
         self._meters = {name: StageMeter() for name in service.stages}
         self._state = State()
 
