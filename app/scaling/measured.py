@@ -27,6 +27,7 @@ class StageMeter:
 
     def __init__(self) -> None:
         self._of: dict[Hashable, deque[Report]] = {}
+        self._cpu_ms: float | None = None
 
     def update(self, reports: Reports) -> None:
         """Add the reports that are new; replicas that have none any more are forgotten."""
@@ -76,13 +77,14 @@ class StageMeter:
         )
 
     def cpu_ms(self) -> float | None:
-        """Return the CPU-ms of an image; None while too little is done to tell."""
-        spans = list(self._spans(COST_WINDOW_S))
+        """Return the CPU-ms of an image when enough was last done to tell; None before that."""
+        spans = self._spans(COST_WINDOW_S)
         used_ms = sum(last.cpu_ms - first.cpu_ms for first, last in spans)
         time_s = sum(last.at - first.at for first, last in spans)
         num_done = sum(last.images_done - first.images_done for first, last in spans)
-        is_busy = used_ms > BUSY_CORES * 1e3 * time_s
-        return used_ms / num_done if is_busy and num_done >= ENOUGH_DONE else None
+        if used_ms > BUSY_CORES * 1e3 * time_s and num_done >= ENOUGH_DONE:
+            self._cpu_ms = used_ms / num_done
+        return self._cpu_ms
 
     def expected_cpu_ms(self) -> float | None:
         """Return what the replicas expect of an image; None before one has reported."""

@@ -41,13 +41,16 @@ def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> C
 def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
     """Read the CPU time by stage from a result of ``tandem bench --json``, its last run's.
 
+    A result of tests/load/share.py does as well.
+
     Raises:
         ConfigError: there is none in it, or it is of other members.
 
     """
     try:
         content = json.loads(path.read_text("utf-8"))
-        of = {str(k): float(v) for k, v in content["runs"][-1]["service_cpu_ms_by_stage"].items()}
+        found = content.get("cpu_ms_by_stage") or content["runs"][-1]["service_cpu_ms_by_stage"]
+        of = {str(stage): float(ms) for stage, ms in found.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} has no CPU time by stage ({type(error).__name__}: {error}); make one on a "

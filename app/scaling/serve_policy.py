@@ -47,10 +47,11 @@ class EnsemblePolicy:
             return {}, {}
 
     def _decide(self, contexts: Contexts, now: float) -> Decisions:
+        names = [context.deployment_name for context in contexts.values()]
+        self._meters = {name: self._meters.get(name) or StageMeter() for name in names}
         stages = {}
         for context in contexts.values():
-            name = context.deployment_name
-            meter = self._meters.setdefault(name, StageMeter())
+            name, meter = context.deployment_name, self._meters[context.deployment_name]
             meter.update(reports_in(context.raw_metrics or {}))
             if (stage := self._stage(context, meter)) is not None:
                 stages[name] = stage

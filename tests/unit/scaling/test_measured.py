@@ -81,6 +81,14 @@ def test_an_idle_process_is_not_taken_for_a_dear_image():
     assert meter.expected_cpu_ms() == 15
 
 
+def test_what_was_measured_is_remembered_when_there_is_too_little_to_tell():
+    before = reports(50, cpu_ms=22)
+    meter = metered(before)
+    assert meter.cpu_ms() == pytest.approx(22)
+    meter.update({1: reports(1, cpu_ms=20, idle_ms=30)})
+    assert meter.cpu_ms() == pytest.approx(22)
+
+
 def test_usage_counts_what_came_what_is_there_and_what_was_done():
     spent = iter([1.25])
     usage = Usage(4, 15.0, cpu_s=lambda: next(spent))

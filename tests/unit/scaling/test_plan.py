@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command_line import tandem
@@ -91,6 +92,16 @@ def test_costs_from_a_bench(tmp_path):
     assert costs == Costs(
         {"Gateway": 30.0}, ("one", "other"), 1.5, "costs.json, on Some CPU, 8 cores"
     )
+
+
+def test_costs_from_the_projects_own_measurement():
+    path = Path(__file__).parents[2] / "load" / "results" / "share.json"
+    costs = read_costs(path, ("resnet50", "densenet169"))
+    assert costs.is_together
+    # The set's record and the constants beside it say the same within a tenth.
+    expected = planned_costs(load_model_set("imagenette").manifest, "INT8", apart=False)
+    assert costs.cpu_ms["Gateway"] == pytest.approx(expected.cpu_ms["Gateway"], rel=0.1)
+    assert costs.around_ms == pytest.approx(expected.around_ms, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_it_never_scales_to_nothing():
     }
 
 
+def test_a_stage_that_was_taken_away_tells_nothing_any_more():
+    policy = EnsemblePolicy(scale_down_after_s=1)
+    one = context("resnet50", reports(50, cpu_ms=20), now=1)
+    assert asked(policy, context("Gateway", reports(900, cpu_ms=2)), one)["resnet50"] == 7
+    asked(policy, context("resnet50", reports(50, cpu_ms=20), now=2))
+    assert asked(policy, context("resnet50", reports(50, cpu_ms=20), now=9)) == {"resnet50": 1}
+
+
 def test_without_reports_everything_stays(caplog):
     assert asked(EnsemblePolicy(), context("Gateway"), context("resnet50", target=7)) == {}
     assert not caplog.records
