@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.bench.command import bench
 from app.classify_command import classify
 from app.models_command import models_app
+from app.scaling.plan_command import plan
 from app.tracing.command import trace
 from app.tune.command import tune
 from models.errors import TandemError
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(classify)
 app.command()(bench)
 app.command()(tune)
+app.command()(plan)
 app.command()(trace)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):

@@ -2,6 +2,8 @@
 
 from app.errors import OtherSetError
 from app.metrics.replica import start_metrics
+from app.scaling.costs import COMBINE_CPU_MS
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stages import Combined
 from app.tracing.pipeline import pipeline
@@ -19,6 +21,11 @@ class Combiner:
         self._served = model_set.fingerprint(settings.precision)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._usage = Usage(1, COMBINE_CPU_MS)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the stage scales."""
+        return self._usage.figures()
 
     async def combine(self, members: dict[str, Probabilities], k: int) -> list[Combined]:
         """Return one answer per image from float32 (K, C) of every member that answered.
@@ -30,7 +37,8 @@ class Combiner:
         if not members.keys() <= self._weights.keys():
             raise OtherSetError(f"no such members here: {', '.join(sorted(members))}")
         rows = average(members, self._weights)
-        return [self._one(i, rows[i], members, k) for i in range(len(rows))]
+        with self._usage.under_way(len(rows)):
+            return [self._one(i, rows[i], members, k) for i in range(len(rows))]
 
     def _one(
         self, index: int, row: Probabilities, members: dict[str, Probabilities], k: int

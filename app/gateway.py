@@ -23,6 +23,8 @@ from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
 from app.rolling import Siblings, check_served, handed_over
+from app.scaling.costs import gateway_cpu_ms
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
@@ -64,10 +66,17 @@ class Gateway:
         self._cascade = cascade_of(every, settings, self._served)
         self._siblings = Siblings(self._through_the_graph)
         self._has_started = len(self._own_members) == len(every)
-        self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
+        # Without members of its own the process computes on its one loop.
+        cores = workers.cores if workers else 1
+        self._usage = Usage(cores, gateway_cpu_ms(self._model_set.manifest, settings))
+        self.admission = Admission(settings.max_concurrent_requests, on_refused=self._usage.refused)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the Gateway scales."""
+        return self._usage.figures()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""
@@ -109,9 +118,11 @@ class Gateway:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
+        num_counted = 0 if request.is_probe else len(request.files)
         try:
-            async with asyncio.timeout(request.left_s):
-                return await self._siblings.classify(request)
+            with self._usage.under_way(num_counted):
+                async with asyncio.timeout(request.left_s):
+                    return await self._siblings.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
