@@ -19,6 +19,11 @@ BEGIN_WITHIN_S = 10
 SILENT_S = 30  # a client in the middle of a body
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 256  # that HAProxy has open beside two for each connection
+# gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
+DEADLINE = (
+    "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
+    "if { req.hdr(grpc-timeout) -m found }"
+)
 # What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
 ANSWERS = {
     400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
@@ -71,6 +76,7 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
     interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
     Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
+    A gRPC client's deadline is copied to where the Gateway sees it (app/grpc/request.py).
     ``certificate`` are the words after ``bind ADDRESS ssl``.
     """
     lines = [f"/{MARK}$/d", rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"]
@@ -81,6 +87,7 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
     begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
     lines.append(_append("frontend http_frontend", [*_removals(), begin]))
+    lines.append(_append("frontend grpc_frontend", [DEADLINE]))
     return "\n".join(lines) + "\n"
 
 
