@@ -22,6 +22,7 @@ from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
 from app.http_api import create_api
+from app.keys import read_keys
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
@@ -71,6 +72,7 @@ class Gateway:
         self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self.keys = read_keys(settings)
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

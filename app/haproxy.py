@@ -84,10 +84,14 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     if certificate:
         frontend = "/^frontend http_frontend$/,/^ *bind /"
         lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
+        frontend = frontend.replace("http_frontend", "grpc_frontend")
+        of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
+        lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
     begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
     lines.append(_append("frontend http_frontend", [*_removals(), begin]))
-    lines.append(_append("frontend grpc_frontend", [DEADLINE]))
+    # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), DEADLINE]))
     return "\n".join(lines) + "\n"
 
 
@@ -115,13 +119,13 @@ def _append(section: str, added: list[str]) -> str:
     return "\\\n".join([f"/^{section}$/a", *rows])
 
 
-def _removals() -> list[str]:
+def _text_only(name: str) -> str:
     # sed takes one of the backslashes, HAProxy reads the rest as a space.
-    no_text = [
-        rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
-        for name in TEXT_HEADERS
-    ]
-    return [*no_text, f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
+    return rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
+
+
+def _removals() -> list[str]:
+    return [*map(_text_only, TEXT_HEADERS), f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
 
 
 def _answers() -> list[str]:

@@ -2,7 +2,7 @@
 
 Serve binds them to all interfaces and has no option for it: the one of each replica that answers
 gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call each other,
-which unpickles what it is sent.
+which unpickles what those send who have Ray's token.
 """
 
 import ipaddress

@@ -79,6 +79,11 @@ def _front(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyComma
             )
         haproxy.write(tls, settings.max_concurrent_requests)
         content["http_options"] = without_tls(content["http_options"])
+    elif grpc_port(content) is not None:
+        raise ConfigError(
+            "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
+            "Serve's own proxy does TLS for HTTP alone; leave one of them out"
+        )
     return "https"
 
 

@@ -29,9 +29,9 @@ class Call:
         self._started = time.perf_counter()
         self._trailing: list[tuple[str, str]] = []
         self.status = OK  # in HTTP's numbers, as everywhere in the application
-        self.metadata = {
-            key: value for key, value in context.invocation_metadata() if isinstance(value, str)
-        }
+        sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
+        self.metadata = dict(sent)
+        self.authorization = [value for key, value in sent if key == "authorization"]
         known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
         self.request_id = known.get("request_id") or uuid.uuid4().hex
 

@@ -52,11 +52,13 @@ async def _classify(
     gateway: "Gateway", request: messages.ClassifyRequest, call: Call
 ) -> messages.ClassifyReply:
     timeline, settings = Timeline(), gateway.settings
+    gateway.keys.check(call.authorization)
     top_k = top_k_of(request, settings.default_top_k, gateway.num_classes)
     timeout_s = timeout_s_of(call.metadata, settings.request_timeout_s)
-    with gateway.admission.admit(timeout_s):
+    with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
         with timeline.measure("read") as timeline.reading:
             images = images_of(request, settings)
+            share.grow(sum(map(len, images)))
         lane = lane_of(call.metadata.get("priority"), len(images))
         results = await gateway.classify(
             ClassifyRequest(images, top_k, timeout_s, call.request_id, timeline, lane)

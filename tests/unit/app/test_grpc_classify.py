@@ -13,6 +13,7 @@ from instruments import Instruments
 from app.errors import OverloadedError
 from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.keys import Keys
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
 
 ROUTE = "/tandem.v1.Ensemble/Classify"
@@ -123,6 +124,36 @@ async def test_calls_are_counted_as_http_is(gateway, told: Instruments):
     assert told.of(REQUESTS) == {(ROUTE, status): 1 for status in ("200", "422", "429", "499")}
     assert set(told.observed(REQUEST_MS)) == {("200",), ("422",), ("429",), ("499",)}
     assert told.observed(STAGE_MS) == {("encode", "none"): 1}
+
+
+KEY = "k" * 32
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({}, grpc.StatusCode.UNAUTHENTICATED),
+        ({"authorization": f"Bearer {KEY[:-1]}"}, grpc.StatusCode.UNAUTHENTICATED),
+        ({"authorization": "Bearer \u2713\udcff"}, grpc.StatusCode.UNAUTHENTICATED),
+        ({"authorization": KEY}, grpc.StatusCode.UNAUTHENTICATED),
+        ({"authorization": f"Bearer {KEY}"}, None),
+    ],
+)
+async def test_keys_are_asked_for_as_over_http(gateway, given, code):
+    gateway.keys = Keys([KEY])
+    _, context = await classify(gateway, b"image", **given)
+    assert context.code() is code
+    assert len(gateway.requests) == (code is None)
+    assert KEY not in str(context.details())
+
+
+async def test_bytes_that_have_no_room(gateway):
+    with gateway.byte_budget.share() as others:
+        others.grow(gateway.byte_budget.limit)
+        _, context = await classify(gateway, b"image")
+    assert context.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await classify(gateway, b"image"))[1].code() is None
+    assert gateway.byte_budget.num_held == 0
 
 
 async def test_metadata_that_is_no_text_is_nobodys(gateway):

@@ -88,8 +88,12 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         f"http-error status {status} " in line
         for status, line in zip(ANSWERS, answers, strict=True)
     )
-    assert after[after.index("frontend grpc_frontend") + 1] == f"    {DEADLINE} # tandem"
-    assert len(added) == len(rules) + 1 + len(ANSWERS) + 1
+    first = after.index("frontend grpc_frontend") + 1
+    assert after[first : first + 2] == [
+        f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
+        f"    {DEADLINE} # tandem",
+    ]
+    assert len(added) == len(rules) + 1 + len(ANSWERS) + 2
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}

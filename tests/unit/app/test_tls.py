@@ -6,6 +6,7 @@ import pytest
 from certificates import Root
 
 from app.errors import ConfigError
+from app.grpc.options import with_grpc
 from app.haproxy import HaproxyCommand
 from app.serve_command import ServeOptions, _scheme
 from app.tls import tls_of, without_tls
@@ -84,6 +85,7 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
             "defaults\n    mode http\n    timeout client 9s\n    errorfile 502 /nowhere\n"
             "frontend http_frontend\n    bind 127.0.0.1:8000\n"
             "    bind 127.0.0.1:8001\n    default_backend b\n"
+            "frontend grpc_frontend\n    bind 127.0.0.1:9000 proto h2\n    default_backend b\n"
             "backend b\n    timeout connect 5s\n    timeout server 9s\n    server s 127.0.0.1:1\n"
         )
         checked = subprocess.run(
@@ -94,6 +96,7 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
     assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
     assert bound[0].endswith("verify required")
     assert bound[1] == "    bind 127.0.0.1:8001"  # the service's is the first
+    assert bound[2].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
     assert (run / "tls.pem.key").readlink() == signed.key
 
 
@@ -116,3 +119,10 @@ def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     assert _scheme(content, joining, command) == "https"
     assert "ssl_certfile" in content["http_options"]  # Serve's own proxy takes them
+
+
+def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    content = with_grpc({"http_options": options(signed)}, 9000)
+    with pytest.raises(ConfigError, match="gRPC would go in clear"):
+        _scheme(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))
