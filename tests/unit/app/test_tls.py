@@ -8,8 +8,10 @@ from certificates import Root
 from app.errors import ConfigError
 from app.grpc.options import with_grpc
 from app.haproxy import HaproxyCommand
-from app.serve_command import ServeOptions, _scheme
+from app.serve_command import ServeOptions, _front
 from app.tls import tls_of, without_tls
+
+APPLICATIONS = [{"args": {}}]
 
 
 @pytest.fixture(scope="module")
@@ -102,27 +104,28 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
 
 def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    content = {"http_options": options(signed)}
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    assert _scheme(content, ServeOptions(), command) == "https"
+    assert _front(content, ServeOptions(), command) == "https"
     assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "ssl crt" in (tmp_path / "edits.sed").read_text()
-    assert _scheme(content, ServeOptions(), command) == "http"
+    assert _front(content, ServeOptions(), command) == "http"
 
 
 def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    content, joining = {"http_options": options(signed)}, ServeOptions(address="auto")
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    joining = ServeOptions(address="auto")
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
-        _scheme(content, joining, command)
+        _front(content, joining, command)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    assert _scheme(content, joining, command) == "https"
+    assert _front(content, joining, command) == "https"
     assert "ssl_certfile" in content["http_options"]  # Serve's own proxy takes them
 
 
 def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    content = with_grpc({"http_options": options(signed)}, 9000)
+    content = with_grpc({"http_options": options(signed), "applications": APPLICATIONS}, 9000)
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
-        _scheme(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))
+        _front(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))
