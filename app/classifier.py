@@ -14,6 +14,7 @@ from app.batching import BatchQueue
 from app.errors import ConfigError, OtherSetError
 from app.health import Health
 from app.lanes import Lane
+from app.loopback import keep_to_loopback
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
@@ -46,6 +47,7 @@ class Classifier:
 
     def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
         """Compile and check a member; ``workers`` are those of members in the same process."""
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
         self._name = member

@@ -63,6 +63,9 @@ def serve(
     api_keys_file: Annotated[
         Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
     ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -73,7 +76,15 @@ def serve(
 
     run_service(
         ServeOptions(
-            model_set, config, host, port, address, allow_unverified, metrics_port, api_keys_file
+            model_set,
+            config,
+            host,
+            port,
+            address,
+            allow_unverified,
+            metrics_port,
+            api_keys_file,
+            grpc_port,
         )
     )
 

@@ -1,6 +1,7 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
 from app.errors import OtherSetError
+from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
@@ -15,6 +16,7 @@ class Combiner:
     """Averages with the manifest's weights and names the classes."""
 
     def __init__(self, settings: Settings) -> None:
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
         model_set = load_model_set(settings.model_set, settings.model_search)

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from app.errors import DeadlineError
+from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.scaling.costs import DECODE_CPU_MS
 from app.scaling.usage import Usage
@@ -36,6 +37,7 @@ class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free."""
 
     def __init__(self, settings: Settings) -> None:
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core

@@ -11,13 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from ray.serve.grpc_util import RayServegRPCContext
 
 from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError
+from app.grpc.interface import answer_classify
+from app.grpc.tandem_pb2 import ClassifyReply
+from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
 from app.http_api import create_api
+from app.keys import read_keys
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
@@ -68,6 +73,7 @@ class Gateway:
         self._has_started = len(self._own_members) == len(every)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self.keys = read_keys(settings)
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
         # Without members of its own the process computes on its one loop.
         cores = workers.cores if workers else 1
@@ -86,6 +92,12 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
         return create_api(self)
+
+    async def Classify(
+        self, request: ClassifyMessage, grpc_context: RayServegRPCContext
+    ) -> ClassifyReply:
+        """Answer a gRPC call; Serve finds it, and the context's argument, by their names."""
+        return await answer_classify(self, request, grpc_context)
 
     @property
     def num_classes(self) -> int:

@@ -15,6 +15,7 @@ from app.errors import OverloadedError
 from app.fast_serve import fast_serve
 from app.haproxy import (
     ANSWERS,
+    DEADLINE,
     FOREIGN_HEADERS,
     TEXT_HEADERS,
     HaproxyCommand,
@@ -38,6 +39,8 @@ frontend http_frontend
     bind *:84040
     bind :9101 proto h2
     server s 10.0.0.1:9101
+frontend grpc_frontend
+    bind 127.0.0.1:9000 proto h2
 listen stats
   bind *:8404
     # bind *:8404
@@ -85,7 +88,12 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         f"http-error status {status} " in line
         for status, line in zip(ANSWERS, answers, strict=True)
     )
-    assert len(added) == len(rules) + 1 + len(ANSWERS)
+    first = after.index("frontend grpc_frontend") + 1
+    assert after[first : first + 2] == [
+        f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
+        f"    {DEADLINE} # tandem",
+    ]
+    assert len(added) == len(rules) + 1 + len(ANSWERS) + 2
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
@@ -103,6 +111,7 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count("127.0.0.1:9101") == 1
     assert config.read_text().count("del-header traceparent") == 1
     assert config.read_text().count("timeout http-request") == 1
+    assert config.read_text().count(DEADLINE) == 1
 
 
 ROUTES = """\
@@ -148,6 +157,8 @@ def test_serves_template_still_has_the_lines_that_are_rewritten():
     assert "\n    bind :{{ config.metrics_port }}\n" in text
     assert "\n  bind *:{{ config.stats_port }}\n" in text
     assert "\nfrontend http_frontend\n    bind {{" in text
+    assert "\nfrontend grpc_frontend\n" in text
+    assert "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2\n" in text
     assert "\ndefaults\n" in text
     assert "\n    errorfile 502 {{" in text
 
