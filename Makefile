@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve tools training-tools test test-training check format clean
+.PHONY: help serve tools training-tools test test-training check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,10 @@ check: $(VENV)/.test ## lint, format and types
 format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+proto: $(VENV)/.test ## make app/grpc/tandem_pb2*.py* from tandem.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+		app/grpc/tandem.proto
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

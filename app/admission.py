@@ -18,8 +18,13 @@ MAX_RETRY_AFTER_S = 30
 class Admission:
     """Counts the requests under way, and refuses those that could not be answered in time."""
 
-    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_requests = max_requests
+    def __init__(
+        self,
+        max_requests: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._max_requests, self._on_refused = max_requests, on_refused
         self._pace = Pace(clock)
         self.readers = Readers()
 
@@ -37,7 +42,11 @@ class Admission:
                 whose place could be taken, or those that are will take longer than ``timeout_s``.
 
         """
-        self._check(timeout_s)
+        try:
+            self._check(timeout_s)
+        except OverloadedError:
+            self._on_refused()
+            raise
         self._pace.came()
         try:
             yield

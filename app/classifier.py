@@ -17,6 +17,8 @@ from app.lanes import Lane
 from app.loopback import keep_to_loopback
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
+from app.scaling.costs import MEMBER_APART, member_cpu_ms
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stages import MemberAnswer
 from app.tracing.batches import record_failure, record_results, record_run
@@ -45,14 +47,14 @@ class Classifier:
 
     def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
         """Compile and check a member; ``workers`` are those of members in the same process."""
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
-        keep_to_loopback()
         self._name = member
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
         options = RuntimeOptions(
-            num_threads=self._workers.num * self._workers.threads_each,
+            num_threads=self._workers.cores,
             num_streams=self._workers.num,
             batch_sizes=settings.batch_sizes,
             cache_dir=settings.compile_cache,
@@ -66,6 +68,8 @@ class Classifier:
         self._check_golden(model_set, member, settings)
         self._health = Health(member)
         self._metrics = MemberMetrics(member, self.report)
+        expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
+        self._usage = Usage(self._workers.cores, expected_ms)
         self._queue = BatchQueue(
             self._infer,
             self._network.batch_sizes,
@@ -116,6 +120,10 @@ class Classifier:
         """
         self._health.check()
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the stage scales."""
+        return self._usage.figures()
+
     async def classify(
         self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
     ) -> MemberAnswer:
@@ -132,7 +140,8 @@ class Classifier:
         parent, arrived = current_parent(), time.monotonic()
         futures = self._queue.submit(images, timeout_s, lane, parent)
         try:
-            results = await asyncio.gather(*futures)
+            with self._usage.under_way(len(images)):
+                results = await asyncio.gather(*futures)
         except BaseException as error:
             for future in futures:
                 future.cancel()  # what still waits is dropped when its turn comes

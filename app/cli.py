@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.bench.command import bench
 from app.classify_command import classify
 from app.models_command import models_app
+from app.scaling.plan_command import plan
 from app.tracing.command import trace
 from app.tune.command import tune
 from models.errors import TandemError
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(classify)
 app.command()(bench)
 app.command()(tune)
+app.command()(plan)
 app.command()(trace)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
@@ -61,6 +63,9 @@ def serve(
     api_keys_file: Annotated[
         Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
     ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
@@ -71,7 +76,15 @@ def serve(
 
     run_service(
         ServeOptions(
-            model_set, config, host, port, address, allow_unverified, metrics_port, api_keys_file
+            model_set,
+            config,
+            host,
+            port,
+            address,
+            allow_unverified,
+            metrics_port,
+            api_keys_file,
+            grpc_port,
         )
     )
 

@@ -3,6 +3,8 @@
 from app.errors import OtherSetError
 from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
+from app.scaling.costs import COMBINE_CPU_MS
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stages import Combined
 from app.tracing.pipeline import pipeline
@@ -14,13 +16,18 @@ class Combiner:
     """Averages with the manifest's weights and names the classes."""
 
     def __init__(self, settings: Settings) -> None:
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
-        keep_to_loopback()
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._served = model_set.fingerprint(settings.precision)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._usage = Usage(1, COMBINE_CPU_MS)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the stage scales."""
+        return self._usage.figures()
 
     async def combine(self, members: dict[str, Probabilities], k: int) -> list[Combined]:
         """Return one answer per image from float32 (K, C) of every member that answered.
@@ -32,7 +39,8 @@ class Combiner:
         if not members.keys() <= self._weights.keys():
             raise OtherSetError(f"no such members here: {', '.join(sorted(members))}")
         rows = average(members, self._weights)
-        return [self._one(i, rows[i], members, k) for i in range(len(rows))]
+        with self._usage.under_way(len(rows)):
+            return [self._one(i, rows[i], members, k) for i in range(len(rows))]
 
     def _one(
         self, index: int, row: Probabilities, members: dict[str, Probabilities], k: int

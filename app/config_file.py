@@ -6,11 +6,15 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeDeploySchema
 
 from app.errors import ConfigError
+from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 from models.manifest import Manifest
+
+POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -23,24 +27,50 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is empty or not a mapping; see serve_config.yaml in the project")
-    if unknown := unknown_keys(content, ServeDeploySchema):
+    if unknown := unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content):
         raise ConfigError(f"{path}: " + "; ".join(unknown))
     try:
         ServeDeploySchema.model_validate(content)
         for application in content.get("applications", []):
             Settings.model_validate(application.get("args", {}))
+            ScalingOptions.model_validate(_policy_kwargs(application))
     except ValidationError as error:
         places = [
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
-            + (_suggestion(e["loc"][-1], Settings) if e["type"] == "extra_forbidden" else "")
+            + (
+                _suggestion(e["loc"][-1], Settings, ScalingOptions)
+                if e["type"] == "extra_forbidden"
+                else ""
+            )
             for e in error.errors()
         ]
         raise ConfigError(f"{path}: " + "; ".join(places)) from error
     return content
 
 
-def _suggestion(key: object, model: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(str(key), model.model_fields, 1)
+def _unknown_in_policies(content: dict[str, Any]) -> list[str]:
+    """Return the surprises in autoscaling_policy, which Serve's schema leaves open."""
+    return [
+        line
+        for index, application in enumerate(content.get("applications") or [])
+        if isinstance(application, dict)
+        for line in unknown_keys(
+            application.get("autoscaling_policy"),
+            AutoscalingPolicy,
+            f"applications[{index}].autoscaling_policy",
+        )
+    ]
+
+
+def _policy_kwargs(application: dict[str, Any]) -> Any:
+    """Return what our own autoscaling policy is given; {} where another one decides."""
+    policy = application.get("autoscaling_policy") or {}
+    return policy.get("policy_kwargs", {}) if policy.get("policy_function") == POLICY else {}
+
+
+def _suggestion(key: object, *models: type[BaseModel]) -> str:
+    known = [field for model in models for field in model.model_fields]
+    close = difflib.get_close_matches(str(key), known, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

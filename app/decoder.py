@@ -13,10 +13,13 @@ import numpy as np
 from app.errors import DeadlineError
 from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
+from app.scaling.costs import DECODE_CPU_MS
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stages import Decoded, Fault
 from app.tracing.pipeline import pipeline
 from app.tracing.spans import Parent, Value, current_parent, record
+from app.workers import replica_cores
 from models.errors import TandemError
 from models.image import read_image
 from models.image_header import read_header
@@ -34,15 +37,20 @@ class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free."""
 
     def __init__(self, settings: Settings) -> None:
+        keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
-        keep_to_loopback()
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._rule = model_set.manifest.image.rule
         self._served = model_set.fingerprint(settings.precision)
         self._max_pixels = settings.max_pixels
         self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
+        self._usage = Usage(replica_cores(settings.decode_threads), DECODE_CPU_MS)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the stage scales."""
+        return self._usage.figures()
 
     async def decode(self, files: list[bytes], left_s: float = math.inf) -> Decoded:
         """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone.
@@ -55,7 +63,8 @@ class Decoder:
         jobs = [
             loop.run_in_executor(self._threads, self._decode_one, data, expires) for data in files
         ]
-        done = await asyncio.gather(*jobs)
+        with self._usage.under_way(len(files)):
+            done = await asyncio.gather(*jobs)
         parent = current_parent()
         pixels: list[Pixels] = []
         times_ms: list[float] = []

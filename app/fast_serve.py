@@ -22,7 +22,10 @@ def fast_serve() -> Iterator[HaproxyCommand]:
         run_dir, ports = Path(folder), (free_port(), free_port())
         # Where Serve's own proxy answers what HAProxy has no replica for. Two services would share
         # the usual port (SO_REUSEPORT) and answer each other's requests.
-        fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
+        fallback = {
+            f"RAY_SERVE_FALLBACK_PROXY_{protocol}_PORT": str(free_port())
+            for protocol in ("HTTP", "GRPC")
+        }
         limits = {
             "RAY_SERVE_HAPROXY_MAXCONN": str(max_connections()),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),

@@ -11,19 +11,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from ray.serve.grpc_util import RayServegRPCContext
 
 from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
 from app.errors import DeadlineError, NotReadyError
+from app.grpc.interface import answer_classify
+from app.grpc.tandem_pb2 import ClassifyReply
+from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
 from app.http_api import create_api
-from app.loopback import keep_to_loopback
+from app.keys import read_keys
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
 from app.request import ClassifyRequest
 from app.rolling import Siblings, check_served, handed_over
+from app.scaling.costs import gateway_cpu_ms
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
@@ -52,7 +58,6 @@ class Gateway:
         self.settings = settings
         pipeline.start(settings, is_ingress=True)
         start_metrics()
-        keep_to_loopback()
         self._model_set = load_model_set(settings.model_set, settings.model_search)
         has_own = any(isinstance(member, InGateway) for member in members.values())
         workers = replica_workers(settings) if has_own else None
@@ -66,10 +71,18 @@ class Gateway:
         self._cascade = cascade_of(every, settings, self._served)
         self._siblings = Siblings(self._through_the_graph)
         self._has_started = len(self._own_members) == len(every)
-        self.admission = Admission(settings.max_concurrent_requests)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self.keys = read_keys(settings)
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
+        # Without members of its own the process computes on its one loop.
+        cores = workers.cores if workers else 1
+        self._usage = Usage(cores, gateway_cpu_ms(self._model_set.manifest, settings))
+        self.admission = Admission(settings.max_concurrent_requests, on_refused=self._usage.refused)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the Gateway scales."""
+        return self._usage.figures()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""
@@ -79,6 +92,12 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
         return create_api(self)
+
+    async def Classify(
+        self, request: ClassifyMessage, grpc_context: RayServegRPCContext
+    ) -> ClassifyReply:
+        """Answer a gRPC call; Serve finds it, and the context's argument, by their names."""
+        return await answer_classify(self, request, grpc_context)
 
     @property
     def num_classes(self) -> int:
@@ -111,9 +130,11 @@ class Gateway:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
+        num_counted = 0 if request.is_probe else len(request.files)
         try:
-            async with asyncio.timeout(request.left_s):
-                return await self._siblings.classify(request)
+            with self._usage.under_way(num_counted):
+                async with asyncio.timeout(request.left_s):
+                    return await self._siblings.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "

@@ -19,6 +19,11 @@ BEGIN_WITHIN_S = 10
 SILENT_S = 30  # a client in the middle of a body
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 256  # that HAProxy has open beside two for each connection
+# gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
+DEADLINE = (
+    "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
+    "if { req.hdr(grpc-timeout) -m found }"
+)
 # What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
 ANSWERS = {
     400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
@@ -36,11 +41,15 @@ class HaproxyCommand:
         self.path, self._ports = script, ports
         self._edits = script.with_name("edits.sed")
 
-    def write(self, tls: Tls | None = None) -> None:
-        """Write the command; with ``tls`` the service's port speaks only TLS."""
+    def write(self, tls: Tls | None = None, max_requests: int | None = None) -> None:
+        """Write the command; with ``tls`` the service's port speaks only TLS.
+
+        ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
+        """
         binary = _binary()
         certificate = tls.link(self.path.parent) if tls else None
-        self._edits.write_text(edits(self._ports, certificate), "ascii")
+        script = edits(self._ports, certificate) + refusals(max_requests)
+        self._edits.write_text(script, "ascii")
         edit = f'sed -i -E -f "{self._edits}" "$word"'
         self.path.write_text(
             "#!/bin/sh\n"
@@ -67,6 +76,7 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
     interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
     Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
+    A gRPC client's deadline is copied to where the Gateway sees it (app/grpc/request.py).
     ``certificate`` are the words after ``bind ADDRESS ssl``.
     """
     lines = [f"/{MARK}$/d", rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"]
@@ -74,10 +84,40 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     if certificate:
         frontend = "/^frontend http_frontend$/,/^ *bind /"
         lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
+        frontend = frontend.replace("http_frontend", "grpc_frontend")
+        of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
+        lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
     begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
     lines.append(_append("frontend http_frontend", [*_removals(), begin]))
+    # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), DEADLINE]))
     return "\n".join(lines) + "\n"
+
+
+def refusals(max_requests: int | None) -> str:
+    """Return the part of the script by which HAProxy answers 429 where the Gateway would.
+
+    A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
+    carry that is the difference (tests/load/overload.py). One of ten goes on to the Gateway, which
+    knows more: it may give a slow upload's place away.
+    """
+    if max_requests is None:
+        return ""
+    told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
+    full = (
+        r"{ path_end /v1/classify } { nbsrv(\2) gt 0 } { rand(10) gt 0 } "
+        rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
+    )
+    rules = [
+        r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
+        "http-request return status 429 content-type application/json hdr retry-after 1 "
+        rf"string '{_error('overloaded', told)}' if \3 {full}",
+    ]
+    # In the frontend, before a backend is chosen: what is refused there does not count as there.
+    # Serve's configuration has the line only when it has the backend.
+    before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
+    return rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@" + "\n"
 
 
 def _append(section: str, added: list[str]) -> str:
@@ -85,13 +125,13 @@ def _append(section: str, added: list[str]) -> str:
     return "\\\n".join([f"/^{section}$/a", *rows])
 
 
-def _removals() -> list[str]:
+def _text_only(name: str) -> str:
     # sed takes one of the backslashes, HAProxy reads the rest as a space.
-    no_text = [
-        rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
-        for name in TEXT_HEADERS
-    ]
-    return [*no_text, f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
+    return rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
+
+
+def _removals() -> list[str]:
+    return [*map(_text_only, TEXT_HEADERS), f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
 
 
 def _answers() -> list[str]:

@@ -12,7 +12,7 @@ from app.byte_budget import Share
 from app.errors import BadParameterError
 from app.http_errors import ERRORS, add_error_handlers, error_response, request_id_of
 from app.http_pages import add_pages
-from app.keys import read_keys, require_keys
+from app.keys import require_keys
 from app.lanes import lane_of
 from app.metrics.http import MeasuredRequests, timed
 from app.request import ClassifyRequest
@@ -47,7 +47,7 @@ def create_api(gateway: "Gateway") -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},  # Serve has the request's
     )
     api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
-    require_keys(api, read_keys(gateway.settings))  # the innermost: a refusal is counted too
+    require_keys(api, gateway.keys)  # the innermost: a refusal is counted too
     api.add_middleware(TracedRequests)
     api.add_middleware(MeasuredRequests)
     add_error_handlers(api)

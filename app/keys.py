@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,6 +42,24 @@ class Keys:
         for own in self._digests:
             is_known |= hmac.compare_digest(own, digest)
         return is_known
+
+    def check(self, given: Sequence[str]) -> None:
+        """Let a caller in who sent one Authorization header, with a key; anybody, without keys.
+
+        Raises:
+            UnauthorizedError: none, more than one, or none of the keys.
+
+        """
+        if not self:
+            return
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() == "bearer" and self.know(key.strip().encode("utf-8", "replace")):
+            return
+        raise UnauthorizedError(
+            "that is none of this service's keys"
+            if given
+            else "this service wants a key: send the header Authorization: Bearer KEY"
+        )
 
 
 def _digest(key: bytes) -> bytes:
@@ -93,16 +111,12 @@ class KeyedRequests:
         given = Headers(scope=scope).getlist("authorization")
         # Nothing further in can log what is not there.
         scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"authorization"]
-        if self._has_key(given):
-            await self._app(scope, receive, send)
+        try:
+            self._keys.check(given)
+        except UnauthorizedError as error:
+            await _refusal(Request(scope), error, is_given=bool(given))(scope, receive, send)
             return
-        await _refusal(Request(scope), is_given=bool(given))(scope, receive, send)
-
-    def _has_key(self, given: list[str]) -> bool:
-        if len(given) != 1:
-            return False
-        scheme, _, key = given[0].partition(" ")
-        return scheme.lower() == "bearer" and self._keys.know(key.strip().encode("latin-1"))
+        await self._app(scope, receive, send)
 
 
 def _is_open(scope: Scope) -> bool:
@@ -110,13 +124,8 @@ def _is_open(scope: Scope) -> bool:
     return path in OPEN or path.startswith(OPEN_BELOW)
 
 
-def _refusal(request: Request, *, is_given: bool) -> ASGIApp:
-    text = (
-        "that is none of this service's keys"
-        if is_given
-        else "this service wants a key: send the header Authorization: Bearer KEY"
-    )
-    answer = error_response(request, Fault.of(UnauthorizedError(text)))
+def _refusal(request: Request, error: UnauthorizedError, *, is_given: bool) -> ASGIApp:
+    answer = error_response(request, Fault.of(error))
     problem = ', error="invalid_token"' if is_given else ""
     answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
     return answer

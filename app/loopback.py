@@ -1,33 +1,40 @@
-"""A replica's port for calls between deployments, kept to loopback where its node is."""
+"""Serve's own gRPC servers, kept to loopback where the Ray below them is on loopback alone.
+
+Serve binds them to all interfaces and has no option for it: the one of each replica that answers
+gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call each other,
+which unpickles what those send who have Ray's token.
+"""
 
 import ipaddress
-import sys
-from collections.abc import Callable
 from typing import Any
 
-REPLICA = "ray.serve._private.replica"
-ANYWHERE = "[::]"  # what Serve binds to, whatever the node's own address is
+import ray
+from grpc.aio._server import Server  # what grpc.aio.server() makes, and Serve's own derives from
 
-Bind = Callable[[Any, str], int]
+ALL_INTERFACES = "[::]:"
 
 
-def keep_to_loopback() -> None:
-    """Bind that port, which Serve opens after this, where the other nodes' replicas can be.
+def keep_to_loopback() -> list[Any]:
+    """Let this process's gRPC servers listen on 127.0.0.1 if its node's address is one of those.
 
-    On a node of loopback there are none. What arrives at the port is unpickled, so who reaches it
-    can run any code, unless Ray asks for a token.
+    Serve calls it in each proxy and in each replica of the ingress before either listens
+    (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``), and takes a list of HTTP middlewares, which is
+    empty; the stages call it in replicas of their own.
     """
-    replica: Any = sys.modules.get(REPLICA)
-    if replica is None:  # a test, or tandem tune
-        return
-    import ray
-
-    if not ray.is_initialized():
-        return
-    address = ray.util.get_node_ip_address()
-    if ipaddress.ip_address(address).is_loopback:
-        replica.add_port_to_grpc_server = _binding(replica.add_port_to_grpc_server, address)
+    if ray.is_initialized() and _is_on_loopback():
+        Server.add_insecure_port = _on_loopback
+    return []
 
 
-def _binding(bind: Bind, address: str) -> Bind:
-    return lambda server, where: bind(server, where.replace(ANYWHERE, address))
+_on_all = Server.add_insecure_port
+
+
+def _on_loopback(server: Server, address: str) -> int:
+    if address.startswith(ALL_INTERFACES):
+        address = "127.0.0.1:" + address.removeprefix(ALL_INTERFACES)
+    return int(_on_all(server, address))
+
+
+def _is_on_loopback() -> bool:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return ipaddress.ip_address(address).is_loopback

@@ -51,7 +51,7 @@ class Readers:
     def cut_slowest(self) -> bool:
         """End the reading that has taken longest, so that its place is free in a moment.
 
-        False if none has taken long: whoever holds 256 connections open with a few bytes would
+        False if none has taken long: whoever holds 128 connections open with a few bytes would
         otherwise have every place.
         """
         if not self._since:

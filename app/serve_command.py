@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.capacity import check_capacity, oversubscribed
 from app.errors import ConfigError
 from app.fast_serve import fast_serve
+from app.grpc.options import grpc_port, with_grpc
 from app.haproxy import HaproxyCommand
 from app.ports import check_port, metrics_port
 from app.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
@@ -36,6 +37,7 @@ class ServeOptions:
     allow_unverified: bool = False
     metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
     api_keys_file: Path | None = None
+    grpc_port: int | None = None
 
 
 def run_service(options: ServeOptions) -> None:
@@ -44,20 +46,27 @@ def run_service(options: ServeOptions) -> None:
         content = _checked_config(options)
         http = content["http_options"]
         host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
-        url = f"{_scheme(content, options, haproxy)}://{host}:{http['port']}"
+        url = f"{_front(content, options, haproxy)}://{host}:{http['port']}"
         with console.status("starting Ray") as status, _ray(options, content):
             deploy(content)
             if wait_ready(url, stop, lambda text: status.update(escape(text))):
                 status.stop()
-                _welcome(url, http["host"])
+                _welcome(url, http["host"], grpc_port(content))
                 stop.wait()
             status.stop()
             console.print("stopping")
     console.print("stopped; nothing of it is left running")
 
 
-def _scheme(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
-    """Return https if http_options ask for TLS, which HAProxy then does in Serve's place."""
+def _front(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
+    """Tell HAProxy what it does in Serve's place; return the scheme that clients speak.
+
+    That is https if http_options ask for TLS.
+    """
+    from app.settings import Settings
+
+    settings = Settings.model_validate(content["applications"][0]["args"])
+    haproxy.write(max_requests=settings.max_concurrent_requests)
     tls = tls_of(content["http_options"])
     if tls is None:
         return "http"
@@ -68,8 +77,13 @@ def _scheme(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyComm
                 "TLS; put something that does in front, or start the cluster and this command "
                 "with RAY_SERVE_ENABLE_HA_PROXY=0"
             )
-        haproxy.write(tls)
+        haproxy.write(tls, settings.max_concurrent_requests)
         content["http_options"] = without_tls(content["http_options"])
+    elif grpc_port(content) is not None:
+        raise ConfigError(
+            "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
+            "Serve's own proxy does TLS for HTTP alone; leave one of them out"
+        )
     return "https"
 
 
@@ -96,8 +110,9 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
 
     content = read_config(options.config or default_config())
     content = with_overrides(content, options.model_set, options.host, options.port)
-    if options.address is None:  # a cluster that serves already has the port, and may keep it
-        check_port(content["http_options"]["host"], content["http_options"]["port"])
+    content = with_grpc(content, options.grpc_port)
+    if options.address is None:  # a cluster that serves already has the ports, and may keep them
+        _check_ports(content)
     arguments = content["applications"][0].setdefault("args", {})
     if options.allow_unverified:
         arguments["allow_unverified"] = True
@@ -123,11 +138,21 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     return content
 
 
-def _welcome(url: str, host: str) -> None:
+def _check_ports(content: dict[str, Any]) -> None:
+    host = content["http_options"]["host"]  # HAProxy's, for both
+    check_port(host, content["http_options"]["port"])
+    if (port := grpc_port(content)) is not None:
+        check_port(host, port, "--grpc-port")
+
+
+def _welcome(url: str, host: str, grpc: int | None) -> None:
     console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
     has_keys = wants_key(url)
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
     console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
+    if grpc is not None:
+        where = "127.0.0.1" if host == "0.0.0.0" else host
+        console.print(f"gRPC: {where}:{grpc}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
     console.print(f"metrics: {', '.join(metrics_urls())}")
     if host not in ("127.0.0.1", "::1", "localhost"):
         console.print(f"[yellow]{_exposure(host, has_keys, url)}[/]")

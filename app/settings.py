@@ -90,7 +90,7 @@ class Settings(BaseModel):
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
     max_files: int = Field(64, ge=1, description="files in one multipart request")
     max_concurrent_requests: int = Field(
-        256, ge=1, description="under way per Gateway; more are answered 429 at once"
+        128, ge=1, description="under way per Gateway; more are answered 429 at once"
     )
     max_queued_images: int = Field(512, ge=1, description="waiting per member and replica")
     default_top_k: int = Field(5, ge=1, description="classes in an answer when not asked")
@@ -147,6 +147,11 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
+        # A gRPC message is whole in memory before anybody can look at it: four times a body's
+        # limit, so that a client that is over it is told so by us.
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(80 * MIB),
+        # Called in proxies and replicas before they listen.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.loopback:keep_to_loopback",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),

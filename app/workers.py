@@ -30,6 +30,11 @@ class Workers:
         self.turns = Turns(num)
         self._threads = ThreadPoolExecutor(num, "infer")
 
+    @property
+    def cores(self) -> int:
+        """Cores that the workers keep busy together."""
+        return self.num * self.threads_each
+
     async def run(self, work: Callable[[T], R], value: T) -> R:
         """Run ``work`` on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, value)
@@ -52,6 +57,11 @@ def replica_workers(settings: Settings, num_sharing: int = 1) -> Workers:
             cores,
         )
     return workers_for(cores, settings.streams)
+
+
+def replica_cores(at_most: int) -> int:
+    """Return the cores that ``at_most`` busy threads of this replica can use."""
+    return min(at_most, _whole_cpus() or available_cpus())
 
 
 def _whole_cpus() -> int:

@@ -22,13 +22,13 @@ def batches(spans: Iterable[Received]) -> dict[tuple[str, str], Received]:
     return {(s.trace_id, s.span_id): s for s in spans if s.name == "batch"}
 
 
-def num_whole(spans: Iterable[Received], members: Iterable[str]) -> int:
+def num_whole(spans: Iterable[Received], members: Iterable[str], root: str = ROOT) -> int:
     """Count the traces whose root and stages have all arrived."""
     wanted = {"read", "decode", "combine", "encode"} | {
         f"{stage} {member}" for stage in ("queue", "infer") for member in members
     }
     return sum(
-        wanted <= {label(span) for span in trace} and any(s.name == ROOT for s in trace)
+        wanted <= {label(span) for span in trace} and any(s.name == root for s in trace)
         for trace in by_trace(spans).values()
     )
 
@@ -37,9 +37,9 @@ def label(span: Received) -> str:
     return f"{span.name} {span.attributes.get('tandem.member', '')}".strip()
 
 
-def check_whole(trace: list[Received]) -> Received:
+def check_whole(trace: list[Received], name: str = ROOT) -> Received:
     """Check one root, every other span below it and within its time; return the root."""
-    (root,) = [span for span in trace if span.name == ROOT]
+    (root,) = [span for span in trace if span.name == name]
     spans = {span.span_id: span for span in trace}
     assert root.parent_id not in spans
     for span in trace:

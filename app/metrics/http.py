@@ -1,4 +1,4 @@
-"""Requests by route and status, seen from outside the interface."""
+"""Requests by route and status, seen from outside the interfaces."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.metrics.meter import meter
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
 
-CLASSIFY = "/v1/classify"
+CLASSIFY = frozenset({"/v1/classify", "/tandem.v1.Ensemble/Classify"})  # HTTP's and gRPC's
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
 
 
@@ -43,9 +43,13 @@ class MeasuredRequests:
 
 def record_request(scope: Scope, status: int, duration_ms: float) -> None:
     """Count a request; paths that are no route are one, however many a scanner tries."""
-    route = getattr(scope.get("route"), "path", "other")
+    record_answered(getattr(scope.get("route"), "path", "other"), status, duration_ms)
+
+
+def record_answered(route: str, status: int, duration_ms: float) -> None:
+    """Count a request of either interface; gRPC's too has the status that HTTP would have."""
     meter.count(REQUESTS, route=route, status=str(status))
-    if route == CLASSIFY:
+    if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
 
 

@@ -47,13 +47,13 @@ class Metric:
 REQUESTS = Metric(
     "tandem_requests",
     "counter",
-    "HTTP requests by route and status; 499: the client went away",
+    "requests by route and status (of gRPC, what HTTP would say); 499: the client went away",
     ("route", "status"),
 )
 REQUEST_MS = Metric(
     "tandem_request_ms",
     "histogram",
-    "a /v1/classify request from its arrival at the Gateway to the answer's last byte",
+    "a request to classify, from its arrival at the Gateway to the answer's last byte",
     ("status",),
 )
 STAGE_MS = Metric(

@@ -89,7 +89,7 @@ def _list(place: Path, traces: "list[Trace]", *, as_json: bool) -> None:
                 "name": trace.root["name"],
                 "start_ns": trace.root["start_ns"],
                 "duration_ms": trace.duration_ms,
-                "status": trace.root["attributes"].get("http.response.status_code"),
+                "status": trace.status,
             }
             for trace in traces
         ]
@@ -100,11 +100,10 @@ def _list(place: Path, traces: "list[Trace]", *, as_json: bool) -> None:
     table = Table("time", "request", "status", "ms", "request id", box=None, pad_edge=False)
     for trace in traces:
         begun = datetime.fromtimestamp(trace.root["start_ns"] / 1e9).astimezone()
-        status = str(trace.root["attributes"].get("http.response.status_code", ""))
         table.add_row(
             f"{begun:%H:%M:%S}",
             escape(trace.root["name"]),
-            status,
+            str(trace.status or ""),
             f"{trace.duration_ms:.1f}",
             escape(trace.request_id),
         )

@@ -25,6 +25,13 @@ class Trace:
         return str(self.root["attributes"].get("request_id", ""))
 
     @property
+    def status(self) -> int | str | None:
+        """How it was answered: HTTP's number or gRPC's name; None if it was not."""
+        facts = self.root["attributes"]
+        found: int | str | None = facts.get("http.response.status_code")
+        return found or facts.get("rpc.response.status_code")
+
+    @property
     def duration_ms(self) -> float:
         """From the request's arrival to its answer."""
         return float(self.root["end_ns"] - self.root["start_ns"]) / 1e6

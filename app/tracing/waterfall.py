@@ -19,9 +19,8 @@ def draw(out: Console, trace: Trace) -> None:
     """Print the request, a line for each span, then the batches that it shared with others."""
     root = trace.root
     begun = datetime.fromtimestamp(root["start_ns"] / 1e9).astimezone()
-    status = root["attributes"].get("http.response.status_code", "")
     out.print(
-        f"[bold]{escape(root['name'])}[/] {status}  {trace.duration_ms:.2f} ms  "
+        f"[bold]{escape(root['name'])}[/] {trace.status or ''}  {trace.duration_ms:.2f} ms  "
         f"{begun:%Y-%m-%d %H:%M:%S}\nrequest {escape(trace.request_id)}  trace {root['trace_id']}"
     )
     first = min(span["start_ns"] for span in trace.spans)

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
@@ -18,6 +19,10 @@ from page_driver import File, drop, watched
 from playwright.sync_api import Browser, expect
 from processes import descendants, serve_logs, title
 
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+
+ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
 
@@ -41,10 +46,16 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def grpc_port(free_port: Callable[[], int]) -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
 def guarded(
     start_service: Callable[..., Service],
     signed: Signed,
     key_file: Path,
+    grpc_port: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Service:
     """Start a service that has both; one key is in the file, the other in the environment."""
@@ -57,7 +68,8 @@ def guarded(
     path.write_text(yaml.safe_dump(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
-        service = start_service("--config", str(path), "--api-keys-file", str(key_file))
+        keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
+        service = start_service("--config", str(path), *keys, *rpc)
     service.wait_ready()
     return service
 
@@ -99,6 +111,25 @@ def test_without_one_of_the_keys_nothing(
     assert trusting.get("/v1/models", headers=headers).status_code == 401
     for path in ("/healthz", "/readyz", "/", "/docs"):
         assert trusting.get(path).status_code == 200
+
+
+def test_grpc_has_the_same_keys_and_tls(
+    guarded: Service, grpc_port: int, root: Root, photo: bytes, photo_label: str
+) -> None:
+    request, where = ClassifyRequest(images=[photo]), f"127.0.0.1:{grpc_port}"
+    trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
+    with grpc.secure_channel(where, trusted) as channel:
+        ensemble = EnsembleStub(channel)
+        reply = ensemble.Classify(request, timeout=60, metadata=[*bearer(KEY).items()])
+        assert reply.results[0].classified.predictions[0].label == photo_label
+        for headers in ({}, bearer(KEY[:-1])):
+            with pytest.raises(grpc.RpcError) as refused:
+                ensemble.Classify(request, timeout=60, metadata=[*headers.items()])
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for wrong in (grpc.insecure_channel(where), grpc.secure_channel(where, ANY_ROOT)):
+        with wrong as channel, pytest.raises(grpc.RpcError) as refused:
+            EnsembleStub(channel).Classify(request, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_large_body_without_a_key_is_refused_and_not_kept(trusting: httpx.Client) -> None:

@@ -16,6 +16,7 @@ from tiny_networks import write_tiny_set
 from trace_receivers import OtlpHttp
 
 from app.config_file import for_members, read_config, with_overrides
+from app.grpc.options import with_grpc
 from app.service import deploy, wait_ready
 from app.stop_request import StopRequest
 from models.manifest import read_manifest
@@ -70,7 +71,7 @@ def served(
     application = content["applications"][0]
     application["args"] |= {"streams": 1, "compile_cache": None, "max_files": 8}
     application["args"] |= {"trace_endpoint": spans.url, "trace_dir": None}
-    config = for_members(content, read_manifest(folder))
+    config = with_grpc(for_members(content, read_manifest(folder)), free_port())
     for deployment in config["applications"][0]["deployments"]:
         deployment["health_check_period_s"] = 1
         if deployment["name"] in MEMBERS:

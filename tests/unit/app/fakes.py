@@ -10,6 +10,7 @@ from tiny_networks import LABELS
 from app.answers import Answered, Classified, MemberOpinion, ServedModels, Timings
 from app.byte_budget import ByteBudget
 from app.errors import OverloadedError
+from app.keys import read_keys
 from app.lanes import Lane
 from app.readers import Readers
 from app.request import ClassifyRequest
@@ -32,6 +33,7 @@ class FakeGateway:
         self.is_full = False
         self.arriving = Readers().arriving
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
+        self.keys = read_keys(self.settings)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
 

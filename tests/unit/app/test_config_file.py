@@ -1,6 +1,7 @@
 """serve_config.yaml read strictly: what Serve would accept in silence is refused here."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,37 @@ def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(oth
     assert names(for_members(content, other_manifest)) == ["Gateway", "Decoder"]
     application["args"] |= {"decoder": "gateway"}
     assert names(for_members(content, other_manifest)) == ["Gateway"]
+
+
+POLICY = {"policy_function": "app.scaling.serve_policy:EnsemblePolicy"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (POLICY | {"policy_kwarg": {}}, "no option; did you mean policy_kwargs?"),
+        (POLICY | {"policy_kwargs": {"drains_s": 3}}, "did you mean drain_s?"),
+        (POLICY | {"policy_kwargs": {"target_utilization": 7}}, "less than or equal to 1"),
+    ],
+)
+def test_the_autoscaling_policy_is_read_as_strictly(tmp_path, policy, says):
+    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_config(write(tmp_path, content))
+
+
+def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
+    policy = {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}
+    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
+    assert read_config(write(tmp_path, content)) == content
+
+
+def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
+    content = read_config(ROOT / "configs" / "cluster.yaml")
+    fitted = for_members(content, read_manifest(write_tiny_set(tmp_path / "tiny")))
+    application = fitted["applications"][0]
+    assert application["autoscaling_policy"]["policy_function"] == POLICY["policy_function"]
+    for deployment in application["deployments"]:
+        scaling = deployment["autoscaling_config"]
+        assert scaling["upscale_delay_s"] == scaling["downscale_delay_s"] == 0
+        assert scaling["metrics_interval_s"] < scaling["look_back_period_s"]

@@ -1,6 +1,8 @@
 """The command that Serve starts as HAProxy: what it changes in Serve's configuration, no more."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,11 @@ import pytest
 from ray.serve._private import constants, haproxy_templates
 
 from app.config_file import ConfigError
+from app.errors import OverloadedError
 from app.fast_serve import fast_serve
 from app.haproxy import (
     ANSWERS,
+    DEADLINE,
     FOREIGN_HEADERS,
     TEXT_HEADERS,
     HaproxyCommand,
@@ -35,6 +39,8 @@ frontend http_frontend
     bind *:84040
     bind :9101 proto h2
     server s 10.0.0.1:9101
+frontend grpc_frontend
+    bind 127.0.0.1:9000 proto h2
 listen stats
   bind *:8404
     # bind *:8404
@@ -82,7 +88,12 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         f"http-error status {status} " in line
         for status, line in zip(ANSWERS, answers, strict=True)
     )
-    assert len(added) == len(rules) + 1 + len(ANSWERS)
+    first = after.index("frontend grpc_frontend") + 1
+    assert after[first : first + 2] == [
+        f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
+        f"    {DEADLINE} # tandem",
+    ]
+    assert len(added) == len(rules) + 1 + len(ANSWERS) + 2
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
@@ -100,6 +111,36 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count("127.0.0.1:9101") == 1
     assert config.read_text().count("del-header traceparent") == 1
     assert config.read_text().count("timeout http-request") == 1
+    assert config.read_text().count(DEADLINE) == 1
+
+
+ROUTES = """\
+frontend http_frontend
+    use_backend http-tandem if is_http-tandem
+    default_backend default_backend
+"""
+
+
+def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
+    HaproxyCommand(command, PORTS).write(max_requests=7)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(ROUTES)
+    for _ in range(2):
+        subprocess.run([command, "-f", config], check=False)
+    lines = config.read_text().splitlines()
+    route = lines.index("    use_backend http-tandem if is_http-tandem")
+    count, refusal = lines[route - 2 : route]
+    assert count == (
+        "    http-request set-var(txn.gateways) nbsrv(http-tandem) if is_http-tandem # tandem"
+    )
+    assert "return status 429 content-type application/json hdr retry-after 1" in refusal
+    assert "if is_http-tandem { path_end /v1/classify } { nbsrv(http-tandem) gt 0 }" in refusal
+    assert "{ be_conn(http-tandem),div(txn.gateways) ge 7 }" in refusal
+    (text,) = re.findall(r"string '(.*)' if", refusal)
+    error = json.loads(text)["error"]
+    assert error["code"] == OverloadedError.code
+    assert "7 requests are under way for each Gateway" in error["message"]
+    assert config.read_text().count("status 429") == 1
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
@@ -116,6 +157,8 @@ def test_serves_template_still_has_the_lines_that_are_rewritten():
     assert "\n    bind :{{ config.metrics_port }}\n" in text
     assert "\n  bind *:{{ config.stats_port }}\n" in text
     assert "\nfrontend http_frontend\n    bind {{" in text
+    assert "\nfrontend grpc_frontend\n" in text
+    assert "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2\n" in text
     assert "\ndefaults\n" in text
     assert "\n    errorfile 502 {{" in text
 

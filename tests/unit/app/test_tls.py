@@ -6,9 +6,12 @@ import pytest
 from certificates import Root
 
 from app.errors import ConfigError
+from app.grpc.options import with_grpc
 from app.haproxy import HaproxyCommand
-from app.serve_command import ServeOptions, _scheme
+from app.serve_command import ServeOptions, _front
 from app.tls import tls_of, without_tls
+
+APPLICATIONS = [{"args": {}}]
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,7 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
             "defaults\n    mode http\n    timeout client 9s\n    errorfile 502 /nowhere\n"
             "frontend http_frontend\n    bind 127.0.0.1:8000\n"
             "    bind 127.0.0.1:8001\n    default_backend b\n"
+            "frontend grpc_frontend\n    bind 127.0.0.1:9000 proto h2\n    default_backend b\n"
             "backend b\n    timeout connect 5s\n    timeout server 9s\n    server s 127.0.0.1:1\n"
         )
         checked = subprocess.run(
@@ -94,25 +98,34 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
     assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
     assert bound[0].endswith("verify required")
     assert bound[1] == "    bind 127.0.0.1:8001"  # the service's is the first
+    assert bound[2].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
     assert (run / "tls.pem.key").readlink() == signed.key
 
 
 def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    content = {"http_options": options(signed)}
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    assert _scheme(content, ServeOptions(), command) == "https"
+    assert _front(content, ServeOptions(), command) == "https"
     assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "ssl crt" in (tmp_path / "edits.sed").read_text()
-    assert _scheme(content, ServeOptions(), command) == "http"
+    assert _front(content, ServeOptions(), command) == "http"
 
 
 def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    content, joining = {"http_options": options(signed)}, ServeOptions(address="auto")
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    joining = ServeOptions(address="auto")
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
-        _scheme(content, joining, command)
+        _front(content, joining, command)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    assert _scheme(content, joining, command) == "https"
+    assert _front(content, joining, command) == "https"
     assert "ssl_certfile" in content["http_options"]  # Serve's own proxy takes them
+
+
+def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    content = with_grpc({"http_options": options(signed), "applications": APPLICATIONS}, 9000)
+    with pytest.raises(ConfigError, match="gRPC would go in clear"):
+        _front(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))

@@ -1,0 +1,59 @@
+"""One gRPC call: its metadata, and how it ends for the client, the trace and the metrics."""
+
+import time
+import uuid
+
+from opentelemetry import trace
+from opentelemetry.trace import format_trace_id
+from ray.serve.grpc_util import RayServegRPCContext
+
+from app.grpc.status import OK, code_of
+from app.metrics.http import record_answered
+from app.stages import Fault
+
+TRACE_ID = "x-trace-id"
+STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
+# Clients with a retry policy wait that long (gRPC proposal A6): what Retry-After is over HTTP.
+RETRY = "grpc-retry-pushback-ms"
+
+
+class Call:
+    """Made when the call arrives; ``ended`` tells everyone how it went.
+
+    Errors are set on the context and not raised: Serve would log each with its traceback, and drop
+    the trailing metadata.
+    """
+
+    def __init__(self, service: str, method: str, context: RayServegRPCContext) -> None:
+        self._service, self._method, self._context = service, method, context
+        self._started = time.perf_counter()
+        self._trailing: list[tuple[str, str]] = []
+        self.status = OK  # in HTTP's numbers, as everywhere in the application
+        sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
+        self.metadata = dict(sent)
+        self.authorization = [value for key, value in sent if key == "authorization"]
+        known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
+        self.request_id = known.get("request_id") or uuid.uuid4().hex
+
+    def refuse(self, fault: Fault, retry_after_s: int = 1) -> None:
+        """Answer with an error instead of a reply."""
+        self.status = fault.status
+        self._context.set_code(code_of(fault.status))
+        self._context.set_details(fault.message)
+        self._trailing.append(("error-code", fault.code))
+        if fault.status in (429, 503):
+            self._trailing.append((RETRY, str(1000 * retry_after_s)))
+
+    def ended(self) -> None:
+        """Name the request's span, give the client the trace's identity, count the request."""
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.update_name(f"{self._service}/{self._method}")
+            # Serve writes its own rpc.* afterwards; rpc.grpc.status_code says OK of every call that
+            # does not raise.
+            span.set_attribute(STATUS, code_of(self.status).name)
+            trace_id = format_trace_id(span.get_span_context().trace_id)
+            self._trailing.append((TRACE_ID, trace_id))
+        self._context.set_trailing_metadata(self._trailing)
+        duration_ms = (time.perf_counter() - self._started) * 1e3
+        record_answered(f"/{self._service}/{self._method}", self.status, duration_ms)

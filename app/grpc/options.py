@@ -1,0 +1,21 @@
+"""The ``grpc_options`` of serve_config.yaml, which are off unless somebody asks for a port."""
+
+from typing import Any
+
+ADD_SERVICER = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+
+
+def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
+    """Return the configuration with the interface on ``port``; None leaves the file's own."""
+    if port is None:
+        return content
+    own = {"port": port, "grpc_servicer_functions": [ADD_SERVICER]}
+    return {**content, "grpc_options": {**content.get("grpc_options", {}), **own}}
+
+
+def grpc_port(content: dict[str, Any]) -> int | None:
+    """Return the port that gRPC will have; None if it is off."""
+    from ray.serve.schema import gRPCOptionsSchema
+
+    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
+    return options.port if options.grpc_servicer_functions else None

@@ -1,0 +1,28 @@
+"""The answer as a message: :mod:`app.answers`' models, field by field."""
+
+from collections.abc import Iterable
+
+from app.answers import Classified
+from app.grpc import tandem_pb2 as messages
+from app.grpc.status import number_of
+from app.stages import Fault
+
+
+def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
+    """Dress every image's answer, or its own error, in order."""
+    rows = [
+        messages.Result(error=_error(result, request_id))
+        if isinstance(result, Fault)
+        else messages.Result(classified=result.model_dump(exclude_none=True))
+        for result in results
+    ]
+    return messages.ClassifyReply(results=rows, request_id=request_id)
+
+
+def _error(fault: Fault, request_id: str) -> messages.Error:
+    return messages.Error(
+        code=fault.code,
+        message=fault.message,
+        request_id=request_id,
+        status=number_of(fault.status),
+    )

@@ -1,0 +1,84 @@
+"""A request's message and metadata, read under the same limits as over HTTP."""
+
+import math
+import re
+from collections.abc import Mapping
+
+from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
+from app.grpc import tandem_pb2 as messages
+from app.settings import Settings
+
+TIMEOUT = "x-request-timeout-seconds"
+# The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
+# tandem serve has HAProxy copy it (app/haproxy.py).
+DEADLINE = "x-grpc-timeout"
+DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
+UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+# The client's clock began when it sent the request, and its answer has to travel.
+SHARE_OF_DEADLINE = 0.9
+
+
+def images_of(request: messages.ClassifyRequest, settings: Settings) -> list[bytes]:
+    """Return the images' bytes, in order.
+
+    Raises:
+        BadParameterError, TooManyFilesError, BodyTooLargeError: none, or more than the settings
+            allow.
+
+    """
+    if not request.images:
+        raise BadParameterError("the request has no image; put its bytes into images")
+    if len(request.images) > settings.max_files:
+        raise TooManyFilesError(
+            f"the request has {len(request.images)} images, the limit is {settings.max_files}; "
+            "send them in several requests"
+        )
+    images = [bytes(image) for image in request.images]
+    size = sum(map(len, images))
+    if size > settings.max_body_bytes:
+        raise BodyTooLargeError(
+            f"the images have {size} bytes, the limit is {settings.max_body_bytes}; "
+            "send smaller ones (1,000 pixels a side are plenty) or fewer per request"
+        )
+    return images
+
+
+def top_k_of(request: messages.ClassifyRequest, default_k: int, num_classes: int) -> int:
+    """Return how many classes are asked for.
+
+    Raises:
+        BadParameterError: none, or more than there are.
+
+    """
+    top_k = request.top_k if request.HasField("top_k") else min(default_k, num_classes)
+    if not 1 <= top_k <= num_classes:
+        raise BadParameterError(
+            f"top_k is {top_k}; this model set has {num_classes} classes: ask for 1 to "
+            f"{num_classes}"
+        )
+    return top_k
+
+
+def timeout_s_of(metadata: Mapping[str, str], default_s: float) -> float:
+    """Return the request's time in seconds: the default, unless the client gives it less.
+
+    Raises:
+        BadParameterError: x-request-timeout-seconds is no number above 0.
+
+    """
+    seconds = [default_s]
+    if (given := metadata.get(TIMEOUT)) is not None:
+        seconds.append(_seconds(given))
+    if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE, "")):
+        seconds.append(SHARE_OF_DEADLINE * int(found[1]) * UNIT_S[found[2]])
+    return min(seconds)
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise BadParameterError(f"{TIMEOUT} is {given[:40]!r}; give seconds as a number above 0")
+    return seconds

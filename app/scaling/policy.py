@@ -1,0 +1,154 @@
+"""The autoscaling policy: a pure function from what is measured to replicas of every stage.
+
+An image visits every stage, so all are sized for one and the same rate, each by what an image costs
+there. Nothing here knows Ray, and time is passed in.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+
+Replicas = Mapping[str, int]  # by stage
+
+
+class ScalingOptions(BaseModel):
+    """``policy_kwargs`` of the application's ``autoscaling_policy``; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target_utilization: float = Field(
+        0.7, gt=0, le=1, description="share of its cores that a stage may use at the present rate"
+    )
+    drain_s: PositiveFloat = Field(
+        5.0, description="a backlog is sized to be gone within this, once the replicas are there"
+    )
+    scale_down_after_s: PositiveFloat = Field(
+        120.0, description="a replica goes when it was not needed for this long"
+    )
+    cpu_ms: dict[str, PositiveFloat] = Field(
+        {},
+        description="CPU-ms of an image by stage, until it is measured; else what the replicas "
+        "expect: the manifest's record",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is known of one stage."""
+
+    cpu_ms: float  # of an image
+    cores: float  # that one replica can use
+    min_replicas: int
+    max_replicas: int
+    target: int  # replicas that are asked for now
+
+    def capacity(self, replicas: int) -> float:
+        """Return the images/s that keep all cores of so many replicas busy."""
+        return replicas * self.cores * 1e3 / self.cpu_ms
+
+    def needed(self, rate: float, utilization: float = 1.0) -> int:
+        """Return the replicas whose cores are that busy at ``rate`` images/s, within limits."""
+        exact = rate * self.cpu_ms / (self.cores * 1e3 * utilization)
+        return self.limited(math.ceil(exact - 1e-9))  # no replica for a rounding error
+
+    def limited(self, replicas: int) -> int:
+        """Return the number within the stage's limits."""
+        return max(self.min_replicas, min(self.max_replicas, replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What arrives."""
+
+    rate: float  # images/s, refused ones too
+    window_s: float  # that they were counted over
+    backlog: float = 0.0  # images under way: waiting, or being worked on
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the policy remembers from one decision to the next."""
+
+    rate: float | None = None  # images/s that all is sized for
+    cpu_ms: Mapping[str, float] = field(default_factory=dict)
+    wanted: tuple[tuple[float, Replicas], ...] = ()  # (when last, replicas), oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas for every stage, and what to remember."""
+
+    targets: Replicas
+    state: State
+
+
+SIGMAS = 4.0  # of Poisson noise, sqrt(n) of n arrivals, that change nothing
+COST_BAND = 0.2  # share by which a cost may move and change nothing: batches fill and empty
+USUAL_S = 0.5  # of arrivals that are under way at a time are no backlog,
+USUAL_WORK = 3.0  # nor are those of so many times an image's own CPU time
+
+
+def decide(
+    stages: Mapping[str, Stage],
+    demand: Demand,
+    state: State,
+    now: float,
+    options: ScalingOptions,
+) -> Decision:
+    """Size every stage for the same rate; up at once, down when nothing more was needed for long.
+
+    The rate and the costs follow what is measured only when they leave a band around what they
+    were: for the rate, four standard deviations of a Poisson process up, or twice that down.
+    Whatever the bands say, no stage gets less than the measured rate keeps busy. A stage whose
+    limit comes first bounds the rate that the others are sized for. Scaling down waits as the
+    stabilization window of Kubernetes' HorizontalPodAutoscaler does: what is asked for is the most
+    that was wanted within ``scale_down_after_s``.
+    """
+    asked = demand.rate + _excess(demand, stages) / options.drain_s
+    rate = _settled_rate(asked, demand.window_s, state.rate, options)
+    costs = {name: _settled_cost(s.cpu_ms, state.cpu_ms.get(name)) for name, s in stages.items()}
+    bound = min((s.capacity(s.max_replicas) for s in stages.values()), default=0.0)
+    wanted = {}
+    for name, stage in stages.items():
+        settled = replace(stage, cpu_ms=costs[name])
+        planned = settled.needed(min(rate, bound), options.target_utilization)
+        wanted[name] = max(planned, stage.needed(min(asked, bound)))
+    before = state.wanted or ((now, {name: s.target for name, s in stages.items()}),)
+    history = _remembered(before, wanted, now, options.scale_down_after_s)
+    targets = {
+        name: s.limited(max(then.get(name, 0) for _, then in history)) for name, s in stages.items()
+    }
+    return Decision(targets, State(rate, costs, history))
+
+
+def _excess(demand: Demand, stages: Mapping[str, Stage]) -> float:
+    """Return how many images are under way beyond what is usual at this rate."""
+    usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
+    return max(0.0, demand.backlog - demand.rate * usual_s)
+
+
+def _settled_rate(
+    rate: float, window_s: float, before: float | None, options: ScalingOptions
+) -> float:
+    """Return the rate to size for: up to what was measured, down to its upper confidence limit."""
+    if before is None:
+        return rate
+    room = (1 / options.target_utilization - 1) / 2 * before  # half of what is free at this size
+    if rate > before + min(SIGMAS * math.sqrt(before / window_s), room):
+        return rate
+    upper = SIGMAS * math.sqrt(max(rate, 1 / window_s) / window_s)
+    return rate + upper if rate + 2 * upper < before else before
+
+
+def _settled_cost(cpu_ms: float, before: float | None) -> float:
+    return cpu_ms if before is None or abs(cpu_ms - before) > COST_BAND * before else before
+
+
+def _remembered(
+    history: tuple[tuple[float, Replicas], ...], wanted: Replicas, now: float, for_s: float
+) -> tuple[tuple[float, Replicas], ...]:
+    """Add what is wanted now; the same as last only moves the time."""
+    kept = tuple((at, then) for at, then in history if at > now - for_s and then != wanted)
+    return (*kept, (now, dict(wanted)))

@@ -1,0 +1,105 @@
+"""The policy as Ray Serve calls it: the application's ``autoscaling_policy``, in the controller.
+
+Serve hands over what replicas told (``record_autoscaling_stats``) and applies each deployment's own
+limits and delays to what comes back; the delays are to be 0, the policy has its own.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from ray.serve.config import AutoscalingContext
+
+from app.scaling.measured import Reports, StageMeter, demand
+from app.scaling.policy import ScalingOptions, Stage, State, decide
+from app.scaling.usage import FIGURES, Report
+
+logger = logging.getLogger("ray.serve")
+
+Decisions = dict[Any, int]
+Contexts = Mapping[Any, AutoscalingContext]  # by DeploymentID
+LOG_EVERY_S = 60.0
+
+
+class EnsemblePolicy:
+    """Sizes every stage that scales; never raises: in doubt, everything stays as it is."""
+
+    def __init__(self, **policy_kwargs: Any) -> None:
+        self._options: ScalingOptions | None = None
+        self._state = State()
+        self._meters: dict[str, StageMeter] = {}
+        self._silent_until = 0.0
+        try:
+            self._options = ScalingOptions.model_validate(policy_kwargs)
+        except ValidationError as error:  # the controller would fail with it
+            logger.error("policy_kwargs are wrong, so nothing scales: %s", error)
+
+    def __call__(self, contexts: Contexts) -> tuple[Decisions, dict[Any, dict[str, Any]]]:
+        """Return the replicas of each deployment; one that is not in it is left alone."""
+        now = max((context.current_time or 0.0 for context in contexts.values()), default=0.0)
+        try:
+            return self._decide(contexts, now), {}
+        except Exception:
+            if now >= self._silent_until:
+                self._silent_until = now + LOG_EVERY_S
+                logger.exception("the autoscaling policy failed; replicas stay as they are")
+            return {}, {}
+
+    def _decide(self, contexts: Contexts, now: float) -> Decisions:
+        names = [context.deployment_name for context in contexts.values()]
+        self._meters = {name: self._meters.get(name) or StageMeter() for name in names}
+        stages = {}
+        for context in contexts.values():
+            name, meter = context.deployment_name, self._meters[context.deployment_name]
+            meter.update(reports_in(context.raw_metrics or {}))
+            if (stage := self._stage(context, meter)) is not None:
+                stages[name] = stage
+        arriving = demand(self._meters)
+        if self._options is None or arriving is None or not stages:
+            return {}
+        decision = decide(stages, arriving, self._state, now, self._options)
+        self._state = decision.state
+        for name, replicas in decision.targets.items():
+            if replicas != stages[name].target:
+                logger.info(
+                    "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image",
+                    name,
+                    stages[name].target,
+                    replicas,
+                    arriving.rate,
+                    arriving.backlog,
+                    stages[name].cpu_ms,
+                )
+        return {
+            deployment: decision.targets[context.deployment_name]
+            for deployment, context in contexts.items()
+            if context.deployment_name in decision.targets
+        }
+
+    def _stage(self, context: AutoscalingContext, meter: StageMeter) -> Stage | None:
+        """Return what is known of a deployment; None while it is not enough to size it."""
+        given = self._options.cpu_ms.get(context.deployment_name) if self._options else None
+        cpu_ms = meter.cpu_ms() or given or meter.expected_cpu_ms()
+        if not cpu_ms or not meter.cores:
+            return None
+        return Stage(
+            cpu_ms,
+            meter.cores,
+            max(1, context.capacity_adjusted_min_replicas),  # an image needs every stage
+            max(1, context.capacity_adjusted_max_replicas),
+            context.target_num_replicas,
+        )
+
+
+def reports_in(raw_metrics: Mapping[str, Mapping[Any, Any]]) -> Reports:
+    """Return the replicas' reports from Serve's series, one for each figure and replica."""
+    series = [raw_metrics.get(name, {}) for name in FIGURES]
+    return {
+        replica: [
+            Report(points[0].timestamp, *(point.value for point in points))
+            for points in zip(*(of[replica] for of in series), strict=True)
+        ]
+        for replica in series[0]
+        if all(replica in of for of in series)
+    }

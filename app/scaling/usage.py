@@ -1,0 +1,62 @@
+"""What a replica tells the autoscaling policy of itself: images, CPU time, cores."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Report(NamedTuple):
+    """A replica's figures at one moment; counts are since it began."""
+
+    at: float  # s, by the replica's clock
+    images_arrived: float  # refused ones too
+    images_done: float
+    images_waiting: float  # under way now
+    cpu_ms: float  # of the whole process
+    cores: float  # that it can use
+    expected_cpu_ms: float  # of an image, until it is measured
+
+
+FIGURES = Report._fields[1:]  # as Serve's controller keeps them, each a series of its own
+
+
+class Usage:
+    """Counts a replica's images; all calls come from its one loop."""
+
+    def __init__(
+        self, cores: float, expected_cpu_ms: float, cpu_s: Callable[[], float] = time.process_time
+    ) -> None:
+        self._cores, self._expected_cpu_ms, self._cpu_s = cores, expected_cpu_ms, cpu_s
+        self._num_arrived = self._num_done = self._num_waiting = 0
+
+    def refused(self, num_images: int = 1) -> None:
+        """Count images that came and were turned away: they want capacity too."""
+        self._num_arrived += num_images
+
+    @contextmanager
+    def under_way(self, num_images: int) -> Iterator[None]:
+        """Count images while the block works on them; if it raises, they are not done.
+
+        So an image that is refused further on does not make the others look cheap.
+        """
+        self._num_arrived += num_images
+        self._num_waiting += num_images
+        try:
+            yield
+            self._num_done += num_images
+        finally:
+            self._num_waiting -= num_images
+
+    def figures(self) -> dict[str, float]:
+        """Return what Serve's ``record_autoscaling_stats`` is to return."""
+        report = Report(
+            0.0,
+            self._num_arrived,
+            self._num_done,
+            self._num_waiting,
+            self._cpu_s() * 1e3,
+            self._cores,
+            self._expected_cpu_ms,
+        )
+        return {name: float(getattr(report, name)) for name in FIGURES}

@@ -1,0 +1,246 @@
+"""The gRPC interface of the real command: answers, errors, deadlines, the client's trace."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+import pytest
+import yaml
+from google.protobuf.json_format import MessageToDict
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from live_service import ROOT, TANDEM, Service, drawn_photo
+from processes import descendants
+from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
+from trace_checks import by_trace, check_whole, num_whole
+from trace_receivers import OtlpGrpc, Received
+
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+
+MEMBERS = ("resnet50", "densenet169")
+METHOD = "tandem.v1.Ensemble/Classify"
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CODE = grpc.StatusCode
+Classify = Callable[..., tuple[ClassifyReply, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[OtlpGrpc]:
+    with OtlpGrpc() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def spans_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spans")
+
+
+@pytest.fixture(scope="module")
+def port(free_port: Callable[[], int]) -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def both(
+    start_service: Callable[..., Service],
+    tmp_path_factory: pytest.TempPathFactory,
+    receiver: OtlpGrpc,
+    spans_folder: Path,
+    port: int,
+) -> Service:
+    """A service that answers HTTP and gRPC."""
+    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
+    arguments = {"trace_endpoint": receiver.url, "trace_dir": str(spans_folder)}
+    content["applications"][0]["args"] |= arguments
+    config = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.write_text(yaml.safe_dump(content), "utf-8")
+    service = start_service("--config", str(config), "--grpc-port", str(port))
+    service.wait_ready()
+    return service
+
+
+@pytest.fixture(scope="module")
+def channel(both: Service, port: int) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def classify(channel: grpc.Channel) -> Classify:
+    """Send images; return the reply and the trailing metadata, or raise grpc.RpcError."""
+    ensemble = EnsembleStub(channel)
+
+    def classify(*images: bytes, top_k: int | None = None, timeout: float = 60, **metadata: str):
+        request = ClassifyRequest(images=images, top_k=top_k)
+        reply, call = ensemble.Classify.with_call(
+            request, timeout=timeout, metadata=[*metadata.items()]
+        )
+        return reply, dict(call.trailing_metadata())
+
+    return classify
+
+
+def refused(classify: Classify, *images: bytes, **options) -> tuple[CODE, str, dict[str, str]]:
+    with pytest.raises(grpc.RpcError) as caught:
+        classify(*images, **options)
+    error = caught.value
+    return error.code(), error.details(), dict(error.trailing_metadata())
+
+
+def test_the_service_says_where(both: Service, port: int) -> None:
+    assert f"gRPC: 127.0.0.1:{port}," in both.log.read_text()
+
+
+def test_the_answer_is_that_of_http(both: Service, classify: Classify) -> None:
+    photo = drawn_photo()
+    answer = httpx.post(f"{both.url}/v1/classify?top_k=10", content=photo, timeout=60).json()
+    reply, _ = classify(photo, top_k=10)
+    (result,) = reply.results
+    told = MessageToDict(
+        result.classified,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    assert not told.pop("skipped_members")  # which JSON leaves out
+    assert not told.pop("missing_members")
+    for one in (told, answer):
+        stages = [s["stage"] for s in one.pop("timings_ms")["stages"]]
+        assert stages == ["read", "decode", *["queue", "infer"] * 2, "combine"]
+        assert one.pop("request_id")
+    assert told == answer
+
+
+def test_a_bad_image_spoils_no_other(classify: Classify) -> None:
+    good = drawn_photo()
+    reply, trailing = classify(good, b"this is no picture", good[:2000], drawn_photo(4))
+    kinds = [result.WhichOneof("outcome") for result in reply.results]
+    assert kinds == ["classified", "error", "error", "classified"]
+    errors = [reply.results[place].error for place in (1, 2)]
+    assert [error.code for error in errors] == ["not_an_image", "corrupt_image"]
+    assert {error.status for error in errors} == {CODE.INVALID_ARGUMENT.value[0]}
+    assert {error.request_id for error in errors} == {reply.request_id} == {trailing["request_id"]}
+
+
+def test_many_calls_at_a_time(classify: Classify) -> None:
+    photos = [drawn_photo(seed) for seed in range(4)]
+    alone = [classify(photo)[0].results[0].classified.predictions[0].label for photo in photos]
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda i: classify(photos[i % 4], photos[i % 4])[0], range(32)))
+    for number, reply in enumerate(replies):
+        labels = {result.classified.predictions[0].label for result in reply.results}
+        assert labels == {alone[number % 4]}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "code", "says"),
+    [
+        (21 * 2**20, CODE.INVALID_ARGUMENT, "the limit is 20971520; send smaller ones"),
+        (81 * 2**20, CODE.RESOURCE_EXHAUSTED, "larger than max"),  # grpcio's own, from 80 MiB
+    ],
+)
+def test_too_many_bytes(classify: Classify, num_bytes: int, code: CODE, says: str) -> None:
+    found, details, _ = refused(classify, bytes(num_bytes))
+    assert (found, says in details) == (code, True), details
+
+
+def test_a_bad_parameter(classify: Classify) -> None:
+    code, details, trailing = refused(classify, drawn_photo(), top_k=9999, request_id="mine")
+    assert code is CODE.INVALID_ARGUMENT
+    assert "top_k is 9999;" in details
+    assert (trailing["error-code"], trailing["request_id"]) == ("bad_parameter", "mine")
+    assert len(trailing["x-trace-id"]) == 32
+
+
+def test_a_time_that_is_too_short(classify: Classify) -> None:
+    images = [drawn_photo()] * 8
+    code, details, trailing = refused(classify, *images, **{"x-request-timeout-seconds": "0.005"})
+    assert code is CODE.DEADLINE_EXCEEDED
+    assert "no answer within 0.005 s" in details
+    assert trailing["error-code"] == "deadline"
+
+
+def test_a_clients_deadline_that_passes_harms_nobody(classify: Classify) -> None:
+    code, _, _ = refused(classify, *[drawn_photo()] * 32, timeout=0.05)
+    assert code is CODE.DEADLINE_EXCEEDED
+    assert classify(drawn_photo())[0].results[0].HasField("classified")
+
+
+def test_the_clients_trace_is_continued(classify: Classify, receiver: OtlpGrpc) -> None:
+    receiver.spans.clear()
+    _, trailing = classify(drawn_photo(), traceparent=f"00-{TRACE}-{SPAN}-01", request_id="mine")
+    assert trailing["x-trace-id"] == TRACE
+    receiver.wait_for(
+        lambda spans: num_whole((s for s in spans if s.trace_id == TRACE), MEMBERS, METHOD) == 1
+    )
+    root = check_whole(by_trace(receiver.spans)[TRACE], METHOD)
+    assert root.parent_id == SPAN
+    assert root.attributes["request_id"] == "mine"
+    assert root.attributes["rpc.response.status_code"] == "OK"
+
+
+def test_a_client_that_does_not_sample_is_not_traced(classify: Classify) -> None:
+    _, trailing = classify(drawn_photo(), traceparent=f"00-{TRACE}-{SPAN}-00")
+    assert "x-trace-id" not in trailing
+
+
+@pytest.mark.parametrize(
+    "traceparent", ["", "00", "00-zz-zz-01", f"00-{'0' * 32}-{SPAN}-01", "x" * 5000]
+)
+def test_a_malformed_traceparent_begins_a_new_trace(classify: Classify, traceparent: str) -> None:
+    reply, trailing = classify(drawn_photo(), traceparent=traceparent)
+    assert reply.results[0].HasField("classified")
+    assert len(trailing["x-trace-id"]) == 32
+    assert trailing["x-trace-id"] != TRACE
+
+
+def test_a_traceparent_that_is_no_text(both: Service, port: int, receiver: OtlpGrpc) -> None:
+    """By hand, since grpcio's client refuses it: Serve's health check, sent to our method."""
+    call = bytes.fromhex(build_grpc_healthcheck_request_hex(f"/{METHOD}"))
+    start = call.index(b"\x00\x07:method") - 9  # the frame's head: 3 bytes of length, 6 more
+    end = start + 9 + int.from_bytes(call[start : start + 3], "big")
+    header = b"\x00\x0btraceparent\x04\xff\xfe-\x80\x00\x0arequest_id\x03raw"
+
+    def roots() -> list[Received]:
+        return [s for s in receiver.spans if s.attributes.get("request_id") == "raw"]
+
+    frame = (end - start - 9 + len(header)).to_bytes(3, "big") + call[start + 3 : end] + header
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(call[:start] + frame + call[end:])
+        receiver.wait_for(lambda _: bool(roots()))
+    (root,) = roots()
+    assert root.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"  # no image
+
+
+def test_the_terminal_lists_it(classify: Classify, spans_folder: Path) -> None:
+    classify(drawn_photo(), request_id="listed")
+    command = [TANDEM, "trace", "--json", "--dir", str(spans_folder)]
+    for _ in range(20):
+        done = subprocess.run(command, capture_output=True, timeout=60)
+        rows = json.loads(done.stdout) if done.returncode == 0 else []
+        found = [row for row in rows if row["request_id"] == "listed"]
+        if found:
+            break
+    assert [(row["name"], row["status"]) for row in found] == [(METHOD, "OK")]
+
+
+def test_reflection_tells_what_there_is(channel: grpc.Channel) -> None:
+    assert "tandem.v1.Ensemble" in ProtoReflectionDescriptorDatabase(channel).get_services()
+
+
+def test_everything_listens_on_loopback_alone(both: Service) -> None:
+    connections = [
+        connection.laddr.ip
+        for process in descendants(both.process.pid)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(connections) > 10
+    assert {address.removeprefix("::ffff:") for address in connections} == {"127.0.0.1"}

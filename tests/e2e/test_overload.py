@@ -1,0 +1,102 @@
+"""More than the service can carry, and clients that do not wait: who is answered, at what cost."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+
+import httpx
+from live_service import Service
+from processes import wait_until
+
+LIMIT = 128  # max_concurrent_requests
+NUM_GONE = 60
+SEEN_WITHIN_S = 30  # a second of the replica's, ten of Ray's
+
+
+def classify(service: Service, photo: bytes, **headers: str) -> httpx.Response:
+    url = f"{service.url}/v1/classify?top_k=1"
+    return httpx.post(url, content=photo, headers=headers, timeout=60)
+
+
+async def all_at_once(
+    service: Service, photo: bytes, num: int, **headers: str
+) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=num)
+    async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
+        url = f"{service.url}/v1/classify?top_k=1"
+        sent = (client.post(url, content=photo, headers=headers) for _ in range(num))
+        return await asyncio.gather(*sent)
+
+
+def member_images(service: Service) -> float:
+    """Return how many images the members have run, all together."""
+    address = re.search(r"metrics: http://(\S+)/metrics", service.log.read_text())
+    assert address
+    text = httpx.get(f"http://{address[1]}/metrics", timeout=10).text
+    found = re.findall(r"^ray_tandem_member_images(?:_total)?\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def settled(service: Service) -> float:
+    """Return the count when it does not change any more."""
+    last, since = -1.0, time.monotonic()
+
+    def is_still() -> bool:
+        nonlocal last, since
+        if (now := member_images(service)) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since > 12  # Ray's agent is told every ten seconds
+
+    wait_until(is_still, 2 * SEEN_WITHIN_S, "a count that stands still")
+    return last
+
+
+def test_too_much_is_refused_early_and_the_rest_is_answered(
+    service: Service, photo: bytes, photo_label: str
+) -> None:
+    answers = asyncio.run(all_at_once(service, photo, 3 * LIMIT))
+    told = Counter(answer.status_code for answer in answers)
+    assert set(told) == {200, 429}
+    assert told[200] >= LIMIT / 2
+    for answer in answers:
+        if answer.status_code == 200:
+            assert answer.json()["predictions"][0]["label"] == photo_label
+        else:
+            assert answer.json()["error"]["code"] == "overloaded"
+            assert int(answer.headers["retry-after"]) >= 1
+    assert classify(service, photo).status_code == 200
+
+
+def test_who_cannot_be_answered_in_time_is_told_so(service: Service, photo: bytes) -> None:
+    async def both() -> tuple[list[httpx.Response], list[httpx.Response]]:
+        patient = asyncio.create_task(all_at_once(service, photo, LIMIT // 2))
+        await asyncio.sleep(0.5)  # the patient ones wait
+        hurried = all_at_once(service, photo, 20, **{"x-request-timeout-seconds": "0.2"})
+        return await hurried, await patient
+
+    hurried, patient = asyncio.run(both())
+    assert {answer.status_code for answer in patient} == {200}
+    assert {answer.status_code for answer in hurried} <= {429, 504}
+    assert {a.json()["error"]["code"] for a in hurried} <= {"overloaded", "deadline"}
+
+
+def test_a_client_that_goes_away_stops_costing(service: Service, photo: bytes) -> None:
+    before = settled(service)
+    asyncio.run(send_and_leave(service.port, photo))
+    assert classify(service, photo).status_code == 200
+    ran = settled(service) - before
+    assert 0 < ran < NUM_GONE, f"of {NUM_GONE} photos, each for two members"
+
+
+async def send_and_leave(port: int, photo: bytes) -> None:
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(photo)}\r\n\r\n"
+    opened = await asyncio.gather(
+        *(asyncio.open_connection("127.0.0.1", port) for _ in range(NUM_GONE))
+    )
+    for _, writer in opened:
+        writer.write(head.encode() + photo)
+    await asyncio.gather(*(writer.drain() for _, writer in opened))
+    await asyncio.sleep(0.1)  # they have arrived
+    for _, writer in opened:
+        writer.transport.abort()

@@ -1,0 +1,102 @@
+"""A step of load on configs/cluster.yaml: all stages grow together, and shrink without a loss.
+
+The tiny networks cost next to nothing, so the policy is told what they cost: what is measured
+counts only when a replica is busy.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+from live_service import ROOT, Service
+from processes import descendants, serve_logs, title, wait_until
+from tiny_networks import picture, write_tiny_set
+
+from app.bench.arrivals import poisson_arrivals
+from app.bench.client import Target, open_loop
+from app.bench.samples import Sample
+
+STAGES = ("Gateway", "Decoder", "sure", "unsure")
+# One replica carries 12 images/s of the step's 20, and all of the 3 that are there after it.
+CPU_MS = {"Gateway": 20.0, "Decoder": 40.0, "sure": 20.0, "unsure": 20.0}
+TARGET_UTILIZATION = 0.25
+REACTS_WITHIN_S = 15.0  # to a step: the promise
+STARTS_WITHIN_S = 13.0  # four processes at a time on a loaded machine; after the step is too late
+STEP_S, TRICKLE_S = 20.0, 22.0
+
+
+@pytest.fixture(scope="module")
+def scaling(start_service: Callable[..., Service], tmp_path_factory) -> Iterator[Service]:
+    """The cluster's configuration on this machine, with limits that fit it."""
+    folder = tmp_path_factory.mktemp("scaling")
+    write_tiny_set(folder / "tiny", gains={"sure": 8.0, "unsure": 2.0})
+    content = yaml.safe_load((ROOT / "configs" / "cluster.yaml").read_text("utf-8"))
+    application = content["applications"][0]
+    application["args"] |= {"compile_cache": None, "trace_exporter": "none", "trace_dir": None}
+    application["autoscaling_policy"]["policy_kwargs"] = {
+        "target_utilization": TARGET_UTILIZATION,
+        "scale_down_after_s": 4,
+        "cpu_ms": CPU_MS,
+    }
+    for deployment in application["deployments"]:
+        deployment["ray_actor_options"] = {"num_cpus": 0.2}
+        deployment["graceful_shutdown_timeout_s"] = 10
+        deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(content), "utf-8")
+    service = start_service(
+        "--config", str(path), "--model-set", str(folder / "tiny"), "--host", "127.0.0.1"
+    )
+    service.wait_ready()
+    yield service
+    service.stop()
+
+
+def num_replicas(service: Service) -> dict[str, int]:
+    """Count each stage's processes, those that are still starting included."""
+    names = [title(process) for process in descendants(service.process.pid)]
+    found = [n.partition(":tandem:")[2].strip() for n in names if n.startswith("ray::ServeRep")]
+    return {stage: sum(name.startswith(stage) for name in found) for stage in STAGES}
+
+
+def has_decided(service: Service, change: str) -> bool:
+    """Whether the policy told a change of every stage in the controller's log."""
+    logs = serve_logs(service.process.pid).glob("controller_*.log")
+    text = "".join(log.read_text("utf-8") for log in logs)
+    return all(f"{stage}: {change} replicas" in text for stage in STAGES)
+
+
+def load(service: Service) -> list[Sample]:
+    """Send the step, and then a few images while the replicas that are too many end."""
+    samples: list[Sample] = []
+    step = poisson_arrivals(20, STEP_S, seed=1).tolist()
+    after = [STEP_S + at for at in poisson_arrivals(3, TRICKLE_S, seed=2)]
+    target = Target(service.url, [picture("green")])
+    asyncio.run(open_loop(target, step + after, samples.append))
+    return samples
+
+
+def test_all_stages_grow_together_within_15_s_and_shrink_without_a_lost_request(scaling):
+    assert num_replicas(scaling) == dict.fromkeys(STAGES, 1)
+    with ThreadPoolExecutor(1) as pool:
+        began, sent = time.monotonic(), pool.submit(load, scaling)
+        wait_until(lambda: has_decided(scaling, "1 -> 2"), REACTS_WITHIN_S, "a decision")
+        print(f"decided {time.monotonic() - began:.1f} s after the step")
+        wait_until(
+            lambda: num_replicas(scaling) == dict.fromkeys(STAGES, 2), STARTS_WITHIN_S, "growth"
+        )
+        print(f"all replicas starting {time.monotonic() - began:.1f} s after the step")
+        wait_until(
+            lambda: num_replicas(scaling) == dict.fromkeys(STAGES, 1),
+            STEP_S + TRICKLE_S,
+            "shrinking",
+        )
+        print(f"all stages shrank {time.monotonic() - began - STEP_S:.1f} s after its end")
+        assert not sent.done()  # images came while they shrank
+        samples = sent.result()
+    assert len(samples) > 350
+    assert Counter(sample.error for sample in samples) == {None: len(samples)}

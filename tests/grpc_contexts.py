@@ -1,0 +1,29 @@
+"""What Serve hands a gRPC method: its own context, as made from a client's metadata."""
+
+from ray.serve.grpc_util import RayServegRPCContext
+
+
+class _Underlying:
+    """Grpcio's context of a call, as far as Serve's reads it."""
+
+    def __init__(self, metadata: dict[str, str | bytes]) -> None:
+        self._metadata = tuple(metadata.items())
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self._metadata
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def nothing(self) -> None:
+        return None
+
+    auth_context = code = details = peer = peer_identities = peer_identity_key = nothing
+
+
+def context_of(request_id: str = "r1", **metadata: str | bytes) -> RayServegRPCContext:
+    """Return the context of a call; underscores in names stand for hyphens."""
+    named = {name.replace("_", "-"): value for name, value in metadata.items()}
+    context = RayServegRPCContext(_Underlying(named))
+    context.set_trailing_metadata([("request_id", request_id)])  # as Serve does at once
+    return context

@@ -1,0 +1,53 @@
+"""gRPC in Serve's default mode, through its proxy, with every stage a deployment of its own."""
+
+from collections.abc import Iterator
+
+import grpc
+import httpx
+import pytest
+from deployed import MEMBERS, Served
+from tiny_networks import picture
+from trace_checks import by_trace, check_whole, num_whole
+from trace_receivers import OtlpHttp
+
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+
+METHOD = "tandem.v1.Ensemble/Classify"
+
+
+@pytest.fixture
+def ensemble(served: Served) -> Iterator[EnsembleStub]:
+    with grpc.insecure_channel(f"127.0.0.1:{served.config['grpc_options']['port']}") as channel:
+        yield EnsembleStub(channel)
+
+
+def test_the_answer_is_that_of_http_and_a_trace(
+    ensemble: EnsembleStub, client: httpx.Client, spans: OtlpHttp
+) -> None:
+    images = [picture("red"), b"no picture", picture("blue")]
+    over_http = [client.post("/v1/classify", content=image).json() for image in images]
+    reply, call = ensemble.Classify.with_call(ClassifyRequest(images=images), timeout=60)
+    for place in (0, 2):
+        found, answer = reply.results[place].classified, over_http[place]
+        assert [p.label for p in found.predictions] == [p["label"] for p in answer["predictions"]]
+        assert set(found.members) == set(MEMBERS)
+        assert found.agreement == answer["agreement"]
+    assert reply.results[1].error.message == over_http[1]["error"]["message"]
+    trace_id = dict(call.trailing_metadata())["x-trace-id"]
+    own = [*MEMBERS]
+    spans.wait_for(
+        lambda found: num_whole((s for s in found if s.trace_id == trace_id), own, METHOD) == 1
+    )
+    trace = by_trace(spans.spans)[trace_id]
+    check_whole(trace, METHOD)
+    assert sum(span.name == "decode" for span in trace) == len(images)
+
+
+def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
+    limit = served.config["applications"][0]["args"]["max_files"]
+    with pytest.raises(grpc.RpcError) as caught:
+        ensemble.Classify(ClassifyRequest(images=[picture("red")] * (limit + 1)), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"the limit is {limit}" in caught.value.details()
+    assert dict(caught.value.trailing_metadata())["error-code"] == "too_many_files"

@@ -1,0 +1,78 @@
+"""The real HAProxy, started as Serve starts it, before a gRPC server that remembers metadata."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.grpc.request import DEADLINE, timeout_s_of
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2_grpc import (
+    EnsembleServicer,
+    EnsembleStub,
+    add_EnsembleServicer_to_server,
+)
+from app.haproxy import HaproxyCommand
+
+# What matters of Serve's own (haproxy_templates.py).
+CONFIG = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 20s
+    timeout server 20s
+frontend grpc_frontend
+    bind 127.0.0.1:{front} proto h2
+    default_backend replicas
+backend replicas
+    server one 127.0.0.1:{back} proto h2
+"""
+
+
+class Remembering(EnsembleServicer):
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, str]] = []
+
+    def Classify(self, request: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
+        self.metadata.append(dict(context.invocation_metadata()))
+        return ClassifyReply(request_id="seen")
+
+
+@pytest.fixture
+def servicer() -> Remembering:
+    return Remembering()
+
+
+@pytest.fixture
+def ensemble(
+    servicer: Remembering, free_port: Callable[[], int], tmp_path: Path
+) -> Iterator[EnsembleStub]:
+    """A client of the server, through HAProxy."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_EnsembleServicer_to_server(servicer, server)
+    front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.format(front=front, back=back), "ascii")
+    HaproxyCommand(tmp_path / "haproxy", (free_port(), free_port())).write()
+    process = subprocess.Popen([tmp_path / "haproxy", "-db", "-f", config])
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
+            grpc.channel_ready_future(channel).result(20)
+            yield EnsembleStub(channel)
+    finally:
+        process.terminate()
+        process.wait(20)
+        server.stop(None).wait()
+
+
+def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Remembering) -> None:
+    assert ensemble.Classify(ClassifyRequest(), timeout=7).request_id == "seen"
+    assert ensemble.Classify(ClassifyRequest()).request_id == "seen"
+    with_one, without = servicer.metadata
+    assert DEADLINE not in without
+    assert 0.9 * 6 < timeout_s_of(with_one, 60.0) < 0.9 * 7.5  # grpcio rounds up
+    assert timeout_s_of(without, 60.0) == 60.0
