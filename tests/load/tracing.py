@@ -1,8 +1,9 @@
 """What tracing costs: ``python tests/load/tracing.py PHOTOS``.
 
 Services without tracing, with every hundredth request traced and with all of them run side by side
-and are loaded in many short turns with 16 clients; what counts is the median of each round's ratio to
-the one without, with its bootstrap interval of 90 %: a noisy machine shows there. Spans go to a gRPC receiver in another process, which reads none of them. Prints JSON.
+and are loaded in many short turns with 16 clients; what counts is the median of each round's ratio
+to the one without, with its bootstrap interval of 90 %: a noisy machine shows there. Spans go to a
+gRPC receiver in another process, which reads none of them. Prints JSON.
 """
 
 import json
