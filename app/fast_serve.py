@@ -33,4 +33,7 @@ def fast_serve() -> Iterator[HaproxyCommand]:
         set_environment(serve_environment(run_dir, ports) | fallback | limits)
         command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
         command.write()
-        yield command
+        try:
+            yield command
+        finally:
+            command.end_left_over()

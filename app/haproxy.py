@@ -1,14 +1,18 @@
 """The HAProxy that Serve starts; what Serve has no option for is edited into its configuration."""
 
+import contextlib
 import importlib.util
 import json
 import resource
 from pathlib import Path
 
+import psutil
+
 from app.errors import ConfigError
 from app.tls import Tls
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
+HAPROXY = "haproxy"  # the program's name
 TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
 # Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
 FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
@@ -58,6 +62,24 @@ class HaproxyCommand:
             "ascii",
         )
         self.path.chmod(0o700)
+
+    def end_left_over(self) -> None:
+        """End a HAProxy of this run that outlived the proxy by which Serve stops it.
+
+        When a proxy dies in the middle of a reload, nobody remembers the process. Ours is told by
+        the folder of this run, which its command line names.
+        """
+        left = [process for process in psutil.process_iter() if self._is_ours(process)]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            folder = str(self.path.parent)
+            return process.name() == HAPROXY and any(folder in word for word in process.cmdline())
+        return False
 
 
 def _binary() -> Path:

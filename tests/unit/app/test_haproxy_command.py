@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from ray.serve._private import constants, haproxy_templates
 
@@ -146,6 +148,21 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
 def test_a_call_without_a_configuration(command, tmp_path):
     assert subprocess.run([command, "-v"], check=False).returncode == 7
     assert (tmp_path / "called").read_text() == "-v\n"
+
+
+def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(command, tmp_path):
+    program = tmp_path / "haproxy"
+    program.symlink_to(shutil.which("sleep"))
+    other = subprocess.Popen([tmp_path / "other" / "haproxy", "60"], executable=program)
+    ours = subprocess.Popen([command.parent / "haproxy", "60"], executable=program)
+    try:
+        HaproxyCommand(command, PORTS).end_left_over()
+        assert not psutil.pid_exists(ours.pid)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        ours.wait()
 
 
 def test_nobody_else_may_change_the_command(command):
