@@ -4,7 +4,10 @@ import math
 import time
 from collections.abc import Callable
 
-MEMORY_S = 5.0  # of busy time: a pace of a minute ago says little about now
+# Of busy time. Shorter, and a burst at which the first answers come late would look like a slow
+# service; longer, and one that has become slow would not.
+MEMORY_S = 30.0
+ENOUGH = 16  # of what was done: fewer are no measure
 
 
 class Pace:
@@ -40,7 +43,7 @@ class Pace:
     def wait_s(self, num_ahead: int) -> float:
         """Return the seconds that ``num_ahead`` will take; 0 while no pace is known."""
         busy_s, num_done = self._now()
-        return num_ahead * busy_s / num_done if num_done > 1e-9 else 0.0
+        return num_ahead * busy_s / num_done if num_done >= ENOUGH else 0.0
 
     def _mark(self) -> None:
         self._busy_s, self._num_done = self._now()

@@ -54,10 +54,19 @@ def test_who_would_be_too_late_is_refused_at_once(clock):
 
 
 def test_some_are_always_let_in(clock):
-    admission = admission_at(clock, each_s=10.0)
+    admission = admission_at(clock, each_s=1.5)
     with ExitStack() as stack:
         for _ in range(ALWAYS):
             stack.enter_context(admission.admit(1.0))
+        with pytest.raises(OverloadedError):
+            admission.admit(1.0).__enter__()
+
+
+def test_nobody_is_told_to_stay_away_for_ever(clock):
+    admission = admission_at(clock, each_s=1.5)
+    with ExitStack() as stack:
+        for _ in range(90):
+            stack.enter_context(admission.admit())
         with pytest.raises(OverloadedError) as caught:
             admission.admit(1.0).__enter__()
     assert caught.value.retry_after_s == MAX_RETRY_AFTER_S

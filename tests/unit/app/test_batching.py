@@ -115,7 +115,7 @@ async def steady(network: SteppedNetwork, queue: BatchQueue, num_images: int) ->
 async def test_what_cannot_be_answered_in_time_is_refused_at_once():
     network = SteppedNetwork()
     queue = make_queue(network, max_batch_size=1)
-    await steady(network, queue, 20)
+    await steady(network, queue, 60)
     queue.submit([image(0)] * 10)
     await settle()  # 1 runs, 9 wait: 9 s
     with pytest.raises(DeadlineError, match=r"9 images are ahead and take 8\.\d+ s, 8\.00 s"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from app.pace import MEMORY_S, Pace
+from app.pace import ENOUGH, MEMORY_S, Pace
 
 
 class Clock:
@@ -60,14 +60,25 @@ def test_what_hangs_slows_the_pace_while_it_hangs(clock):
     pace.came(20)
     before = pace.wait_s(20)
     clock.now += MEMORY_S
-    assert pace.wait_s(20) == pytest.approx(before * math.e, rel=0.15)
-    clock.now += 60
-    assert pace.wait_s(20) > 1000 * before
+    assert pace.wait_s(20) > 2 * before
+
+
+def test_a_burst_at_which_the_first_answers_come_late_is_no_slow_service(clock):
+    pace = worked(clock, 400, 0.05)
+    pace.came(100)
+    clock.now += 1.0
+    assert pace.wait_s(100) < 6.0
+
+
+def test_a_few_are_no_measure(clock):
+    pace = worked(clock, ENOUGH - 1, 1.0)
+    pace.came(100)
+    assert pace.wait_s(100) == 0.0
 
 
 def test_a_pace_of_long_ago_is_forgotten(clock):
     pace = worked(clock, 200, 1.0)
-    for _ in range(200):
+    for _ in range(1200):
         pace.came()
         clock.now += 0.1
         pace.done()
