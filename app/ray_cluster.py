@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -95,6 +96,19 @@ def _is_serving() -> bool:
     return True
 
 
+def _drain(client: Any) -> None:
+    """Let the replicas answer what is under way, while HAProxy is still there to hand it on.
+
+    Serve's shutdown ends both at the same time.
+    """
+    from ray import serve
+
+    client.delete_apps(list(serve.status().applications), blocking=False)
+    deadline = time.monotonic() + GRACE_S
+    while serve.status().applications and time.monotonic() < deadline:
+        time.sleep(0.1)  # a poll against a deadline
+
+
 def _stop_ray() -> None:
     import ray
     from ray.serve.context import _get_global_client
@@ -104,7 +118,9 @@ def _stop_ray() -> None:
         # Ray reports on stdout that the controller, which was asked to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
-                _get_global_client().shutdown(GRACE_S)  # type: ignore[union-attr]
+                client: Any = _get_global_client()
+                _drain(client)
+                client.shutdown(GRACE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     _, alive = psutil.wait_procs(set(ours), timeout=5)
