@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.tracing.endpoint import check_endpoint
 from models.image import DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision
@@ -121,6 +122,11 @@ class Settings(BaseModel):
                 f"max_bytes_in_flight is {self.max_bytes_in_flight}, max_body_bytes "
                 f"{self.max_body_bytes}: one body must have room; raise the first"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _traces_have_somewhere_to_go(self) -> Self:
+        check_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
 
     @property

@@ -93,12 +93,6 @@ def test_nothing_leaves_the_machine(name):
     assert exporter_of(settings(trace_exporter=name)) is None
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:6831", "ftp://host:1", "udp://"])
-def test_an_endpoint_that_jaeger_has_not(endpoint):
-    with pytest.raises(ConfigError, match=r"udp://HOST:6831 or http://HOST:14268"):
-        exporter_of(settings(trace_exporter="jaeger", trace_endpoint=endpoint))
-
-
 def test_a_protocol_that_is_none(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     with pytest.raises(ConfigError, match=r"'http/json': grpc or http/protobuf"):
