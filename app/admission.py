@@ -72,7 +72,14 @@ class Admission:
         finally:
             self._pace.came()
 
+    def _make_room(self) -> None:
+        """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""
+        while 2 * self.readers.num > self._max_requests:
+            if not self.readers.cut_slowest():
+                return
+
     def _check(self, timeout_s: float) -> None:
+        self._make_room()
         # Who has just begun to read is soon among those that are worked on.
         num = self._pace.num_there + self.readers.num_fresh
         wait_s = self._pace.wait_s(num)

@@ -82,6 +82,21 @@ async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
         assert admission.num_under_way == 1
 
 
+async def test_slow_uploads_have_half_of_the_places(monkeypatch):
+    """HAProxy counts them too, and would let nobody through to have them cut."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    admission = Admission(10)
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(10)]
+    await asyncio.sleep(0)
+    with admission.admit():
+        await asyncio.wait(slow, return_when=asyncio.FIRST_EXCEPTION)
+        assert [task.done() for task in slow] == [True] * 5 + [False] * 5
+    for task in slow:
+        task.cancel()
+    told = await asyncio.gather(*slow, return_exceptions=True)
+    assert sum(isinstance(error, SlowBodyError) for error in told) == 5
+
+
 async def _admitted(admission: Admission) -> None:
     with admission.admit():
         async with admission.arriving(3600):
