@@ -59,7 +59,7 @@ class HaproxyCommand:
         certificate = tls.link(self.path.parent) if tls else None
         script = edits(self._ports, certificate) + refusals(max_requests)
         if self._ports is None:
-            script += resending()
+            script += for_clusters()
         self._edits.write_text(script, "ascii")
         edit = f'sed -i -E -f "{self._edits}" "$word"'
         self.path.write_text(
@@ -108,15 +108,22 @@ def edits(ports: tuple[int, int] | None, certificate: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def resending() -> str:
-    """Return the part of the script by which HAProxy has requests whole before it sends them.
+def for_clusters() -> str:
+    """Return the part of the script that a cluster's nodes have beside: what dies is made up for.
 
-    What it does not have whole it cannot send to a second Gateway when the first one dies
-    (RAY_SERVE_HAPROXY_RETRY_ON, RAY_SERVE_HAPROXY_TUNE_BUFSIZE).
+    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
+    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
+    that was just started, and has heard of no application, says 503 where Serve says 404.
     """
+    unknown = _error(*ANSWERS[503])
+    early = (
+        r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
+        rf"content-type application/json hdr retry-after 1 string '{unknown}'@"
+    )
     whole = f"{WAIT} time {WHOLE_WITHIN_S}s if METH_POST"
     kept = f"tune.memory.hot-size {KEPT_BYTES}"
-    return _append("frontend http_frontend", [whole]) + "\n" + _append("global", [kept]) + "\n"
+    added = [_append("frontend http_frontend", [whole]), _append("global", [kept])]
+    return "\n".join([early, *added]) + "\n"
 
 
 def refusals(max_requests: int | None) -> str:

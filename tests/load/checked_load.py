@@ -14,7 +14,8 @@ from drawn_classes import Picture
 
 TOLERANCE = 1e-3  # of a probability: batches of other sizes round otherwise
 TIMEOUT_S = 30.0
-REFUSED = ("http_429", "not_connected")  # never accepted: no work was begun for them
+# Never accepted: HAProxy is not there, or says itself, without a request id, that it is not ready.
+REFUSED = ("http_429", "not_connected", "not_ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class CheckedLoad:
     async def _send(self, session: aiohttp.ClientSession, picture: Picture) -> str:
         try:
             async with session.post(f"{self.url}/v1/classify", data=picture.data) as answer:
+                if answer.status == 503 and not (await answer.json())["error"]["request_id"]:
+                    return "not_ready"
                 if answer.status != 200:
                     return f"http_{answer.status}"
                 return "right" if is_right(await answer.json(), picture) else "wrong"

@@ -25,7 +25,7 @@ from app.haproxy import HaproxyCommand
 from app.settings import HAPROXY_COMMAND, node_environment
 from models.manifest import read_manifest
 
-BURST, EVERY_S = 8, 0.5
+BURST, EVERY_S = 6, 0.5
 BEFORE_S, AFTER_S = 2.0, 2.0  # of load without a fault, around it
 READY_WITHIN_S, RECOVERED_WITHIN_S = 180.0, 120.0
 RESULT = ROOT / "tests" / "load" / "results" / "faults.json"

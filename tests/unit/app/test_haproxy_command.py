@@ -160,6 +160,23 @@ def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics
     assert "  bind *:8404" in lines
 
 
+def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, tmp_path):
+    """Serve's answer where no application is known yet is 404, which no client tries again."""
+    HaproxyCommand(command, ports=None).write()
+    told = next(
+        line
+        for line in haproxy_templates.HAPROXY_CONFIG_TEMPLATE.splitlines()
+        if "return status 404" in line
+    )
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(f"backend default_backend\n{told}\n")
+    subprocess.run([command, "-f", config], check=False)
+    (line,) = config.read_text().splitlines()[1:]
+    assert line.startswith("    http-request return status 503 content-type application/json hdr")
+    (text,) = re.findall(r"string '(.*)'", line)
+    assert json.loads(text)["error"]["code"] == "not_ready"
+
+
 def test_haproxy_itself_takes_what_is_added(tmp_path):
     """The real binary checks a configuration with all the added lines."""
     script, config = tmp_path / "haproxy", tmp_path / "haproxy.cfg"
@@ -169,6 +186,7 @@ def test_haproxy_itself_takes_what_is_added(tmp_path):
         "defaults\n    mode http\n    timeout connect 1s\n    timeout client 1s\n"
         "    timeout server 1s\n    retry-on conn-failure empty-response\n    retries 2\n"
         "frontend http_frontend\n    bind 127.0.0.1:8000\n    default_backend b\nbackend b\n"
+        "    http-request return status 404 content-type text/plain lf-string 'x not found.'\n"
     )
     checked = subprocess.run([script, "-c", "-f", config], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
