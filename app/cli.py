@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from app.bench.command import bench
 from app.classify_command import classify
+from app.environment_command import environment
 from app.models_command import models_app
 from app.scaling.plan_command import plan
 from app.tracing.command import trace
@@ -27,6 +28,7 @@ app.command()(bench)
 app.command()(tune)
 app.command()(plan)
 app.command()(trace)
+app.command()(environment)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it

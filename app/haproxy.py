@@ -16,10 +16,15 @@ HAPROXY = "haproxy"  # the program's name
 TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
 # Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
 FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
+WAIT = "http-request wait-for-body"
 MARK = "# tandem"  # ends each line that is added: a second edit of the same file finds them again
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
-BEGIN_WITHIN_S = 10
+BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
+# Where HAProxy sends again: the rest of the body, as far as its buffer holds it.
+WHOLE_WITHIN_S = 60
+# Of such buffers when their requests are over: to map and unmap 1 MiB for each costs 0.9 ms.
+KEPT_BYTES = 16 * 2**20
 SILENT_S = 30  # a client in the middle of a body
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 256  # that HAProxy has open beside two for each connection
@@ -39,9 +44,13 @@ ANSWERS = {
 
 
 class HaproxyCommand:
-    """The command that Serve starts as HAProxy: edits the configuration it is given, then execs."""
+    """The command that Serve starts as HAProxy: edits the configuration it is given, then execs.
 
-    def __init__(self, script: Path, ports: tuple[int, int]) -> None:
+    ``ports`` (metrics, statistics) are kept to loopback; without them it is a cluster's, where
+    others may read both, and where a request goes to a second Gateway when the first one dies.
+    """
+
+    def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
         self.path, self._ports = script, ports
         self._edits = script.with_name("edits.sed")
 
@@ -53,6 +62,8 @@ class HaproxyCommand:
         binary = _binary()
         certificate = tls.link(self.path.parent) if tls else None
         script = edits(self._ports, certificate) + refusals(max_requests)
+        if self._ports is None:
+            script += for_clusters()
         self._edits.write_text(script, "ascii")
         edit = f'sed -i -E -f "{self._edits}" "$word"'
         self.path.write_text(
@@ -92,7 +103,7 @@ def _binary() -> Path:
     return Path(package.origin).parent / "bin" / "haproxy"
 
 
-def edits(ports: tuple[int, int], certificate: str | None) -> str:
+def edits(ports: tuple[int, int] | None, certificate: str | None) -> str:
     """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
 
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
@@ -101,7 +112,9 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
     A gRPC client's deadline is copied to where the Gateway sees it (app/grpc/request.py).
     ``certificate`` are the words after ``bind ADDRESS ssl``.
     """
-    lines = [f"/{MARK}$/d", rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/"]
+    lines = [f"/{MARK}$/d"]
+    if ports:
+        lines.append(rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/")
     lines.append("/^ *errorfile 50[234] /d")
     if certificate:
         frontend = "/^frontend http_frontend$/,/^ *bind /"
@@ -110,11 +123,29 @@ def edits(ports: tuple[int, int], certificate: str | None) -> str:
         of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
         lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
-    begin = f"http-request wait-for-body time {BEGIN_WITHIN_S}s if METH_POST"
+    begin = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
     lines.append(_append("frontend http_frontend", [*_removals(), begin]))
     # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
     lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), DEADLINE]))
     return "\n".join(lines) + "\n"
+
+
+def for_clusters() -> str:
+    """Return the part of the script that a cluster's nodes have beside: what dies is made up for.
+
+    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
+    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
+    that was just started, and has heard of no application, says 503 where Serve says 404.
+    """
+    unknown = _error(*ANSWERS[503])
+    early = (
+        r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
+        rf"content-type application/json hdr retry-after 1 string '{unknown}'@"
+    )
+    whole = f"{WAIT} time {WHOLE_WITHIN_S}s if METH_POST"
+    kept = f"tune.memory.hot-size {KEPT_BYTES}"
+    added = [_append("frontend http_frontend", [whole]), _append("global", [kept])]
+    return "\n".join([early, *added]) + "\n"
 
 
 def refusals(max_requests: int | None) -> str:

@@ -23,6 +23,7 @@ AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
+RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
 
 
 class Settings(BaseModel):
@@ -135,12 +136,11 @@ class Settings(BaseModel):
         return search_path(self.model_dirs)
 
 
-def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
-    """Return the environment that makes Ray Serve fast; needed on every node before Ray starts.
+def _fast_environment(haproxy: Path) -> dict[str, str]:
+    """Return the environment that makes Ray Serve fast; needed before Ray starts.
 
     HAProxy as the ingress and Serve's throughput mode belong together (gRPC between deployments,
-    user code on the replica's own loop). ``run_dir`` and ``free_ports`` (metrics, statistics) keep
-    two services on one machine apart: HAProxy's files and ports are fixed otherwise.
+    user code on the replica's own loop). ``haproxy`` is the command that starts it.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -156,10 +156,37 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # A gRPC message is whole in memory before anybody can look at it: four times a body's
         # limit, so that a client that is over it is told so by us.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(80 * MIB),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+    }
+
+
+def node_environment(haproxy: Path) -> dict[str, str]:
+    """Return the environment of a cluster's node: Serve is fast, and loses nothing."""
+    return _fast_environment(haproxy) | {
+        # What a Gateway had when it died goes to another: classifying changes nothing. HAProxy can
+        # send again what it holds as a whole; what kills every Gateway it meets kills three.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        "RAY_SERVE_HAPROXY_RETRIES": "2",
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(RETRIED_BYTES),
+        # An HAProxy that died is found out by three of these: 30 s by default.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
+    }
+
+
+def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
+    """Return the environment of a Ray of our own, on a machine that it may share.
+
+    ``run_dir`` and ``free_ports`` (metrics, statistics) keep two services on one machine apart:
+    HAProxy's files and ports are fixed otherwise.
+    """
+    return _fast_environment(run_dir / HAPROXY_COMMAND) | {
         # Called in proxies and replicas before they listen.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.loopback:keep_to_loopback",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(run_dir / HAPROXY_COMMAND),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),
@@ -170,9 +197,6 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         # Ctrl-C on a laptop should not wait for a load balancer to notice.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
-        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     }
 
 

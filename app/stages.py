@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from app.retry import again
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
@@ -73,7 +74,8 @@ async def call(stage: Any, method: str, *args: Any) -> Any:
     """Call a stage, be it a deployment's handle or an object in this process.
 
     A handle's ``method.remote(...)`` and an object's coroutine are awaited alike, so the graph can
-    put a stage into the Gateway's process without another line changing.
+    put a stage into the Gateway's process without another line changing. When a deployment's
+    replica dies, another is called (:mod:`app.retry`).
     """
     bound = getattr(stage, method)
-    return await getattr(bound, "remote", bound)(*args)
+    return await again(lambda: getattr(bound, "remote", bound)(*args))

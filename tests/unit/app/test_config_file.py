@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 SHIPPED = [
     path
     for path in [ROOT / "serve_config.yaml", *sorted((ROOT / "configs").rglob("*.yaml"))]
-    if "import_path: app." in path.read_text("utf-8")
+    if "\n    import_path: app." in path.read_text("utf-8")
 ]
 APPLICATION = {
     "name": "tandem",

@@ -79,7 +79,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
     rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
     rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
-    rules.append("wait-for-body time 10s if METH_POST")
+    rules.append("wait-for-body time 10s at-least 15360 if METH_POST")
     assert after[first : first + len(rules)] == [
         f"    http-request {rule} # tandem" for rule in rules
     ]
@@ -145,6 +145,56 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     assert config.read_text().count("status 429") == 1
 
 
+def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics(command, tmp_path):
+    HaproxyCommand(command, ports=None).write()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG)
+    for _ in range(2):
+        subprocess.run([command, "-f", config], check=False)
+    lines = config.read_text().splitlines()
+    assert lines[:2] == ["global", "    tune.memory.hot-size 16777216 # tandem"]
+    waits = [line for line in lines if "wait-for-body" in line]
+    assert waits == [
+        "    http-request wait-for-body time 10s at-least 15360 if METH_POST # tandem",
+        "    http-request wait-for-body time 60s if METH_POST # tandem",
+    ]
+    assert "    bind :9101" in lines
+    assert "  bind *:8404" in lines
+
+
+def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, tmp_path):
+    """Serve's answer where no application is known yet is 404, which no client tries again."""
+    HaproxyCommand(command, ports=None).write()
+    told = next(
+        line
+        for line in haproxy_templates.HAPROXY_CONFIG_TEMPLATE.splitlines()
+        if "return status 404" in line
+    )
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(f"backend default_backend\n{told}\n")
+    subprocess.run([command, "-f", config], check=False)
+    (line,) = config.read_text().splitlines()[1:]
+    assert line.startswith("    http-request return status 503 content-type application/json hdr")
+    (text,) = re.findall(r"string '(.*)'", line)
+    assert json.loads(text)["error"]["code"] == "not_ready"
+
+
+def test_haproxy_itself_takes_what_is_added(tmp_path):
+    """The real binary checks a configuration with all the added lines."""
+    script, config = tmp_path / "haproxy", tmp_path / "haproxy.cfg"
+    HaproxyCommand(script, ports=None).write()
+    config.write_text(
+        "global\n    tune.bufsize 1048576\n"
+        "defaults\n    mode http\n    timeout connect 1s\n    timeout client 1s\n"
+        "    timeout server 1s\n    retry-on conn-failure empty-response\n    retries 2\n"
+        "frontend http_frontend\n    bind 127.0.0.1:8000\n    default_backend b\nbackend b\n"
+        "    http-request return status 404 content-type text/plain lf-string 'x not found.'\n"
+    )
+    checked = subprocess.run([script, "-c", "-f", config], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert config.read_text().count("wait-for-body") == 2
+
+
 def test_a_call_without_a_configuration(command, tmp_path):
     assert subprocess.run([command, "-v"], check=False).returncode == 7
     assert (tmp_path / "called").read_text() == "-v\n"
@@ -177,6 +227,7 @@ def test_serves_template_still_has_the_lines_that_are_rewritten():
     assert "\nfrontend grpc_frontend\n" in text
     assert "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2\n" in text
     assert "\ndefaults\n" in text
+    assert "global\n" in text
     assert "\n    errorfile 502 {{" in text
 
 

@@ -1,0 +1,52 @@
+"""Pictures for the tiny networks, each with the answer that the networks give in process."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+from machine import ROOT
+
+from models.ensemble import average
+from models.image import read_image
+from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, RuntimeOptions
+
+SIDE = 320  # px: with noise some 60 KB, as a small photo has
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image file and what a right answer says of it."""
+
+    data: bytes  # JPEG
+    probabilities: dict[str, float]  # by label, of the ensemble
+    members: tuple[str, ...]  # all that must have answered
+
+
+def tiny_set(folder: Path) -> Path:
+    """Write a model set whose networks take some 3 ms an image."""
+    sys.path.append(str(ROOT / "tests"))  # beside this folder: what the tests draw with
+    from tiny_networks import write_tiny_set
+
+    return write_tiny_set(folder, size=64, num_convolutions=8)
+
+
+def draw(model_set: Path, number: int) -> list[Picture]:
+    """Return ``number`` different pictures."""
+    loaded = load_model_set(str(model_set))
+    manifest = loaded.manifest
+    weights = {member.name: member.weight for member in manifest.members}
+    options = RuntimeOptions(batch_sizes=(1,))
+    networks = {n: CompiledNetwork(loaded.network_path(n), options) for n in weights}
+    rng = np.random.default_rng(5)
+    pictures = []
+    for _ in range(number):
+        noise = rng.integers(0, 128, (SIDE, SIDE, 3)) + rng.integers(0, 128, 3)  # (H, W, 3) BGR
+        data = cv2.imencode(".jpg", noise.astype(np.uint8))[1].tobytes()
+        image = read_image(data, manifest.image.rule)[np.newaxis]
+        row = average({n: net.infer(image) for n, net in networks.items()}, weights)[0]
+        named = dict(zip(loaded.labels, map(float, row), strict=True))
+        pictures.append(Picture(data, named, tuple(weights)))
+    return pictures

@@ -1,0 +1,157 @@
+"""A Ray cluster of several nodes on this one machine, each by a ``ray start`` of its own.
+
+All have the loopback address; ports keep them apart. Serve gives a worker's HAProxy the port that
+its node's environment names, so every node has an ingress of its own. A node ends as a machine does
+that loses its power: everything it runs is killed at once, by pid.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import psutil
+from machine import ROOT
+
+from app.ports import free_port
+
+RAY = Path(sys.executable).with_name("ray")
+STORE_BYTES = 80 * 2**20  # of each node's object store; the graph uses none
+JOINED_WITHIN_S = 60.0
+PORT_OPTIONS = (
+    "node-manager-port",
+    "object-manager-port",
+    "metrics-export-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+)
+
+
+def is_ok(url: str, headers: Mapping[str, str] | None = None) -> bool:
+    """Return whether the address answers 200."""
+    try:
+        return httpx.get(url, headers=headers, timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+class RayNode:
+    """One ``ray start`` and everything below it."""
+
+    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.http_port, haproxy = free_port(), (free_port(), free_port())
+        ports = [f"--{option}={free_port()}" for option in PORT_OPTIONS]
+        own = {
+            "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.http_port),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy[0]),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(haproxy[1]),
+        }
+        common = ["--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}", "--block"]
+        self._process = subprocess.Popen(
+            [str(RAY), "start", *arguments, *common, *ports],
+            cwd=ROOT,
+            env={**os.environ, **environment, **own},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def url(self) -> str:
+        """The node's own ingress."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what the node runs now, itself included."""
+        if not self.is_alive:
+            return []
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def kill(self) -> None:
+        """Kill every process of the node, all of them before any can take leave."""
+        family = self.processes()
+        for process in family:
+            process.suspend()  # so that nothing starts another meanwhile
+        for process in family:
+            process.kill()
+        psutil.wait_procs(family, timeout=10)
+
+
+class RayCluster:
+    """A head that runs no replica, and workers."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], worker_cpus: int) -> None:
+        # A Ray that starts here listens on all interfaces: nobody else may join it.
+        self.token = secrets.token_hex(32)
+        (file := folder / "token").write_text(self.token)
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+        self._environment, self._worker_cpus = {**environment, **token}, worker_cpus
+        self._port, self._num_started = free_port(), 0
+        self.dashboard = f"http://127.0.0.1:{(dashboard := free_port())}"
+        head = [
+            "--head",
+            "--num-cpus=0",
+            f"--port={self._port}",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={free_port()}",
+            f"--temp-dir={folder / 'ray'}",
+            "--disable-usage-stats",
+        ]
+        self.head = RayNode("head", head, self._environment)
+        self.workers: list[RayNode] = []
+
+    @property
+    def nodes(self) -> list[RayNode]:
+        return [node for node in (self.head, *self.workers) if node.is_alive]
+
+    def wait_for_head(self, within_s: float = 120) -> None:
+        """Wait until others can join."""
+        deadline = time.monotonic() + within_s
+        health = f"{self.dashboard}/api/gcs_healthz"
+        while not is_ok(health, self.headers):
+            if not self.head.is_alive or time.monotonic() > deadline:
+                raise SystemExit(f"the head node did not start within {within_s:g} s")
+            time.sleep(0.5)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the dashboard wants to see."""
+        return {"authorization": f"Bearer {self.token}"}
+
+    def add_worker(self) -> RayNode:
+        """Start a worker and wait until it has joined: two at once would take the same socket."""
+        self._num_started += 1
+        name = f"worker {self._num_started}"
+        arguments = [f"--address=127.0.0.1:{self._port}", f"--num-cpus={self._worker_cpus}"]
+        known = self._alive()
+        node = RayNode(name, arguments, self._environment)
+        self.workers.append(node)
+        deadline = time.monotonic() + JOINED_WITHIN_S
+        while not self._alive() - known:
+            if not node.is_alive or time.monotonic() > deadline:
+                raise SystemExit(f"{name} did not join within {JOINED_WITHIN_S:g} s")
+            time.sleep(0.2)
+        return node
+
+    def _alive(self) -> set[str]:
+        """Return the ids of the nodes that Ray says are alive."""
+        url = f"{self.dashboard}/nodes?view=summary"
+        answer = httpx.get(url, headers=self.headers, timeout=10, trust_env=False)
+        rows = [row["raylet"] for row in answer.raise_for_status().json()["data"]["summary"]]
+        return {row["nodeId"] for row in rows if row.get("state") == "ALIVE"}
+
+    def stop(self) -> None:
+        """End everything, workers first: none looks for a head that is gone."""
+        for node in (*self.workers, self.head):
+            node.kill()
