@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from fakes import FakeCombiner, FakeDecoder, FakeMember
-from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.answers import Classified
 from app.errors import DeadlineError, NotReadyError, OverloadedError
@@ -49,7 +49,7 @@ def test_how_many_must_answer(policy, num_members, needed):
     ("error", "why"),
     [
         (OverloadedError("no place"), "overloaded"),
-        (ActorDiedError(), "not_ready"),
+        (DeploymentUnavailableError("gone"), "not_ready"),
         (RuntimeError("no memory"), "not_ready"),
     ],
 )

@@ -83,7 +83,7 @@ def test_replicas_by_number_replace_autoscaling(tmp_path):
 def test_a_configuration_without_deployments_gets_a_gateway():
     base = {"applications": [{"import_path": "app.main:build"}]}
     content = tuned(base, point(100, 50), None)
-    assert gateway_of(content)["max_ongoing_requests"] == 512
+    assert gateway_of(content)["max_ongoing_requests"] == 256
 
 
 def test_the_header_tells_where_the_numbers_come_from():
