@@ -78,4 +78,5 @@ async def call(stage: Any, method: str, *args: Any) -> Any:
     replica dies, another is called (:mod:`app.retry`).
     """
     bound = getattr(stage, method)
-    return await again(lambda: getattr(bound, "remote", bound)(*args))
+    remote = getattr(bound, "remote", None)
+    return await (bound(*args) if remote is None else again(lambda: remote(*args)))

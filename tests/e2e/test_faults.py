@@ -34,7 +34,7 @@ def test_no_accepted_request_is_lost_and_no_answer_is_wrong(result: dict, fault:
     assert told["right"] == told["accepted"] == told["requests"] > 0
 
 
-def test_replicas_are_spread_over_the_nodes(result: dict) -> None:
-    for one in result["faults"].values():
-        for deployment, by_node in one["placement"].items():
-            assert sorted(by_node.values()) == [1, 1], (deployment, by_node)
+def test_replicas_are_deployed_on_different_nodes(result: dict) -> None:
+    """Later, when one was replaced, Serve does not promise it."""
+    for deployment, by_node in result["faults"][FAULTS[0]]["placement"].items():
+        assert sorted(by_node.values()) == [1, 1], (deployment, by_node)

@@ -82,7 +82,7 @@ def test_a_worker_pod_holds_one_replica_of_every_stage(service):
 
 
 def test_nothing_is_alone():
-    """Two replicas of each stage at least, which Serve spreads."""
+    """Two replicas of each stage at least."""
     for one in deployments():
         scaling = one.get("autoscaling_config", {})
         assert one.get("num_replicas", scaling.get("min_replicas")) >= 2, one["name"]

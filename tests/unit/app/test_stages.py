@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from fakes import FakeHandle
+from ray.exceptions import ActorDiedError
 
 from app.stages import Combined, Decoded, Fault, MemberAnswer, call
 from models.ensemble import Prediction
@@ -27,6 +28,23 @@ async def test_an_object_and_a_handle_are_called_alike(dress):
         await call(stage, "fail")
     with pytest.raises(AttributeError, match="multiply"):
         await call(stage, "multiply")
+
+
+class DiesOnce:
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def add(self) -> int:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise ActorDiedError
+        return self.num_calls
+
+
+async def test_a_replica_that_died_is_one_of_several_an_object_is_alone():
+    assert await call(FakeHandle(DiesOnce()), "add") == 2
+    with pytest.raises(ActorDiedError):
+        await call(DiesOnce(), "add")
 
 
 def test_a_fault_is_its_error_as_a_value():
