@@ -184,3 +184,25 @@ def test_the_share_is_what_was_measured() -> None:
     assert f"takes {share['median']['overhead_ms']:.1f} ms longer" in words
     for stage, cpu_ms in share["cpu_ms_by_stage"].items():
         assert f"{stage} {cpu_ms:.1f}" in words
+
+
+def test_the_faults_are_what_was_measured() -> None:
+    faults = json.loads((ROOT / "tests/load/results/faults.json").read_text("utf-8"))["faults"]
+    rows = [
+        f"| `{name}`: {one['fault']} | {one['offered_per_s']:.0f} | {one['accepted']} | "
+        f"{one['lost']} | {one['wrong']} | {one['recovered_after_s']:.0f} |"
+        for name, one in faults.items()
+    ]
+    assert len(rows) >= 7
+    hostile = json.loads((ROOT / "tests/load/results/hostile.json").read_text("utf-8"))
+    good = hostile["good_beside_hostile"]
+    rows.append(
+        f"| {hostile['hostile']['sent']:,} hostile requests in {good['s']:.0f} s beside good ones | "
+        f"{hostile['good_rate']:.0f} | {good['sent']} | {good['sent'] - good['right']} | 0 | |"
+    )
+    for row in rows:
+        assert row in README, f"README's table has no {row}"
+    overload = json.loads((ROOT / "tests/load/results/overload.json").read_text("utf-8"))
+    words = " ".join(README.split())
+    for times, share in overload["median_goodput_share"].items():
+        assert f"{share['of_what_the_generator_left']:.2f} at {times}" in words
