@@ -7,6 +7,8 @@ goes to tests/load/results/faults.json.
 """
 
 import json
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +41,8 @@ def main(
     names = fault or list(FAULTS)
     if unknown := set(names) - set(FAULTS):
         raise SystemExit(f"no such fault: {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+    # Told to end (timeout does), it must not leave its cluster behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp", ignore_cleanup_errors=True) as temp:
         folder = Path(temp)
         cluster = RayCluster(folder, environment(folder), worker_cpus=2)
