@@ -2,8 +2,8 @@
 
 What a service answers in time at three and ten times the rate it can carry, as a share of what it
 answers at the most: 16 clients in a closed loop, before and after every turn. The load generator
-shares the cores, and ten times the requests cost it more of them: so the share is told as it is, and
-of what the generator left. Prints JSON.
+shares the cores, and ten times the requests cost it more of them: so the share is told as it is,
+and of what the generator left. Prints JSON.
 """
 
 import json
