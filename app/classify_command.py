@@ -148,6 +148,9 @@ def _add(table: Table, row: Row) -> None:
     )
     if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
         members += f" (sure; not asked: {', '.join(skipped)})"
+    if missing := row.get("missing_members"):
+        told = ", ".join(f"{name} ({why})" for name, why in missing.items())
+        members += f"; degraded, without {told}"
     for rank, prediction in enumerate(row["predictions"]):
         probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
         first = rank == 0

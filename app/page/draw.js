@@ -90,8 +90,9 @@ function verdict({ members, agreement, skipped_members: skipped }) {
   return `The members disagree: ${names.map((name) => `${name} says ${members[name].label}`).join(", ")}.`;
 }
 
-function degraded({ members }, roster) {
-  const missing = roster.map(({ name }) => name).filter((name) => !(name in members));
+function degraded({ members, missing_members: why = {} }, roster) {
+  const absent = roster.map(({ name }) => name).filter((name) => !(name in members));
+  const missing = absent.map((name) => (why[name] ? `${name} (${why[name].replaceAll("_", " ")})` : name));
   return missing.length ? `Degraded: this answer came about without ${missing.join(" and ")}.` : "Degraded: not every member took part in this answer.";
 }
 

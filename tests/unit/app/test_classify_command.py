@@ -79,6 +79,13 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
     assert row["skipped_members"] == ["b", "c"]
 
 
+def test_a_degraded_answer_says_who_is_missing_and_why(server):
+    answer = classified() | {"degraded": True, "missing_members": {"b": "late"}}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    result = classify("b.jpg", "--url", server.url)
+    assert "a tench 0.90; degraded, without b (late)" in " ".join(result.stdout.split())
+
+
 def test_json_is_one_line_per_file_in_order(server):
     server.answer = lambda body: (200, json.dumps(classified(body.decode() * 40)).encode())
     result = classify(".", "--json", "--url", server.url)
