@@ -22,6 +22,8 @@ class QuietRequest(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in ({"content_length": str(len(body))} | headers).items():
             self.send_header(name.replace("_", "-"), value)
+        if self.close_connection:  # unsaid, a client may ask again on it and find it closed
+            self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
