@@ -26,6 +26,13 @@ def fast_serve() -> Iterator[HaproxyCommand]:
             f"RAY_SERVE_FALLBACK_PROXY_{protocol}_PORT": str(free_port())
             for protocol in ("HTTP", "GRPC")
         }
+        # The same holds for the replicas' own ports of gRPC, whatever Serve says of reuse: each run
+        # has its own hundred.
+        first = min(free_port(), 65_400)
+        fallback |= {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 100),
+        }
         limits = {
             "RAY_SERVE_HAPROXY_MAXCONN": str(max_connections()),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from live_service import ROOT, TANDEM, Service, drawn_photo
-from processes import descendants
+from processes import descendants, wait_until
 from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
 from trace_checks import by_trace, check_whole, num_whole
 from trace_receivers import OtlpGrpc, Received
@@ -96,7 +96,8 @@ def refused(classify: Classify, *images: bytes, **options) -> tuple[CODE, str, d
 
 
 def test_the_service_says_where(both: Service, port: int) -> None:
-    assert f"gRPC: 127.0.0.1:{port}," in both.log.read_text()
+    said = f"gRPC: 127.0.0.1:{port},"  # after "ready at", which the fixture waits for
+    wait_until(lambda: said in both.log.read_text(), 10, said)
 
 
 def test_the_answer_is_that_of_http(both: Service, classify: Classify) -> None:
