@@ -1,7 +1,8 @@
 """What an image is expected to cost in each stage, until it is measured.
 
 The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
-for photos of 500 x 375 (tests/load/results/ladder.json, share.json; two cores with AVX2).
+for photos of 500 x 375 (tests/load/results/ladder.json, share-before-tracing.json; two cores with
+AVX2). Tracing every request, which clusters do not, costs some 4 % more.
 """
 
 from app.settings import Settings

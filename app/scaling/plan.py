@@ -13,7 +13,7 @@ from app.errors import ConfigError
 from app.scaling.simulated_service import Service, SimStage
 from app.scaling.simulator import Simulation
 
-HTTP_MS = 4.2  # of one image beyond its stages (share.json, overhead_ms)
+HTTP_MS = 4.2  # of one image beyond its stages (share-before-tracing.json, overhead_ms)
 CORES_TOGETHER = 4.0  # of a replica that is a whole graph (configs/xeon-one-socket.yaml)
 CORES_APART = {"Gateway": 1.0, "Decoder": 2.0, "Combiner": 1.0}  # configs/cluster.yaml
 CORES_OF_MEMBER = 4.0
