@@ -96,6 +96,22 @@ def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
     assert span.status.description == "TimeoutError: late"
 
 
+def test_an_interruption_between_the_two_clocks_moves_no_span(monkeypatch):
+    now, interruptions = [0], [5_000_000, 0, 7_000_000]  # ns that the thread loses
+
+    def system() -> int:
+        now[0] += interruptions.pop(0) if interruptions else 0
+        return 1_000_000_000 + now[0]
+
+    def monotonic() -> int:
+        now[0] += 100
+        return now[0]
+
+    monkeypatch.setattr(spans.time, "time_ns", system)
+    monkeypatch.setattr(spans.time, "monotonic_ns", monotonic)
+    assert Clock().offset_ns() == pytest.approx(1_000_000_000, abs=200)
+
+
 def test_a_clock_that_steps_back_is_told_once_and_counted(monkeypatch, caplog):
     clock, real = Clock(), time.time_ns
     with caplog.at_level(logging.WARNING, "ray.serve"):
