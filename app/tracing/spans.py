@@ -167,7 +167,7 @@ class Clock:
         return offset_ns
 
     def _now_ns(self) -> int:
-        """Compare the clocks; again if the thread was interrupted between reading one and the other.
+        """Compare the clocks; again if the thread was interrupted between one and the other.
 
         On a busy machine that is milliseconds, by which a span would lie beside its parent.
         """
