@@ -2,7 +2,7 @@
 
 The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
 for photos of 500 x 375 (tests/load/results/ladder.json, share-before-tracing.json; two cores with
-AVX2). Tracing every request, which clusters do not, costs some 4 % more.
+AVX2). Tracing every request, which clusters do not, costs 2 % more (tracing.json).
 """
 
 from app.settings import Settings
