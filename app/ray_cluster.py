@@ -3,20 +3,18 @@
 import contextlib
 import io
 import logging
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import psutil
 
+from app.draining import drain
 from app.errors import ConfigError
 from models.cpus import available_cpus
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
 GRACE_S = 12.0
-ANSWERS_WITHIN_S = 3.0  # a controller that is well
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
 
 
@@ -98,30 +96,6 @@ def _is_serving() -> bool:
     return True
 
 
-def _drain(client: Any) -> None:
-    """Let the replicas answer what is under way, while HAProxy is still there to hand it on.
-
-    Serve's shutdown ends both at the same time. A controller that got the signal too does not
-    answer, and asking it has no end: so that is a thread's business, which nobody waits for.
-    """
-    from ray import serve
-
-    has_answered, is_done = threading.Event(), threading.Event()
-
-    def drain() -> None:
-        with contextlib.suppress(Exception):
-            names = list(serve.status().applications)
-            has_answered.set()
-            client.delete_apps(names, blocking=False)
-            while serve.status().applications:
-                time.sleep(0.1)
-        is_done.set()
-
-    threading.Thread(target=drain, daemon=True).start()
-    if has_answered.wait(ANSWERS_WITHIN_S):
-        is_done.wait(GRACE_S)
-
-
 def _stop_ray() -> None:
     import ray
     from ray.serve.context import _get_global_client
@@ -132,7 +106,7 @@ def _stop_ray() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
                 client: Any = _get_global_client()
-                _drain(client)
+                drain(client, GRACE_S)
                 client.shutdown(GRACE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
