@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from app.batch_records import BatchResult, QueueReport, Ran, Waiting
-from app.errors import DeadlineError, OverloadedError
+from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.lanes import Lane, Lanes
 from app.pace import Pace
 from app.turns import Turns
@@ -92,14 +92,16 @@ class BatchQueue:
 
         """
         if not timeout_s > 0:  # NaN too
-            raise DeadlineError(f"timeout of {timeout_s} s: no time is left for this image")
+            raise DeadlineError(
+                f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
+            )
         self._check_pace(timeout_s, lane)
         if len(images) > self.max_queued - len(self._waiting):
             self._waiting.forget_the_gone()
         if len(images) > self.max_queued - len(self._waiting):
             raise OverloadedError(
                 f"{len(self._waiting)} images are queued, {len(images)} more do not fit into "
-                f"{self.max_queued}; try again in a second"
+                f"{self.max_queued}; {IN_A_SECOND}"
             )
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
@@ -116,7 +118,8 @@ class BatchQueue:
         wait_s = self._pace.wait_s(ahead)
         if ahead > 2 * self.max_batch_size and wait_s > timeout_s:
             raise DeadlineError(
-                f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left"
+                f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left; "
+                f"{MORE_TIME}"
             )
 
     def _left(self, future: asyncio.Future[BatchResult]) -> None:
@@ -144,7 +147,7 @@ class BatchQueue:
             if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
                 told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
-                _fail(entry, DeadlineError(told))
+                _fail(entry, DeadlineError(f"{told}; {MORE_TIME}"))
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""

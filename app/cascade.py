@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.errors import DeadlineError, OtherSetError
+from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.members import NOT_ASKED, Group, Members
 from app.quorum import Trust, needed_of
 from app.request import ClassifyRequest
@@ -81,7 +81,7 @@ class Cascade:
                 (group,) = await self._first.ask(images, request)
         except TimeoutError as error:
             self._trust.failed(self._name)
-            raise DeadlineError(f"{self._name} did not answer in time") from error
+            raise DeadlineError(f"{self._name} did not answer in time; {MORE_TIME}") from error
         return group
 
     async def _ask_the_others(

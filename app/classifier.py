@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.batch_records import QueueReport, Ran
 from app.batching import BatchQueue
-from app.errors import ConfigError, OtherSetError
+from app.errors import UPDATING, ConfigError, OtherSetError
 from app.health import Health
 from app.lanes import Lane
 from app.loopback import keep_to_loopback
@@ -136,7 +136,9 @@ class Classifier:
 
         """
         if images.shape[1] != self._input_size:
-            raise OtherSetError(f"{self._name} is of another model set than the Gateway")
+            raise OtherSetError(
+                f"{self._name} is of another model set than the Gateway: {UPDATING}"
+            )
         parent, arrived = current_parent(), time.monotonic()
         futures = self._queue.submit(images, timeout_s, lane, parent)
         try:

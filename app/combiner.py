@@ -1,6 +1,6 @@
 """The Combiner deployment: members' probabilities to one readable answer per image."""
 
-from app.errors import OtherSetError
+from app.errors import UPDATING, OtherSetError
 from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.scaling.costs import COMBINE_CPU_MS
@@ -37,7 +37,8 @@ class Combiner:
 
         """
         if not members.keys() <= self._weights.keys():
-            raise OtherSetError(f"no such members here: {', '.join(sorted(members))}")
+            names = ", ".join(sorted(members))
+            raise OtherSetError(f"no such members here: {names}; {UPDATING}")
         rows = average(members, self._weights)
         with self._usage.under_way(len(rows)):
             return [self._one(i, rows[i], members, k) for i in range(len(rows))]

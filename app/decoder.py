@@ -10,7 +10,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from app.errors import DeadlineError
+from app.errors import MORE_TIME, DeadlineError
 from app.loopback import keep_to_loopback
 from app.metrics.replica import start_metrics
 from app.scaling.costs import DECODE_CPU_MS
@@ -84,7 +84,7 @@ class Decoder:
     def _decode_one(self, data: bytes, expires: float) -> _Done:
         started = time.monotonic()
         if started >= expires:
-            raise DeadlineError("the deadline passed before the image was decoded")
+            raise DeadlineError(f"the deadline passed before the image was decoded; {MORE_TIME}")
         image: Pixels | Fault
         try:
             image = read_image(data, self._rule, max_pixels=self._max_pixels)

@@ -8,8 +8,10 @@ ANSWERS_WITHIN_S = 3.0  # a controller that is well
 PAUSE_S = 0.1
 
 
-def drain(client: Any, timeout_s: float) -> None:
+def drain(client: Any, timeout_s: float) -> bool:
     """Delete the applications while HAProxy is still there to hand the answers on.
+
+    Return whether the controller answered.
 
     Serve's shutdown ends both at the same time. A controller that got the signal too answers
     nothing: every question here has a time limit of its own. ``serve.status()`` has none, and a
@@ -35,3 +37,5 @@ def drain(client: Any, timeout_s: float) -> None:
         client.delete_apps(applications(), blocking=False)
         while applications() and time.monotonic() < ends:
             time.sleep(PAUSE_S)
+        return True
+    return False

@@ -17,7 +17,7 @@ from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
-from app.errors import DeadlineError, NotReadyError
+from app.errors import MORE_TIME, DeadlineError, NotReadyError
 from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
@@ -138,7 +138,7 @@ class Gateway:
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
-                "try again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+                f"{MORE_TIME}"
             ) from error
         except OF_RAY as error:
             raise as_tandem(error) from error

@@ -1,6 +1,5 @@
 """The HTTP interface: routes, parameters, errors. What an answer holds is :mod:`app.answers`'."""
 
-import math
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import FastAPI, Query, Request
@@ -9,12 +8,12 @@ from fastapi.responses import Response
 from app.answers import Classified, Ready, Results, ServedModels, error_answer
 from app.body import read_body, read_files
 from app.byte_budget import Share
-from app.errors import BadParameterError
 from app.http_errors import ERRORS, add_error_handlers, error_response, request_id_of
 from app.http_pages import add_pages
 from app.keys import require_keys
 from app.lanes import lane_of
 from app.metrics.http import MeasuredRequests, timed
+from app.parameters import TIMEOUT, checked_top_k, timeout_s_of
 from app.request import ClassifyRequest
 from app.settings import Settings
 from app.stages import Fault
@@ -73,11 +72,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         top_k: Annotated[int, Query(description="classes in the answer")] = default_k,
     ) -> Response:
         timeline = Timeline()
-        if not 1 <= top_k <= gateway.num_classes:
-            raise BadParameterError(
-                f"top_k is {str(top_k)[:40]}; this model set has {gateway.num_classes} classes: "
-                f"ask for 1 to {gateway.num_classes}"
-            )
+        checked_top_k(top_k, gateway.num_classes)
         timeout_s = _timeout_s(request, settings.request_timeout_s)
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
@@ -131,15 +126,5 @@ def _json(answer: Classified | Results) -> Response:
 
 def _timeout_s(request: Request, default_s: float) -> float:
     """Return the request's time; the header can only shorten it."""
-    given = request.headers.get("x-request-timeout-seconds")
-    if given is None:
-        return default_s
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise BadParameterError(
-            f"x-request-timeout-seconds is {given[:40]!r}; give seconds as a number above 0"
-        )
-    return min(SHARE_OF_TIME * seconds, default_s)
+    given = request.headers.get(TIMEOUT)
+    return default_s if given is None else min(SHARE_OF_TIME * timeout_s_of(given), default_s)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from app.answers import ErrorAnswer, error_answer
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
+from app.parameters import SHOWN, UNEXPECTED
 from app.stages import Fault
 from models.errors import TandemError
 
@@ -41,7 +42,7 @@ def add_error_handlers(api: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = str(first["loc"][-1])
-        text = f"{where} is {str(first.get('input'))[:40]!r}: {first['msg']}; see /docs"
+        text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
         return error_response(request, Fault(422, BadParameterError.code, text))
 
     async def http(request: Request, error: Exception) -> Response:
@@ -53,8 +54,7 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.exception("request %s failed", request_id_of(request), exc_info=error)
-        text = "an error inside the service; its log has the details under this request id"
-        return error_response(request, Fault(500, TandemError.code, text))
+        return error_response(request, UNEXPECTED)
 
     api.add_exception_handler(TandemError, tandem)
     api.add_exception_handler(RequestValidationError, validation)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import DeadlineError, OtherSetError, OverloadedError
+from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.quorum import Trust, enough_of, has_succeeded, needed_of
 from app.request import ClassifyRequest
 from app.rolling import check_served
@@ -133,5 +133,5 @@ def _is_down(error: BaseException) -> bool:
 def _first_error(tasks: Mapping[str, Asked]) -> BaseException:
     """Return why too few answered."""
     errors = (error for task in tasks.values() if (error := _error_of(task)) is not None)
-    late = DeadlineError("too few members answered in time; try again, or allow more time")
+    late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
     return next(errors, late)

@@ -106,8 +106,8 @@ def _stop_ray() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
                 client: Any = _get_global_client()
-                drain(client, GRACE_S)
-                client.shutdown(GRACE_S)
+                if drain(client, GRACE_S):  # or it would not hear that either
+                    client.shutdown(GRACE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     _, alive = psutil.wait_procs(set(ours), timeout=5)

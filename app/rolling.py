@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from app.answers import Classified
-from app.errors import OtherSetError
+from app.errors import UPDATING, OtherSetError
 from app.request import ClassifyRequest
 from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Fault
@@ -27,7 +27,7 @@ AGAIN_AFTER_S = 0.05
 def check_served(theirs: str, ours: str) -> None:
     """Raise :class:`OtherSetError` if a stage says that it serves another model set than ours."""
     if theirs and theirs != ours:
-        raise OtherSetError("a rolling update is under way; try again in a second")
+        raise OtherSetError(UPDATING)
 
 
 class Siblings:

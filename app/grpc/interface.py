@@ -13,6 +13,7 @@ from app.grpc.reply import reply_of
 from app.grpc.request import images_of, timeout_s_of, top_k_of
 from app.lanes import lane_of
 from app.metrics.http import CLIENT_WENT, timed
+from app.parameters import UNEXPECTED
 from app.request import ClassifyRequest
 from app.stages import Fault
 from app.timeline import Timeline
@@ -41,8 +42,7 @@ async def answer_classify(
         raise
     except Exception:
         logger.exception("request %s failed", call.request_id)
-        text = "an error inside the service; its log has the details under this request id"
-        call.refuse(Fault(500, TandemError.code, text))
+        call.refuse(UNEXPECTED)
     finally:
         call.ended()
     return messages.ClassifyReply()

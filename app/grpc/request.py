@@ -1,14 +1,13 @@
 """A request's message and metadata, read under the same limits as over HTTP."""
 
-import math
 import re
 from collections.abc import Mapping
 
+from app import parameters
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
 from app.grpc import tandem_pb2 as messages
 from app.settings import Settings
 
-TIMEOUT = "x-request-timeout-seconds"
 # The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
 # tandem serve has HAProxy copy it (app/haproxy.py).
 DEADLINE = "x-grpc-timeout"
@@ -51,12 +50,7 @@ def top_k_of(request: messages.ClassifyRequest, default_k: int, num_classes: int
 
     """
     top_k = request.top_k if request.HasField("top_k") else min(default_k, num_classes)
-    if not 1 <= top_k <= num_classes:
-        raise BadParameterError(
-            f"top_k is {top_k}; this model set has {num_classes} classes: ask for 1 to "
-            f"{num_classes}"
-        )
-    return top_k
+    return parameters.checked_top_k(top_k, num_classes)
 
 
 def timeout_s_of(metadata: Mapping[str, str], default_s: float) -> float:
@@ -67,18 +61,8 @@ def timeout_s_of(metadata: Mapping[str, str], default_s: float) -> float:
 
     """
     seconds = [default_s]
-    if (given := metadata.get(TIMEOUT)) is not None:
-        seconds.append(_seconds(given))
+    if (given := metadata.get(parameters.TIMEOUT)) is not None:
+        seconds.append(parameters.timeout_s_of(given))
     if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE, "")):
         seconds.append(SHARE_OF_DEADLINE * int(found[1]) * UNIT_S[found[2]])
     return min(seconds)
-
-
-def _seconds(given: str) -> float:
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise BadParameterError(f"{TIMEOUT} is {given[:40]!r}; give seconds as a number above 0")
-    return seconds

@@ -1,15 +1,19 @@
 """A real ``tandem serve`` in a process of its own, and a picture to send to it."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 TANDEM = Path(sys.executable).with_name("tandem")
@@ -46,6 +50,22 @@ class Service:
         if self.process.poll() is None:
             (os.killpg if is_for_all else os.kill)(self.process.pid, number)
         return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def changed_config(folder: Path, name: str = "serve_config.yaml") -> Iterator[dict[str, Any]]:
+    """Give one of the project's configurations to change; it is written to ``folder`` after."""
+    content = yaml.safe_load((ROOT / name).read_text("utf-8"))
+    yield content
+    (folder / Path(name).name).write_text(yaml.safe_dump(content), "utf-8")
+
+
+def traced_config(folder: Path, endpoint: str, spans: Path) -> Path:
+    """Return serve_config.yaml as it is, but for where the traces go."""
+    with changed_config(folder) as content:
+        arguments = {"trace_endpoint": endpoint, "trace_dir": str(spans)}
+        content["applications"][0]["args"] |= arguments
+    return folder / "serve_config.yaml"
 
 
 def drawn_photo(seed: int = 3, width: int = 640, height: int = 480) -> bytes:

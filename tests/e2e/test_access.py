@@ -12,9 +12,8 @@ import grpc
 import httpx
 import psutil
 import pytest
-import yaml
 from certificates import Root, Signed
-from live_service import ROOT, TANDEM, Service
+from live_service import TANDEM, Service, changed_config
 from page_driver import File, drop, watched
 from playwright.sync_api import Browser, expect
 from processes import descendants, serve_logs, title
@@ -59,17 +58,16 @@ def guarded(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Service:
     """Start a service that has both; one key is in the file, the other in the environment."""
-    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    config["http_options"] |= {
-        "ssl_certfile": str(signed.certificate),
-        "ssl_keyfile": str(signed.key),
-    }
-    path = tmp_path_factory.mktemp("config") / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config))
+    folder = tmp_path_factory.mktemp("config")
+    with changed_config(folder) as config:
+        config["http_options"] |= {
+            "ssl_certfile": str(signed.certificate),
+            "ssl_keyfile": str(signed.key),
+        }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
         keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
-        service = start_service("--config", str(path), *keys, *rpc)
+        service = start_service("--config", str(folder / "serve_config.yaml"), *keys, *rpc)
     service.wait_ready()
     return service
 

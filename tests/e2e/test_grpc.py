@@ -11,12 +11,11 @@ import grpc
 import httpx
 import psutil
 import pytest
-import yaml
 from google.protobuf.json_format import MessageToDict
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from live_service import ROOT, TANDEM, Service, drawn_photo
+from live_service import TANDEM, Service, drawn_photo, traced_config
 from processes import descendants, wait_until
 from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
 from trace_checks import by_trace, check_whole, num_whole
@@ -57,11 +56,7 @@ def both(
     port: int,
 ) -> Service:
     """A service that answers HTTP and gRPC."""
-    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    arguments = {"trace_endpoint": receiver.url, "trace_dir": str(spans_folder)}
-    content["applications"][0]["args"] |= arguments
-    config = tmp_path_factory.mktemp("config") / "config.yaml"
-    config.write_text(yaml.safe_dump(content), "utf-8")
+    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, spans_folder)
     service = start_service("--config", str(config), "--grpc-port", str(port))
     service.wait_ready()
     return service

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import yaml
-from live_service import ROOT, Service
+from live_service import Service, changed_config
 from processes import descendants, serve_logs, title, wait_until
 from tiny_networks import picture, write_tiny_set
 
@@ -34,23 +33,20 @@ def scaling(start_service: Callable[..., Service], tmp_path_factory) -> Iterator
     """The cluster's configuration on this machine, with limits that fit it."""
     folder = tmp_path_factory.mktemp("scaling")
     write_tiny_set(folder / "tiny", gains={"sure": 8.0, "unsure": 2.0})
-    content = yaml.safe_load((ROOT / "configs" / "cluster.yaml").read_text("utf-8"))
-    application = content["applications"][0]
-    application["args"] |= {"compile_cache": None, "trace_exporter": "none", "trace_dir": None}
-    application["autoscaling_policy"]["policy_kwargs"] = {
-        "target_utilization": TARGET_UTILIZATION,
-        "scale_down_after_s": 4,
-        "cpu_ms": CPU_MS,
-    }
-    for deployment in application["deployments"]:
-        deployment["ray_actor_options"] = {"num_cpus": 0.2}
-        deployment["graceful_shutdown_timeout_s"] = 10
-        deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
-    path = folder / "cluster.yaml"
-    path.write_text(yaml.safe_dump(content), "utf-8")
-    service = start_service(
-        "--config", str(path), "--model-set", str(folder / "tiny"), "--host", "127.0.0.1"
-    )
+    with changed_config(folder, "configs/cluster.yaml") as content:
+        application = content["applications"][0]
+        application["args"] |= {"compile_cache": None, "trace_exporter": "none", "trace_dir": None}
+        application["autoscaling_policy"]["policy_kwargs"] = {
+            "target_utilization": TARGET_UTILIZATION,
+            "scale_down_after_s": 4,
+            "cpu_ms": CPU_MS,
+        }
+        for deployment in application["deployments"]:
+            deployment["ray_actor_options"] = {"num_cpus": 0.2}
+            deployment["graceful_shutdown_timeout_s"] = 10
+            deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
+    files = ("--config", str(folder / "cluster.yaml"), "--model-set", str(folder / "tiny"))
+    service = start_service(*files, "--host", "127.0.0.1")
     service.wait_ready()
     yield service
     service.stop()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
-from live_service import ROOT, TANDEM, Service, drawn_photo
+from live_service import TANDEM, Service, drawn_photo, traced_config
 from processes import serve_logs
 from trace_checks import batches, by_trace, check_batches, check_whole, num_whole, one, overlap
 from trace_receivers import OtlpGrpc
@@ -39,11 +38,7 @@ def traced(
     folder: Path,
 ) -> Service:
     """serve_config.yaml as it is, but for where the traces go."""
-    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    arguments = {"trace_endpoint": receiver.url, "trace_dir": str(folder)}
-    content["applications"][0]["args"] |= arguments
-    config = tmp_path_factory.mktemp("config") / "config.yaml"
-    config.write_text(yaml.safe_dump(content), "utf-8")
+    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, folder)
     service = start_service("--config", str(config))
     service.wait_ready()
     return service

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.batch_records import BatchResult
+from app.batching import BatchQueue
 
 
 def image(number: int) -> NDArray[np.uint8]:
@@ -74,3 +75,9 @@ class SteppedNetwork:
         if self.bad.intersection(numbers):
             raise ValueError(f"cannot run {numbers}")
         return rows
+
+
+def make_queue(
+    network: SteppedNetwork, max_batch_size: int = 4, max_queued: int = 64
+) -> BatchQueue:
+    return BatchQueue(network.run, range(1, max_batch_size + 1), max_queued, network.clock)

@@ -3,25 +3,18 @@
 from contextlib import ExitStack
 
 import pytest
+from hand_clock import HandClock
 
 from app.admission import ALWAYS, MAX_RETRY_AFTER_S, Admission
 from app.errors import OverloadedError
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
-def admission_at(clock: Clock, each_s: float, max_requests: int = 100) -> Admission:
+def admission_at(clock: HandClock, each_s: float, max_requests: int = 100) -> Admission:
     """Return one that knows how long a request takes."""
     admission = Admission(max_requests, clock)
     for _ in range(500):

@@ -33,7 +33,7 @@ async def test_the_limit_of_pixels_is_the_settings(decoder):
 
 
 async def test_what_is_too_late_is_not_decoded(decoder):
-    with pytest.raises(DeadlineError, match="before the image was decoded"):
+    with pytest.raises(DeadlineError, match="before the image was decoded; try again"):
         await decoder.decode([picture("red")], 0.0)
 
 

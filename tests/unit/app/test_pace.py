@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from hand_clock import HandClock
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -10,15 +11,7 @@ from hypothesis import strategies as st
 from app.pace import ENOUGH, MEMORY_S, Pace
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def worked(clock: Clock, num: int, each_s: float, idle_s: float = 0.0) -> Pace:
+def worked(clock: HandClock, num: int, each_s: float, idle_s: float = 0.0) -> Pace:
     """Return the pace of a place that did ``num`` things, one at a time."""
     pace = Pace(clock)
     for _ in range(num):
@@ -30,8 +23,8 @@ def worked(clock: Clock, num: int, each_s: float, idle_s: float = 0.0) -> Pace:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 def test_nothing_is_known_at_first(clock):
@@ -100,7 +93,7 @@ def test_who_gives_up_makes_it_no_better(clock):
     steps=st.lists(st.tuples(st.sampled_from(["came", "done", "gave_up"]), st.floats(0, 1e6))),
 )
 def test_it_is_never_negative_nor_nan(steps):
-    clock = Clock()
+    clock = HandClock()
     pace = Pace(clock)
     for step, seconds in steps:
         clock.now += seconds

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from hand_clock import HandClock
 
 from app import readers as module
 from app.admission import ALWAYS, Admission
@@ -103,17 +104,10 @@ async def _admitted(admission: Admission) -> None:
             await never()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
     """Twenty of them for ten seconds would make it look as if a request took ten."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    clock = Clock()
+    clock = HandClock()
     admission = Admission(100, clock)
     slow = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
     await asyncio.sleep(0)
@@ -127,7 +121,7 @@ async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
 
 
 async def test_who_has_just_begun_counts_as_being_ahead():
-    clock = Clock()
+    clock = HandClock()
     admission = Admission(100, clock)
     for _ in range(100):
         with admission.admit():

@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 from fakes import FakeCombiner, FakeDecoder, FakeMember
+from hand_clock import HandClock
 
 import app.gateway
 from app.errors import NotReadyError, OverloadedError
@@ -16,19 +17,9 @@ from app.settings import Settings
 from app.timeline import Timeline
 
 
-class Clock:
-    """Stands for the module ``time`` in app.gateway."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch) -> HandClock:
+    clock = HandClock()
     monkeypatch.setattr(app.gateway, "time", clock)
     return clock
 

@@ -150,7 +150,7 @@ async def test_a_member_refuses_images_of_another_size(tmp_path):
 
 async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
     combiner = Combiner(Settings(model_set=str(tiny_set)))
-    with pytest.raises(OtherSetError, match="no such members here: other"):
+    with pytest.raises(OtherSetError, match="members here: other; a rolling update is under way"):
         await combiner.combine({"other": None}, 1)
 
 

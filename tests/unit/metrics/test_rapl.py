@@ -3,15 +3,9 @@
 from pathlib import Path
 
 import pytest
+from hand_clock import HandClock
 
 from app.metrics.rapl import PackagePower
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def zone(folder: Path, name: str, kind: str, energy: int, largest: int = 10_000_000) -> Path:
@@ -24,7 +18,7 @@ def zone(folder: Path, name: str, kind: str, energy: int, largest: int = 10_000_
 
 
 def test_watts_are_joules_over_seconds(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     places = [zone(tmp_path, f"intel-rapl:{i}", f"package-{i}", 5) for i in range(2)]
     power = PackagePower(tmp_path, clock)
     clock.now += 2
@@ -34,7 +28,7 @@ def test_watts_are_joules_over_seconds(tmp_path: Path) -> None:
 
 
 def test_the_counter_starts_again_after_its_largest(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     place = zone(tmp_path, "intel-rapl:0", "package-0", 9_000_000, largest=10_000_000)
     power = PackagePower(tmp_path, clock)
     clock.now += 1
@@ -43,7 +37,7 @@ def test_the_counter_starts_again_after_its_largest(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_package_and_the_platform_do_not_count_twice(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     zone(tmp_path, "intel-rapl:0", "package-0", 0)
     zone(tmp_path, "intel-rapl:0:0", "core", 0)
     zone(tmp_path, "intel-rapl:1", "psys", 0)
@@ -57,7 +51,7 @@ def test_no_rapl_no_figure(tmp_path: Path) -> None:
 
 
 def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
-    clock = Clock()
+    clock = HandClock()
     zone(tmp_path, "intel-rapl:0", "package-0", 0)
     read = Path.read_text
 
@@ -73,7 +67,7 @@ def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_nonsense_is_absent(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     place = zone(tmp_path, "intel-rapl:0", "package-0", 9)
     (place / "max_energy_range_uj").write_text("")
     power = PackagePower(tmp_path, clock)
