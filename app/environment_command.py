@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from platformdirs import user_data_path
 
+from app.environment import HAPROXY_COMMAND, node_environment
 from app.haproxy import HaproxyCommand, max_connections
-from app.settings import HAPROXY_COMMAND, node_environment
 
 
 def environment(

@@ -3,7 +3,9 @@
 from models.errors import TandemError
 
 # What to do next; errors end with one of them.
-MORE_TIME = "try again, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+MORE_TIME = (
+    "try again, or allow more time (request_timeout_s, answer_timeout_s, x-request-timeout-seconds)"
+)
 IN_A_SECOND = "try again in a second"
 UPDATING = f"a rolling update is under way; {IN_A_SECOND}"
 

@@ -5,9 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.environment import HAPROXY_COMMAND, serve_environment, set_environment
 from app.haproxy import SILENT_S, HaproxyCommand, max_connections
 from app.ports import free_port
-from app.settings import HAPROXY_COMMAND, serve_environment, set_environment
 
 
 @contextlib.contextmanager

@@ -137,8 +137,8 @@ class Gateway:
                     return await self._siblings.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
-                f"no answer within {request.timeout_s:g} s; the service is busy or a member hangs: "
-                f"{MORE_TIME}"
+                f"no answer within {request.timeout_s:.3g} s; "
+                f"the service is busy or a member hangs: {MORE_TIME}"
             ) from error
         except OF_RAY as error:
             raise as_tandem(error) from error
@@ -155,14 +155,17 @@ class Gateway:
     async def _through_the_graph(self, request: ClassifyRequest) -> list[Classified | Fault]:
         timeline = request.timeline
         with timeline.measure() as decoding:
-            decoded: Decoded = await call(self._decoder, "decode", request.files, request.left_s)
+            left_s = request.left_s
+            decoded: Decoded = await call(
+                self._decoder, "decode", request.files, left_s, left_s=left_s
+            )
         check_served(decoded.served, self._served)
         groups: list[Group] = []
         if len(decoded.images):
             members = self._cascade if self._cascade and request.may_skip else self._members
             groups = await members.ask(decoded.images, request)
         with timeline.measure("combine") as timeline.combining:
-            combined = [await self._combine(group, request.top_k) for group in groups]
+            combined = [await self._combine(group, request) for group in groups]
         good: dict[int, Classified] = {}
         for group, answers in zip(groups, combined, strict=True):
             for row, (place, one) in enumerate(zip(group.images, answers, strict=True)):
@@ -182,9 +185,11 @@ class Gateway:
         in_order = iter([good[place] for place in range(len(good))])
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
-    async def _combine(self, group: Group, top_k: int) -> list[Combined]:
+    async def _combine(self, group: Group, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in group.answers.items()}
-        combined: list[Combined] = await call(self._combiner, "combine", rows, top_k)
+        combined: list[Combined] = await call(
+            self._combiner, "combine", rows, request.top_k, left_s=request.left_s
+        )
         check_served(combined[0].served, self._served)
         return combined
 

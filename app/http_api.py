@@ -74,15 +74,17 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         timeline = Timeline()
         checked_top_k(top_k, gateway.num_classes)
         timeout_s = _timeout_s(request, settings.request_timeout_s)
+        answer_s = min(timeout_s, settings.answer_timeout_s)
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
-        with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
+        with gateway.admission.admit(answer_s), gateway.byte_budget.share() as share:
             async with gateway.admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
                     files = await _files_of(request, is_form, settings, share)
             lane = lane_of(request.headers.get("priority"), len(files))
+            in_all_s = min(timeout_s, timeline.elapsed_s() + answer_s)
             results = await gateway.classify(
-                ClassifyRequest(files, top_k, timeout_s, request_id, timeline, lane)
+                ClassifyRequest(files, top_k, in_all_s, request_id, timeline, lane)
             )
         with timed("encode"), timeline.measure("encode"):
             if is_form:

@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.environment import KEYS_VARIABLE, keys_of_environment
 from app.errors import UnauthorizedError
 from app.http_errors import ERRORS, error_response
-from app.settings import KEYS_VARIABLE, Settings, keys_of_environment
+from app.settings import Settings
 from app.stages import Fault
 from models.api_keys import keys_in, read_key_file, readable_by_others
 

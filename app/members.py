@@ -83,8 +83,9 @@ class Members:
         self, name: str, images: Pixels, request: ClassifyRequest
     ) -> tuple[MemberAnswer, Span]:
         with request.timeline.measure() as hop:
+            member, left_s = self._members[name], request.left_s
             answer: MemberAnswer = await call(
-                self._members[name], "classify", images, request.left_s, request.lane
+                member, "classify", images, left_s, request.lane, left_s=left_s
             )
         check_served(answer.served, self._served)
         return answer, hop

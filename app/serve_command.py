@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.capacity import check_capacity, oversubscribed
+from app.environment import has_haproxy
 from app.errors import ConfigError
 from app.fast_serve import fast_serve
 from app.grpc.options import grpc_port, with_grpc
@@ -16,7 +17,6 @@ from app.haproxy import HaproxyCommand
 from app.ports import check_port, metrics_port
 from app.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.service import deploy, wait_ready, wants_key
-from app.settings import has_haproxy
 from app.stop_request import StopRequest
 from app.tls import tls_of, without_tls
 from models.cpus import available_cpus

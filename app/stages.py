@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from app.hedge import SHARE_OF_TIME, Budget, hedged
 from app.retry import again
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
 
 T = TypeVar("T")
+_second_calls = Budget()  # of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,16 @@ def made(stage: Any, *shared: Any) -> Any:
     return stage.stage(*stage.args, *shared) if isinstance(stage, InGateway) else stage
 
 
-async def call(stage: Any, method: str, *args: Any) -> Any:
+async def call(stage: Any, method: str, *args: Any, left_s: float) -> Any:
     """Call a stage, be it a deployment's handle or an object in this process.
 
     A handle's ``method.remote(...)`` and an object's coroutine are awaited alike, so the graph can
     put a stage into the Gateway's process without another line changing. When a deployment's
-    replica dies, another is called (:mod:`app.retry`).
+    replica dies, another is called (:mod:`app.retry`); and one more when half of the ``left_s`` are
+    over (:mod:`app.hedge`).
     """
     bound = getattr(stage, method)
     remote = getattr(bound, "remote", None)
-    return await (bound(*args) if remote is None else again(lambda: remote(*args)))
+    if remote is None:
+        return await bound(*args)
+    return await hedged(lambda: again(lambda: remote(*args)), SHARE_OF_TIME * left_s, _second_calls)

@@ -17,7 +17,7 @@ from typing import Protocol
 from app.scaling.simulated_service import Outcome, Service
 from app.scaling.usage import Report
 
-TICK_S = 0.5  # Serve's control loop (app.settings.serve_environment)
+TICK_S = 0.5  # Serve's control loop (app.environment.serve_environment)
 REPORT_S = 1.0  # metrics_interval_s; a report is known one such interval later
 
 

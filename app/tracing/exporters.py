@@ -9,8 +9,9 @@ import opentelemetry.sdk.environment_variables as otel_names
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from app.environment import environment_value
 from app.errors import ConfigError
-from app.settings import Settings, environment_value
+from app.settings import Settings
 
 HTTP_PATH = "/v1/traces"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

@@ -11,7 +11,8 @@ import ray
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-from app.settings import Settings, prepend_to_environment, set_environment
+from app.environment import prepend_to_environment, set_environment
+from app.settings import Settings
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds

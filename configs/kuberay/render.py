@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from textwrap import indent
 
-from app.settings import node_environment
+from app.environment import node_environment
 
 HERE = Path(__file__).parent
 HAPROXY = Path("/opt/tandem/haproxy")  # where the Dockerfile puts the command

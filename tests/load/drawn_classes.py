@@ -25,12 +25,12 @@ class Picture:
     members: tuple[str, ...]  # all that must have answered
 
 
-def tiny_set(folder: Path) -> Path:
-    """Write a model set whose networks take some 3 ms an image."""
+def tiny_set(folder: Path, size: int = 64, num_convolutions: int = 8) -> Path:
+    """Write a model set, as it is one whose networks take some 3 ms an image."""
     sys.path.append(str(ROOT / "tests"))  # beside this folder: what the tests draw with
     from tiny_networks import write_tiny_set
 
-    return write_tiny_set(folder, size=64, num_convolutions=8)
+    return write_tiny_set(folder, size=size, num_convolutions=num_convolutions)
 
 
 def draw(model_set: Path, number: int) -> list[Picture]:

@@ -1,5 +1,6 @@
-"""What can die, and how it is killed: always by pid, always at once."""
+"""What can die or be cut off. What is killed is killed by pid, and at once."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 import psutil
 from ray_nodes import RayCluster, RayNode
 from serve_state import ServeState, titled
+
+BLINK_S = 3.0
 
 
 @dataclass
@@ -43,10 +46,30 @@ def _replica(deployment: str) -> Callable[[Setting], frozenset[int]]:
     return strike
 
 
+def _hang(setting: Setting) -> frozenset[int]:
+    pids = [one.pid for one in setting.state.replicas() if one.deployment == "sure"]
+    psutil.Process(pids[0]).suspend()
+    return frozenset(pids[:1])
+
+
 def _node(setting: Setting) -> frozenset[int]:
     pids = frozenset(process.pid for process in setting.other.processes())
     setting.other.kill()
     setting.other = setting.cluster.add_worker()  # as whoever runs the cluster would
+    return pids
+
+
+def _blink(setting: Setting) -> frozenset[int]:
+    setting.other.place.set_link(is_up=False)
+    time.sleep(BLINK_S)
+    setting.other.place.set_link(is_up=True)
+    return frozenset()
+
+
+def _cut(setting: Setting) -> frozenset[int]:
+    pids = frozenset(process.pid for process in setting.other.processes())
+    setting.other.cut_off()
+    setting.other = setting.cluster.add_worker()
     return pids
 
 
@@ -73,8 +96,14 @@ FAULTS = {
     "member": Fault("a member's replica", _replica("sure")),
     "decoder": Fault("a Decoder's replica", _replica("Decoder")),
     "gateway": Fault("a Gateway's replica", _replica("Gateway")),
+    "hang": Fault("a member's replica, which hangs (SIGSTOP)", _hang),
     "controller": Fault("Serve's controller", _controller),
     "haproxy": Fault("HAProxy of a node that the load does not come in through", _haproxy(False)),
     "entry": Fault("HAProxy of the node that the load comes in through", _haproxy(True)),
     "node": Fault("a worker node, all of it", _node),
+}
+# These need a network of their own (tests/load/network.py).
+CUTS = {
+    "blink": Fault(f"a worker node's link, for {BLINK_S:g} s", _blink),
+    "cut": Fault("a worker node's link, for good", _cut),
 }

@@ -1,8 +1,9 @@
 """A Ray cluster of several nodes on this one machine, each by a ``ray start`` of its own.
 
-All have the loopback address; ports keep them apart. Serve gives a worker's HAProxy the port that
-its node's environment names, so every node has an ingress of its own. A node ends as a machine does
-that loses its power: everything it runs is killed at once, by pid.
+All have the loopback address, and ports keep them apart, or each has a place on a network. Serve
+gives a worker's HAProxy the port that its node's environment names, so every node has an ingress of
+its own. A node ends as a machine does that loses its power: everything it runs is killed at once,
+by pid.
 """
 
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 from machine import ROOT
+from network import Network, Place
 
 from app.ports import free_port
 
@@ -43,8 +45,10 @@ def is_ok(url: str, headers: Mapping[str, str] | None = None) -> bool:
 class RayNode:
     """One ``ray start`` and everything below it."""
 
-    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, place: Place, arguments: list[str], environment: Mapping[str, str]
+    ) -> None:
+        self.name, self.place, self.is_cut_off = name, place, False
         self.http_port, haproxy = free_port(), (free_port(), free_port())
         ports = [f"--{option}={free_port()}" for option in PORT_OPTIONS]
         own = {
@@ -52,9 +56,13 @@ class RayNode:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy[0]),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(haproxy[1]),
         }
-        common = ["--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}", "--block"]
+        common = [
+            f"--node-ip-address={place.address}",
+            f"--object-store-memory={STORE_BYTES}",
+            "--block",
+        ]
         self._process = subprocess.Popen(
-            [str(RAY), "start", *arguments, *common, *ports],
+            [*place.prefix, str(RAY), "start", *arguments, *common, *ports],
             cwd=ROOT,
             env={**os.environ, **environment, **own},
             stdout=subprocess.DEVNULL,
@@ -65,7 +73,7 @@ class RayNode:
     @property
     def url(self) -> str:
         """The node's own ingress."""
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"http://{self.place.address}:{self.http_port}"
 
     @property
     def is_alive(self) -> bool:
@@ -77,6 +85,11 @@ class RayNode:
             return []
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
+
+    def cut_off(self) -> None:
+        """Take the node's link, for good: it lives on, alone."""
+        self.place.set_link(is_up=False)
+        self.is_cut_off = True
 
     def kill(self) -> None:
         """Kill every process of the node, all of them before any can take leave."""
@@ -91,7 +104,14 @@ class RayNode:
 class RayCluster:
     """A head that runs no replica, and workers."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], worker_cpus: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        worker_cpus: int,
+        network: Network | None = None,
+    ) -> None:
+        self._network = network
         # A Ray that starts here listens on all interfaces: nobody else may join it.
         self.token = secrets.token_hex(32)
         (file := folder / "token").write_text(self.token)
@@ -108,12 +128,15 @@ class RayCluster:
             f"--temp-dir={folder / 'ray'}",
             "--disable-usage-stats",
         ]
-        self.head = RayNode("head", head, self._environment)
+        place = network.here if network else Place()
+        self.head = RayNode("head", place, head, self._environment)
         self.workers: list[RayNode] = []
 
     @property
     def nodes(self) -> list[RayNode]:
-        return [node for node in (self.head, *self.workers) if node.is_alive]
+        """Those that can be reached."""
+        nodes = (self.head, *self.workers)
+        return [node for node in nodes if node.is_alive and not node.is_cut_off]
 
     def wait_for_head(self, within_s: float = 120) -> None:
         """Wait until others can join."""
@@ -133,9 +156,11 @@ class RayCluster:
         """Start a worker and wait until it has joined: two at once would take the same socket."""
         self._num_started += 1
         name = f"worker {self._num_started}"
-        arguments = [f"--address=127.0.0.1:{self._port}", f"--num-cpus={self._worker_cpus}"]
+        head = f"{self.head.place.address}:{self._port}"
+        arguments = [f"--address={head}", f"--num-cpus={self._worker_cpus}"]
         known = self._alive()
-        node = RayNode(name, arguments, self._environment)
+        place = self._network.add() if self._network else Place()
+        node = RayNode(name, place, arguments, self._environment)
         self.workers.append(node)
         deadline = time.monotonic() + JOINED_WITHIN_S
         while not self._alive() - known:
@@ -155,3 +180,5 @@ class RayCluster:
         """End everything, workers first: none looks for a head that is gone."""
         for node in (*self.workers, self.head):
             node.kill()
+        if self._network:
+            self._network.stop()

@@ -29,7 +29,8 @@ class ServeState:
         """Hand over the configuration, as ``serve deploy`` and KubeRay do."""
         headers = self._cluster.headers
         answer = httpx.put(self._url, json=config, headers=headers, timeout=60, trust_env=False)
-        answer.raise_for_status()
+        if answer.is_error:
+            raise SystemExit(f"not deployed: {answer.status_code} {answer.text}")
 
     def replicas(self) -> list[Replica]:
         """Return the replicas that run; none while nobody tells."""
@@ -44,12 +45,14 @@ class ServeState:
         return healthy and 0 < wanted == len(running) and all(map(answers, self._cluster.nodes))
 
     def told(self) -> str:
-        """Return the deployments as Serve tells of them, to be read when something goes wrong."""
-        return "; ".join(
+        """Return the application as Serve tells of it, to be read when something goes wrong."""
+        application = self._application()
+        deployments = "; ".join(
             f"{name} {one['status']} {[replica['state'] for replica in one['replicas']]}"
             f" {one['message']}"
-            for name, one in self._deployments().items()
+            for name, one in application.get("deployments", {}).items()
         )
+        return f"{application.get('status')} {application.get('message')} {deployments}"
 
     def node_of(self, pid: int) -> RayNode:
         for node in self._cluster.nodes:
@@ -58,6 +61,10 @@ class ServeState:
         raise SystemExit(f"process {pid} runs on no node of the cluster")
 
     def _deployments(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._application().get("deployments", {})
+        return found
+
+    def _application(self) -> dict[str, Any]:
         try:
             headers = self._cluster.headers
             answer = httpx.get(self._url, headers=headers, timeout=10, trust_env=False)
@@ -66,7 +73,7 @@ class ServeState:
         if answer.status_code != 200:
             return {}
         applications = answer.json()["applications"]
-        found: dict[str, Any] = applications.get(APPLICATION, {}).get("deployments", {})
+        found: dict[str, Any] = applications.get(APPLICATION, {})
         return found
 
     @staticmethod

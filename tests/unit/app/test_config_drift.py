@@ -39,11 +39,13 @@ DIFFERENCES = {
     | SURGE
     | {
         "http_options.host",
+        "args.answer_timeout_s",
         "args.decode_threads",
         "application.autoscaling_policy",
         "Gateway.autoscaling_config",
         "Gateway.max_replicas_per_node",
         "Gateway.graceful_shutdown_timeout_s",
+        "Gateway.health_check_timeout_s",
         "Gateway.ray_actor_options",
     },
 }

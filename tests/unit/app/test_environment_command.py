@@ -7,8 +7,8 @@ from pathlib import Path
 from command_line import tandem
 from ray.serve._private import constants
 
+from app.environment import node_environment, serve_environment
 from app.haproxy import max_connections
-from app.settings import node_environment, serve_environment
 
 
 def evaluated(text: str) -> dict[str, str]:

@@ -89,6 +89,26 @@ async def test_a_client_can_only_ask_for_less_time(client, gateway, value, expec
     assert gateway.requests[0].timeout_s == expected
 
 
+@pytest.fixture
+def quick(gateway):
+    """A Gateway whose answers have 4 s; asked for before the client, which reads its settings."""
+    gateway.settings = gateway.settings.model_copy(update={"answer_timeout_s": 4.0})
+    return gateway
+
+
+async def test_the_answer_has_its_own_time_from_when_the_body_is_there(quick, client):
+    async def slow_body():
+        yield b"ima"
+        await asyncio.sleep(0.2)
+        yield b"ge"
+
+    await client.post(CLASSIFY, content=slow_body())
+    assert 4.2 <= quick.requests[0].timeout_s < 9
+    headers = {"x-request-timeout-seconds": "2"}
+    await client.post(CLASSIFY, content=slow_body(), headers=headers)
+    assert quick.requests[1].timeout_s == 1.8
+
+
 async def test_the_request_id_goes_through(client, gateway):
     answer = await client.post(CLASSIFY, content=b"image", headers={"x-request-id": "mine"})
     assert gateway.requests[0].request_id == "mine"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from app.config_file import read_config
-from app.settings import node_environment
+from app.environment import node_environment
 
 ROOT = Path(__file__).parents[3]
 KUBERAY = ROOT / "configs" / "kuberay"

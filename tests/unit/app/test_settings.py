@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 from ray.serve._private import constants
 
-from app.settings import Settings, serve_environment, set_environment
+from app.environment import serve_environment, set_environment
+from app.settings import Settings
 from models.model_set import BUNDLED_DIR, user_sets_dir
 
 

@@ -1,5 +1,6 @@
 """What travels between stages, and how a stage is called."""
 
+import asyncio
 import pickle
 
 import numpy as np
@@ -23,11 +24,11 @@ class Adder:
 @pytest.mark.parametrize("dress", [lambda stage: stage, FakeHandle], ids=["object", "handle"])
 async def test_an_object_and_a_handle_are_called_alike(dress):
     stage = dress(Adder())
-    assert await call(stage, "add", 2, 3) == 5
+    assert await call(stage, "add", 2, 3, left_s=60) == 5
     with pytest.raises(KeyError, match="inside"):
-        await call(stage, "fail")
+        await call(stage, "fail", left_s=60)
     with pytest.raises(AttributeError, match="multiply"):
-        await call(stage, "multiply")
+        await call(stage, "multiply", left_s=60)
 
 
 class DiesOnce:
@@ -42,9 +43,21 @@ class DiesOnce:
 
 
 async def test_a_replica_that_died_is_one_of_several_an_object_is_alone():
-    assert await call(FakeHandle(DiesOnce()), "add") == 2
+    assert await call(FakeHandle(DiesOnce()), "add", left_s=60) == 2
     with pytest.raises(ActorDiedError):
-        await call(DiesOnce(), "add")
+        await call(DiesOnce(), "add", left_s=60)
+
+
+class HangsOnce(DiesOnce):
+    async def add(self) -> int:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            await asyncio.Future()
+        return self.num_calls
+
+
+async def test_a_replica_that_hangs_is_one_of_several():
+    assert await call(FakeHandle(HangsOnce()), "add", left_s=0.1) == 2
 
 
 def test_a_fault_is_its_error_as_a_value():

@@ -1,0 +1,115 @@
+"""The process environment: what makes Ray Serve fast, and what the user set there.
+
+Serve reads its environment once, when it is imported, and whatever Ray starts inherits it. This is
+the only module of ``app`` that touches it.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+MIB = 2**20
+KEYS_VARIABLE = "TANDEM_API_KEYS"
+HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
+# How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
+GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
+RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
+
+
+def _fast_environment(haproxy: Path) -> dict[str, str]:
+    """Return the environment that makes Ray Serve fast; needed before Ray starts.
+
+    HAProxy as the ingress and Serve's throughput mode belong together (gRPC between deployments,
+    user code on the replica's own loop). ``haproxy`` is the command that starts it.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # By default Serve looks at everything, and every process flushes its metrics, ten times a
+        # second: most of what a service at rest costs (tests/load/startup.py).
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+        # Throughput mode holds log lines back until there are a thousand; ours are few.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+        # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
+        # A gRPC message is whole in memory before anybody can look at it: four times a body's
+        # limit, so that a client that is over it is told so by us.
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(80 * MIB),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+    }
+
+
+def node_environment(haproxy: Path) -> dict[str, str]:
+    """Return the environment of a cluster's node: Serve is fast, and loses nothing."""
+    return _fast_environment(haproxy) | {
+        # What a Gateway had when it died, or its node was cut off, goes to another: classifying
+        # changes nothing. HAProxy can send again what it holds as a whole; what kills every Gateway
+        # it meets kills three.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response response-timeout",
+        GATEWAY_TIMEOUT: str(GATEWAY_TIMEOUT_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
+        "RAY_SERVE_HAPROXY_RETRIES": "2",
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(RETRIED_BYTES),
+        # An HAProxy that died is found out by three of these: 30 s by default.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
+    }
+
+
+def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
+    """Return the environment of a Ray of our own, on a machine that it may share.
+
+    ``run_dir`` and ``free_ports`` (metrics, statistics) keep two services on one machine apart:
+    HAProxy's files and ports are fixed otherwise.
+    """
+    return _fast_environment(run_dir / HAPROXY_COMMAND) | {
+        # Called in proxies and replicas before they listen.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.loopback:keep_to_loopback",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_dir / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_dir / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_ports[0]),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_ports[1]),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        # Ctrl-C on a laptop should not wait for a load balancer to notice.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+
+
+def environment_value(*names: str) -> str | None:
+    """Return the first of these variables that is set and not empty."""
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def gateway_timeout_s() -> float | None:
+    """Return how long this node's HAProxy waits for a Gateway; None: as long as it takes."""
+    value = os.environ.get(GATEWAY_TIMEOUT)
+    return float(value) if value else None
+
+
+def keys_of_environment() -> str | None:
+    """Return TANDEM_API_KEYS; set but empty is not the same as not set."""
+    return os.environ.get(KEYS_VARIABLE)
+
+
+def has_haproxy() -> bool:
+    """Tell whether Serve puts HAProxy in front; its own proxy has other options."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
+def prepend_to_environment(name: str, value: str) -> None:
+    """Put ``value`` in front of a comma-separated variable; of what is said twice the last wins."""
+    os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Put ``values`` into the environment; what the user set already wins."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

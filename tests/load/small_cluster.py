@@ -1,0 +1,60 @@
+"""The cluster's own configuration, with shares so small that one machine has room for its nodes."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import ROOT
+from network import Place
+from ray_nodes import RayNode
+from serve_state import ServeState
+
+from app.config_file import for_members, read_config, with_overrides
+from app.environment import HAPROXY_COMMAND, node_environment
+from app.haproxy import HaproxyCommand
+from models.manifest import read_manifest
+
+WORKER_CPUS = 2  # what Ray is told of a worker: room for a replica of each stage
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return what ``tandem environment`` gives every node, and files apart from other clusters'."""
+    HaproxyCommand(folder / HAPROXY_COMMAND, ports=None).write()
+    return node_environment(folder / HAPROXY_COMMAND) | {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/serve/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/serve/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}/serve",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/serve/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/serve/metrics.sock",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def configuration(model_set: Path, head: RayNode) -> dict[str, Any]:
+    """Return configs/cluster.yaml with the tiny set and shares that fit this machine."""
+    content = read_config(ROOT / "configs" / "cluster.yaml")
+    # On a network of its own nobody else is there.
+    host = "127.0.0.1" if head.place == Place() else "0.0.0.0"
+    content = with_overrides(content, str(model_set), host, head.http_port)
+    application = content["applications"][0]
+    application["args"] |= {"streams": 1, "compile_cache": None, "trace_dir": None}
+    application["args"] |= {"trace_exporter": "none"}
+    application.pop("autoscaling_policy", None)
+    config = for_members(content, read_manifest(model_set))
+    for deployment in config["applications"][0]["deployments"]:
+        deployment.pop("autoscaling_config", None)
+        deployment |= {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.4}}
+    return config
+
+
+def wait_whole(
+    state: ServeState, within_s: float, what: str, victims: frozenset[int] = frozenset()
+) -> float:
+    """Wait until all replicas run, none of ``victims`` among them; return when that was."""
+    deadline = time.monotonic() + within_s
+    while True:
+        if not victims & {one.pid for one in state.replicas()} and state.is_whole():
+            return time.monotonic()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what}: not whole within {within_s:g} s: {state.told()}")
+        time.sleep(0.2)
