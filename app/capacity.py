@@ -9,10 +9,19 @@ ALL_CORES = ("Gateway",)  # below one CPU these use every core of the machine
 
 
 def check_capacity(content: dict[str, Any], cpus: int) -> None:
-    """Raise :class:`ConfigError` if the replicas at the start ask for more than ``cpus``.
+    """Raise :class:`ConfigError` if the replicas at the start ask for more than one machine has.
+
+    That is ``cpus``, and as many of each as may be on a node.
 
     ``content`` is a configuration that was read and checked (:mod:`app.config_file`).
     """
+    for name, deployment in _deployments(content):
+        least, most = _num_replicas(deployment), deployment.get("max_replicas_per_node")
+        if most is not None and least > most:
+            raise ConfigError(
+                f"the configuration asks for {least} replicas of {name}, {most} of them on a node: "
+                "this is one machine; take configs/laptop.yaml, or raise max_replicas_per_node"
+            )
     asked = {name: _num_replicas(d) * _num_cpus(d) for name, d in _deployments(content)}
     if (total := sum(asked.values())) > cpus:
         told = ", ".join(f"{name} {share:g}" for name, share in asked.items())

@@ -17,6 +17,7 @@ from app.admission import Admission
 from app.answers import Classified, ServedMember, ServedModels, classified
 from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
+from app.environment import answer_timeout_s
 from app.errors import MORE_TIME, DeadlineError, NotReadyError
 from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply
@@ -73,6 +74,9 @@ class Gateway:
         self._has_started = len(self._own_members) == len(every)
         self._ready_until = 0.0
         self._probe: asyncio.Task[None] | None = None
+        self.answer_timeout_s = answer_timeout_s(
+            settings.answer_timeout_s, settings.request_timeout_s
+        )
         self.keys = read_keys(settings)
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
         # Without members of its own the process computes on its one loop.

@@ -74,7 +74,7 @@ def _add_classify(api: FastAPI, gateway: "Gateway") -> None:
         timeline = Timeline()
         checked_top_k(top_k, gateway.num_classes)
         timeout_s = _timeout_s(request, settings.request_timeout_s)
-        answer_s = min(timeout_s, settings.answer_timeout_s)
+        answer_s = min(timeout_s, gateway.answer_timeout_s)
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
         request_id = request_id_of(request)
         with gateway.admission.admit(answer_s), gateway.byte_budget.share() as share:

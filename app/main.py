@@ -16,8 +16,7 @@ from ray.serve import Application
 from app.classifier import Classifier
 from app.combiner import Combiner
 from app.decoder import Decoder
-from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
-from app.errors import ConfigError
+from app.environment import answer_timeout_s
 from app.gateway import Gateway
 from app.ledger import check_ledger
 from app.settings import Place, Settings
@@ -30,7 +29,7 @@ logger = logging.getLogger("ray.serve")
 
 def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
-    _check_times(settings)
+    answer_timeout_s(settings.answer_timeout_s, settings.request_timeout_s)  # or it says why not
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
     verdict = check_ledger(manifest, settings)
     if verdict.status != "verified":
@@ -43,17 +42,6 @@ def build(settings: Settings) -> Application:
     combiner = _placed(settings.combiner, "Combiner", Combiner, settings)
     ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
     return ingress.bind(settings, decoder, members, combiner)
-
-
-def _check_times(settings: Settings) -> None:
-    """Raise :class:`ConfigError` if HAProxy would give up a Gateway that may still answer."""
-    limit_s = gateway_timeout_s()
-    if limit_s is not None and settings.answer_timeout_s >= limit_s:
-        raise ConfigError(
-            f"answer_timeout_s is {settings.answer_timeout_s:g}, and after {limit_s:g} s without "
-            f"answer HAProxy asks another Gateway ({GATEWAY_TIMEOUT}, from tandem environment): "
-            f"set it below, to {0.8 * limit_s:g} for example"
-        )
 
 
 def _placed(place: Place, name: str, stage: type, *args: object) -> Application | InGateway:

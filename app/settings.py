@@ -93,12 +93,12 @@ class Settings(BaseModel):
     request_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="a request's time; a client may ask for less"
     )
-    answer_timeout_s: float = Field(
-        10.0,
+    answer_timeout_s: float | None = Field(
+        None,
         gt=0,
         le=3600,
-        description="of it, for the answer once the body is there. On a cluster less than HAProxy "
-        "waits for a Gateway (tandem environment), before it asks another one",
+        description="of it, for the answer once the body is there; null: all of it, on a cluster "
+        "0.8 of what HAProxy waits for a Gateway before it asks another one",
     )
 
     trace_exporter: TraceExporter = Field(

@@ -54,7 +54,7 @@ async def _classify(
     timeline, settings = Timeline(), gateway.settings
     gateway.keys.check(call.authorization)
     top_k = top_k_of(request, settings.default_top_k, gateway.num_classes)
-    most_s = min(settings.request_timeout_s, settings.answer_timeout_s)  # the message is there
+    most_s = min(settings.request_timeout_s, gateway.answer_timeout_s)  # the message is there
     timeout_s = timeout_s_of(call.metadata, most_s)
     with gateway.admission.admit(timeout_s), gateway.byte_budget.share() as share:
         with timeline.measure("read") as timeline.reading:

@@ -44,6 +44,7 @@ def scaling(start_service: Callable[..., Service], tmp_path_factory) -> Iterator
         for deployment in application["deployments"]:
             deployment["ray_actor_options"] = {"num_cpus": 0.2}
             deployment["graceful_shutdown_timeout_s"] = 10
+            del deployment["max_replicas_per_node"]  # there is one
             deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
     files = ("--config", str(folder / "cluster.yaml"), "--model-set", str(folder / "tiny"))
     service = start_service(*files, "--host", "127.0.0.1")

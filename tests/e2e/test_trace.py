@@ -107,6 +107,23 @@ def test_the_members_of_one_image_overlap(
     assert overlap(first, second)
 
 
+def test_the_pages_timeline_tells_what_the_trace_tells(
+    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+) -> None:
+    """The page draws the answer's timings: the same clock readings as the spans."""
+    receiver.spans.clear()
+    stages = send().json()["timings_ms"]["stages"]
+    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
+    (spans,) = by_trace(receiver.spans).values()
+    began = one(spans, "read").start_us / 1e3 - stages[0]["start_ms"]
+    told = {f"{s['stage']} {s.get('member', '')}".strip(): s for s in stages}
+    assert len(told) == len(stages) == 3 + 2 * len(MEMBERS)
+    for name, stage in told.items():
+        span = one(spans, name)
+        assert (span.end_us - span.start_us) / 1e3 == pytest.approx(stage["duration_ms"], abs=0.1)
+        assert span.start_us / 1e3 - began == pytest.approx(stage["start_ms"], abs=2)
+
+
 def test_the_clients_trace_is_continued(
     receiver: OtlpGrpc, send: Callable[..., httpx.Response]
 ) -> None:

@@ -42,8 +42,9 @@ def configuration(model_set: Path, head: RayNode) -> dict[str, Any]:
     application.pop("autoscaling_policy", None)
     config = for_members(content, read_manifest(model_set))
     for deployment in config["applications"][0]["deployments"]:
-        deployment.pop("autoscaling_config", None)
-        deployment |= {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.4}}
+        scaling = deployment.pop("autoscaling_config")
+        deployment["num_replicas"] = scaling["min_replicas"]
+        deployment["ray_actor_options"] = {"num_cpus": 0.4}
     return config
 
 

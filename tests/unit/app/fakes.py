@@ -27,7 +27,7 @@ class FakeGateway:
 
     def __init__(self, settings: Settings | None = None, num_classes: int = 10) -> None:
         self.settings = settings or Settings(max_body_bytes=1000, max_files=3)
-        self.num_classes = num_classes
+        self.num_classes, self.answer_timeout_s = num_classes, self.settings.request_timeout_s
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False

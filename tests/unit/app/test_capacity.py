@@ -54,3 +54,15 @@ def test_replicas_that_would_share_all_cores_are_told() -> None:
     shared = config(num_replicas=2, ray_actor_options={"num_cpus": 0.5})
     assert "2 replicas of Gateway have 0.5 of a CPU each" in (oversubscribed(shared) or "")
     assert oversubscribed(config(num_replicas=2, ray_actor_options={"num_cpus": 1})) is None
+
+
+def test_a_clusters_configuration_is_not_for_one_machine() -> None:
+    content = read_config(CONFIGS / "cluster.yaml")
+    told = (
+        r"asks for 3 replicas of Gateway, 2 of them on a node: this is one machine; take .*laptop"
+    )
+    with pytest.raises(ConfigError, match=told):
+        check_capacity(content, 1000)
+    for deployment in content["applications"][0]["deployments"]:
+        del deployment["max_replicas_per_node"]
+    check_capacity(content, 1000)

@@ -39,7 +39,6 @@ DIFFERENCES = {
     | SURGE
     | {
         "http_options.host",
-        "args.answer_timeout_s",
         "args.decode_threads",
         "application.autoscaling_policy",
         "Gateway.autoscaling_config",

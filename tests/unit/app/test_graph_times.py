@@ -2,21 +2,43 @@
 
 import pytest
 
-from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
+from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S, answer_timeout_s
 from app.errors import ConfigError
 from app.main import build
 from app.settings import Settings
 
 
-@pytest.mark.parametrize("answer_s", [float(GATEWAY_TIMEOUT_S), 10.0])
-def test_a_gateway_that_haproxy_would_give_up_is_refused(tiny_set, monkeypatch, answer_s):
+@pytest.fixture
+def on_a_node(monkeypatch):
+    """What ``tandem environment`` sets there."""
     monkeypatch.setenv(GATEWAY_TIMEOUT, str(GATEWAY_TIMEOUT_S))
-    told = rf"answer_timeout_s is {answer_s:g}, and after 5 s .* set it below, to 4 for example"
+
+
+@pytest.mark.parametrize("given", [4.1, float(GATEWAY_TIMEOUT_S), 10.0])
+@pytest.mark.usefixtures("on_a_node")
+def test_a_gateway_that_haproxy_would_give_up_is_refused(tiny_set, given):
+    told = rf"answer_timeout_s is {given:g}, and after 5 s .* set it to 4 at most, or leave it out"
     with pytest.raises(ConfigError, match=told):
-        build(Settings(model_set=str(tiny_set), answer_timeout_s=answer_s))
+        build(Settings(model_set=str(tiny_set), answer_timeout_s=given))
 
 
-@pytest.mark.parametrize(("limit", "answer_s"), [(str(GATEWAY_TIMEOUT_S), 4.9), ("", 10.0)])
-def test_a_gateway_that_answers_before_is_built(tiny_set, monkeypatch, limit, answer_s):
-    monkeypatch.setenv(GATEWAY_TIMEOUT, limit)
-    build(Settings(model_set=str(tiny_set), answer_timeout_s=answer_s))
+@pytest.mark.parametrize("given", [None, 3.9])
+@pytest.mark.usefixtures("on_a_node")
+def test_a_gateway_that_answers_before_is_built(tiny_set, given):
+    build(Settings(model_set=str(tiny_set), answer_timeout_s=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "request_s", "expected"), [(None, 10, 4), (3, 10, 3), (None, 2, 2), (4, 2, 2)]
+)
+@pytest.mark.usefixtures("on_a_node")
+def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
+    assert answer_timeout_s(given, request_s) == expected
+
+
+@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize(("given", "expected"), [(None, 10), (25, 10), (3, 3)])
+def test_elsewhere_it_is_the_requests(monkeypatch, value, given, expected):
+    if value is not None:
+        monkeypatch.setenv(GATEWAY_TIMEOUT, value)
+    assert answer_timeout_s(given, 10) == expected

@@ -79,7 +79,7 @@ async def test_top_k_and_time_and_lane_are_handed_on(gateway):
 
 
 async def test_the_answer_has_its_own_time(gateway):
-    gateway.settings = gateway.settings.model_copy(update={"answer_timeout_s": 4.0})
+    gateway.answer_timeout_s = 4.0
     await classify(gateway, b"image")
     await classify(gateway, b"image", x_request_timeout_seconds="2.5")
     assert [asked.timeout_s for asked in gateway.requests] == [4.0, 2.5]

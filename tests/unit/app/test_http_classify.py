@@ -91,8 +91,8 @@ async def test_a_client_can_only_ask_for_less_time(client, gateway, value, expec
 
 @pytest.fixture
 def quick(gateway):
-    """A Gateway whose answers have 4 s; asked for before the client, which reads its settings."""
-    gateway.settings = gateway.settings.model_copy(update={"answer_timeout_s": 4.0})
+    """A Gateway whose answers have 4 s."""
+    gateway.answer_timeout_s = 4.0
     return gateway
 
 

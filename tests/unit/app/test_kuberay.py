@@ -71,28 +71,29 @@ def deployments() -> list[dict[str, Any]]:
     return read_config(CLUSTER)["applications"][0]["deployments"]
 
 
-def test_a_worker_pod_holds_one_replica_of_every_stage(service):
-    """So that two pods hold two of each, and either may die."""
+def test_a_worker_pod_holds_all_that_a_node_may(service):
     (container,) = containers(service)[1:]
     assert container["resources"]["requests"]["cpu"] == container["resources"]["limits"]["cpu"]
     pod = int(container["resources"]["limits"]["cpu"])
-    wanted = [one["ray_actor_options"]["num_cpus"] for one in deployments()]
+    wanted = [
+        one["max_replicas_per_node"] * one["ray_actor_options"]["num_cpus"] for one in deployments()
+    ]
     assert len(wanted) == 4
     assert sum(wanted) <= pod
 
 
-def test_nothing_is_alone():
-    """Two replicas of each stage at least."""
+def test_a_nodes_death_takes_no_stage():
+    """More replicas than one node may hold, of each stage."""
     for one in deployments():
-        scaling = one.get("autoscaling_config", {})
-        assert one.get("num_replicas", scaling.get("min_replicas")) >= 2, one["name"]
+        assert one["autoscaling_config"]["min_replicas"] > one["max_replicas_per_node"], one["name"]
 
 
 def test_there_are_two_workers_and_room_for_every_replica(service):
     (workers,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert 2 <= workers["minReplicas"] == workers["replicas"]
     assert workers["maxReplicas"] >= max(
-        one["autoscaling_config"]["max_replicas"] for one in deployments()
+        one["autoscaling_config"]["max_replicas"] / one["max_replicas_per_node"]
+        for one in deployments()
     )
 
 
