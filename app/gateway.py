@@ -4,9 +4,6 @@ HTTP itself is in :mod:`app.http_api`; no pixel is touched here.
 """
 
 import asyncio
-import base64
-import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +15,7 @@ from app.answers import Classified, ServedMember, ServedModels, classified
 from app.byte_budget import ByteBudget
 from app.cascade import cascade_of
 from app.environment import answer_timeout_s
-from app.errors import MORE_TIME, DeadlineError, NotReadyError
+from app.errors import MORE_TIME, DeadlineError
 from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
@@ -27,6 +24,7 @@ from app.keys import read_keys
 from app.members import Group, Members
 from app.metrics.answers import record_answers
 from app.metrics.replica import start_metrics
+from app.readiness import Readiness
 from app.request import ClassifyRequest
 from app.rolling import Siblings, check_served, handed_over
 from app.scaling.costs import gateway_cpu_ms
@@ -34,20 +32,10 @@ from app.scaling.usage import Usage
 from app.settings import Settings
 from app.stage_errors import OF_RAY, as_tandem
 from app.stages import Combined, Decoded, Fault, InGateway, call, made
-from app.timeline import Timeline
 from app.tracing.pipeline import pipeline
-from app.tracing.spans import untraced
 from app.workers import replica_workers
-from models.errors import TandemError
 from models.ledger import judge
 from models.model_set import load_model_set
-
-# One grey pixel as PNG: the smallest picture that passes every stage.
-WARM_UP_IMAGE = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
-)
-START_POLL_S = 0.5
-READY_FOR_S = 5.0  # a member that answered is taken as ready this long before it is asked again
 
 
 class Gateway:
@@ -72,8 +60,7 @@ class Gateway:
         self._cascade = cascade_of(every, settings, self._served)
         self._siblings = Siblings(self._through_the_graph)
         self._has_started = len(self._own_members) == len(every)
-        self._ready_until = 0.0
-        self._probe: asyncio.Task[None] | None = None
+        self._readiness = Readiness(self.classify)
         self.answer_timeout_s = answer_timeout_s(
             settings.answer_timeout_s, settings.request_timeout_s
         )
@@ -118,12 +105,9 @@ class Gateway:
             UnhealthyError: a member of this process fails or hangs.
 
         """
-        while not self._has_started:
-            with contextlib.suppress(NotReadyError):
-                await self.check_ready()
-                self._has_started = True
-            if not self._has_started:
-                await asyncio.sleep(START_POLL_S)
+        if not self._has_started:
+            await self._readiness.wait()
+            self._has_started = True
         for member in self._own_members:
             await member.check_health()
 
@@ -198,37 +182,13 @@ class Gateway:
         return combined
 
     async def check_ready(self) -> None:
-        """Send the warm-up image through the graph unless one just came through.
+        """Return if the graph answers.
 
         Raises:
-            NotReadyError: a stage does not answer.
+            NotReadyError: a stage does not.
 
         """
-        if time.monotonic() < self._ready_until:
-            return
-        if self._probe is None:  # one probe at a time, however many ask
-            self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
-            self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
-        await asyncio.shield(self._probe)
-
-    async def _probe_graph(self) -> None:
-        try:
-            results = await self.classify(
-                ClassifyRequest(
-                    [WARM_UP_IMAGE],
-                    1,
-                    10.0,
-                    "warm-up",
-                    Timeline(),
-                    may_skip=False,
-                    is_probe=True,
-                )
-            )
-        except TandemError as error:
-            raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
-        if isinstance(results[0], Fault):
-            raise NotReadyError(f"the warm-up image failed: {results[0].message}")
-        self._ready_until = time.monotonic() + READY_FOR_S
+        await self._readiness.check()
 
     def served_models(self) -> ServedModels:
         """Say what is served."""

@@ -8,10 +8,11 @@ import pytest
 from fakes import FakeCombiner, FakeDecoder, FakeMember
 from hand_clock import HandClock
 
-import app.gateway
+import app.readiness
 from app.errors import NotReadyError, OverloadedError
-from app.gateway import READY_FOR_S, WARM_UP_IMAGE, Gateway
+from app.gateway import Gateway
 from app.metrics.table import ANSWERS, ENTROPY
+from app.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.request import ClassifyRequest
 from app.settings import Settings
 from app.timeline import Timeline
@@ -20,7 +21,7 @@ from app.timeline import Timeline
 @pytest.fixture
 def clock(monkeypatch) -> HandClock:
     clock = HandClock()
-    monkeypatch.setattr(app.gateway, "time", clock)
+    monkeypatch.setattr(app.readiness, "time", clock)
     return clock
 
 
@@ -86,7 +87,7 @@ async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(gatew
 
 
 async def test_a_decoder_that_refuses_the_warm_up_image(gateway, monkeypatch):
-    monkeypatch.setattr(app.gateway, "WARM_UP_IMAGE", b"something else")
+    monkeypatch.setattr(app.readiness, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
         await gateway.check_ready()
 

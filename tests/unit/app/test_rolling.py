@@ -160,7 +160,7 @@ async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monk
     gateway = Gateway(
         Settings(model_set=str(tiny_set)), FakeDecoder(), {"sure": member}, FakeCombiner()
     )
-    monkeypatch.setattr("app.gateway.START_POLL_S", 0)
+    monkeypatch.setattr("app.readiness.START_POLL_S", 0)
     check = asyncio.create_task(gateway.check_health())
     while len(member.asked) < 3:
         await asyncio.sleep(0)
