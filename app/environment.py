@@ -99,11 +99,11 @@ def answer_timeout_s(given: float | None, request_timeout_s: float) -> float:
         ConfigError: this node's HAProxy would give up a Gateway that may still answer.
 
     """
-    value = os.environ.get(GATEWAY_TIMEOUT)
-    most_s = OF_GATEWAY_TIMEOUT * float(value) if value else math.inf
+    value = float(os.environ.get(GATEWAY_TIMEOUT) or 0)  # HAProxy's 0 is no limit either
+    most_s = OF_GATEWAY_TIMEOUT * value if value else math.inf
     if given is not None and given > most_s:
         raise ConfigError(
-            f"answer_timeout_s is {given:g}, and after {value} s without an answer HAProxy asks "
+            f"answer_timeout_s is {given:g}, and after {value:g} s without an answer HAProxy asks "
             f"another Gateway ({GATEWAY_TIMEOUT}, from tandem environment): set it to {most_s:g} "
             "at most, or leave it out"
         )

@@ -1,8 +1,8 @@
 """A call that has no answer after half of its time is made a second time; the first answer counts.
 
 A replica that hangs, or whose node cannot be reached any more, raises nothing: without this every
-request that is there when a link is cut would wait until its time is over. Serve's router counts
-what it is owed as under way there, so the second call goes to another replica. (J. Dean and
+request that is there when a link is cut would wait until its time is over. By then the router knows
+who is silent (:mod:`app.near_router`), so the second call goes to another replica. (J. Dean and
 L. A. Barroso, The Tail at Scale, 2013; the budget is the idea of gRPC's retry throttling.)
 """
 
@@ -38,13 +38,14 @@ class Budget:
 async def hedged(call: Callable[[], Awaitable[T]], after_s: float, budget: Budget) -> T:
     """Return the answer of the first call, or of a second one that is made after ``after_s``.
 
-    The other one is cancelled. If the calls fail, the error of the last one is raised.
+    There is no second one when no time is left (``after_s`` is not positive). Of two the other one is
+    cancelled. If the calls fail, the error of the last one is raised.
     """
     budget.earn()
     calls = {asyncio.ensure_future(call())}
     try:
         done, _ = await asyncio.wait(calls, timeout=after_s)
-        if not done and budget.spend():
+        if not done and after_s > 0 and budget.spend():
             calls.add(asyncio.ensure_future(call()))
         waiting = set(calls)
         while True:

@@ -36,7 +36,7 @@ def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
     assert answer_timeout_s(given, request_s) == expected
 
 
-@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize("value", [None, "", "0"])
 @pytest.mark.parametrize(("given", "expected"), [(None, 10), (25, 10), (3, 3)])
 def test_elsewhere_it_is_the_requests(monkeypatch, value, given, expected):
     if value is not None:

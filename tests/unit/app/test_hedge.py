@@ -86,6 +86,13 @@ async def test_a_caller_that_goes_takes_both_along():
     assert (calls.num_made, calls.num_cancelled) == (2, 2)
 
 
+@pytest.mark.parametrize("after_s", [0.0, -1.0])
+async def test_without_time_there_is_no_second_call(after_s):
+    calls = Calls(SOON, "second")
+    assert await hedged(calls, after_s, Budget()) == f"after {SOON} s"
+    assert calls.num_made == 1
+
+
 async def test_without_budget_there_is_no_second_call():
     budget = Budget()
     while budget.spend():
