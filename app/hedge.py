@@ -38,8 +38,8 @@ class Budget:
 async def hedged(call: Callable[[], Awaitable[T]], after_s: float, budget: Budget) -> T:
     """Return the answer of the first call, or of a second one that is made after ``after_s``.
 
-    There is no second one when no time is left (``after_s`` is not positive). Of two the other one is
-    cancelled. If the calls fail, the error of the last one is raised.
+    There is no second one when no time is left (``after_s`` is not positive). Of two the other one
+    is cancelled. If the calls fail, the error of the last one is raised.
     """
     budget.earn()
     calls = {asyncio.ensure_future(call())}
