@@ -53,11 +53,14 @@ def node_environment(haproxy: Path) -> dict[str, str]:
     return _fast_environment(haproxy) | {
         # What a Gateway had when it died, or its node was cut off, goes to another: classifying
         # changes nothing. HAProxy can send again what it holds as a whole; what kills every Gateway
-        # it meets kills three.
+        # it meets kills four.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response response-timeout",
         GATEWAY_TIMEOUT: str(GATEWAY_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
-        "RAY_SERVE_HAPROXY_RETRIES": "2",
+        # A node has two Gateways, and those that are dead look idle: both may be tried before one
+        # elsewhere. One that cannot be reached is left out until a check, after 0.25 s, finds it.
+        "RAY_SERVE_HAPROXY_RETRIES": "3",
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(RETRIED_BYTES),
         # An HAProxy that died is found out by three of these: 30 s by default.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
