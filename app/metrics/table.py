@@ -1,4 +1,4 @@
-"""Every metric: its name, what it says, its tags. The dashboard and the alert rules name no other.
+"""Every metric: its name, what it says, its tags. The dashboard and alert rules name one more.
 
 Ray adds ``ray_`` before a name and ``_total`` after a counter's, and tags of its own: deployment,
 replica, application, and the node's address.
@@ -44,6 +44,8 @@ class Metric:
         return tuple(f"ray_{part.name}{total}" for part in self.parts)
 
 
+# Serve's, by status_code: what HAProxy refuses itself never comes to the Gateway's own count.
+OF_SERVE = "ray_serve_num_http_requests_total"
 REQUESTS = Metric(
     "tandem_requests",
     "counter",

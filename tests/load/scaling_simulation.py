@@ -32,10 +32,10 @@ STEP_AT_S, STEP_END_S = 120.0, 420.0
 
 Rate = Callable[[float], float]  # images/s at a time
 LOADS: dict[str, tuple[float, float, Rate]] = {  # seconds, highest rate, rate
-    "constant": (600, 150, lambda at: 150),
-    "step": (720, 300, lambda at: 300 if STEP_AT_S <= at < STEP_END_S else 60),
-    "diurnal": (1200, 400, lambda at: 220 - 180 * math.cos(2 * math.pi * at / 1200)),
-    "spike": (480, 500, lambda at: 500 if 120 <= at < 140 else 100),
+    "constant": (600, 300, lambda at: 300),
+    "step": (720, 600, lambda at: 600 if STEP_AT_S <= at < STEP_END_S else 120),
+    "diurnal": (1200, 800, lambda at: 440 - 360 * math.cos(2 * math.pi * at / 1200)),
+    "spike": (480, 1000, lambda at: 1000 if 120 <= at < 140 else 200),
 }
 POLICIES: dict[str, Callable[[Service], Autoscaler]] = {
     "tandem": PolicyAutoscaler,

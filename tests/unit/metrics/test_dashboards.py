@@ -9,12 +9,12 @@ import pytest
 import yaml
 from prometheus_programs import PROMTOOL
 
-from app.metrics.table import METRICS, Metric
+from app.metrics.table import METRICS, OF_SERVE, Metric
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PROMETHEUS = CONFIGS / "prometheus"
 README = (CONFIGS / "README.md").read_text("utf-8")
-EXPOSED = {name for metric in METRICS for name in metric.exposed}
+EXPOSED = {name for metric in METRICS for name in metric.exposed} | {OF_SERVE}
 DASHBOARD = json.loads((CONFIGS / "grafana" / "tandem.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [
