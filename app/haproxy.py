@@ -21,8 +21,10 @@ MARK = "# tandem"  # ends each line that is added: a second edit of the same fil
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
 BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
+BEGIN = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
 # Where HAProxy sends again: the rest of the body, as far as its buffer holds it.
 WHOLE_WITHIN_S = 60
+PASSED_ON = 64
 # Of such buffers when their requests are over: to map and unmap 1 MiB for each costs 0.9 ms.
 KEPT_BYTES = 16 * 2**20
 SILENT_S = 30  # a client in the middle of a body
@@ -61,7 +63,9 @@ class HaproxyCommand:
         """
         binary = _binary()
         certificate = tls.link(self.path.parent) if tls else None
-        script = edits(self._ports, certificate) + refusals(max_requests)
+        script = edits(self._ports, certificate, refuses=max_requests is not None)
+        if max_requests is not None:
+            script += refusals(max_requests)
         if self._ports is None:
             script += for_clusters()
         self._edits.write_text(script, "ascii")
@@ -103,14 +107,17 @@ def _binary() -> Path:
     return Path(package.origin).parent / "bin" / "haproxy"
 
 
-def edits(ports: tuple[int, int] | None, certificate: str | None) -> str:
+def edits(
+    ports: tuple[int, int] | None, certificate: str | None, *, refuses: bool = False
+) -> str:
     """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
 
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
     interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
     Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
     A gRPC client's deadline is copied to where the Gateway sees it (app/grpc/request.py).
-    ``certificate`` are the words after ``bind ADDRESS ssl``.
+    ``certificate`` are the words after ``bind ADDRESS ssl``. If it ``refuses`` (:func:`refusals`),
+    it waits for bodies only after that.
     """
     lines = [f"/{MARK}$/d"]
     if ports:
@@ -123,8 +130,8 @@ def edits(ports: tuple[int, int] | None, certificate: str | None) -> str:
         of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
         lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
-    begin = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
-    lines.append(_append("frontend http_frontend", [*_removals(), begin]))
+    waits = [] if refuses else [BEGIN]
+    lines.append(_append("frontend http_frontend", [*_removals(), *waits]))
     # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
     lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), DEADLINE]))
     return "\n".join(lines) + "\n"
@@ -148,24 +155,24 @@ def for_clusters() -> str:
     return "\n".join([early, *added]) + "\n"
 
 
-def refusals(max_requests: int | None) -> str:
+def refusals(max_requests: int) -> str:
     """Return the part of the script by which HAProxy answers 429 where the Gateway would.
 
     A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
-    carry that is the difference (tests/load/overload.py). One of ten goes on to the Gateway, which
-    knows more: it may give a slow upload's place away.
+    carry that is the difference (tests/load/overload.py). That is before the body is waited for,
+    which nobody will read. One of ``PASSED_ON`` goes on to the Gateway, which knows more: it may
+    give a slow upload's place away.
     """
-    if max_requests is None:
-        return ""
     told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
     full = (
-        r"{ path_end /v1/classify } { nbsrv(\2) gt 0 } { rand(10) gt 0 } "
+        rf"{{ path_end /v1/classify }} {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
         rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
     )
     rules = [
         r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
         "http-request return status 429 content-type application/json hdr retry-after 1 "
         rf"string '{_error('overloaded', told)}' if \3 {full}",
+        rf"{BEGIN} \3",
     ]
     # In the frontend, before a backend is chosen: what is refused there does not count as there.
     # Serve's configuration has the line only when it has the backend.
