@@ -107,9 +107,7 @@ def _binary() -> Path:
     return Path(package.origin).parent / "bin" / "haproxy"
 
 
-def edits(
-    ports: tuple[int, int] | None, certificate: str | None, *, refuses: bool = False
-) -> str:
+def edits(ports: tuple[int, int] | None, certificate: str | None, *, refuses: bool = False) -> str:
     """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
 
     Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
