@@ -7,10 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
 from typing import Any
 
 import httpx
@@ -47,23 +46,24 @@ class Flood:
 def flooding(url: str, rate: float) -> Iterator[Flood]:
     """Send the corpus over and over while the block runs; the flood's figures are there after."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    is_over = context.Event()
-    process = context.Process(target=_run, args=(url, rate, is_over, theirs), daemon=True)
+    ours, theirs = context.Pipe()  # no Event: a child that was killed may hold its lock
+    process = context.Process(target=_run, args=(url, rate, theirs), daemon=True)
     process.start()
+    theirs.close()
     flood = Flood(rate)
     ours.recv()  # it has begun
     try:
         yield flood
     finally:
-        is_over.set()
-        if ours.poll(120):
-            flood.__dict__.update(ours.recv().__dict__)
+        with suppress(OSError, EOFError):  # it was told to end as we were
+            ours.send("over")
+            if ours.poll(120):
+                flood.__dict__.update(ours.recv().__dict__)
         process.kill()
         process.join()
 
 
-def _run(url: str, rate: float, is_over: Event, pipe: Connection) -> None:
+def _run(url: str, rate: float, pipe: Connection) -> None:
     flood, started = Flood(rate), time.perf_counter()
     slots = threading.Semaphore(2 * NUM_CALLERS)
     pipe.send("begun")
@@ -74,7 +74,7 @@ def _run(url: str, rate: float, is_over: Event, pipe: Connection) -> None:
     ):
         for number, hostile in enumerate(_endless()):
             wait = number / rate - (time.perf_counter() - started)
-            if is_over.wait(max(0.0, wait)):
+            if pipe.poll(max(0.0, wait)):
                 break
             slots.acquire()  # a service that is behind is not sent more than it can hold
             callers.submit(_one, client, url, hostile, flood).add_done_callback(
