@@ -16,6 +16,16 @@ from pathlib import Path
 INSIDE = "TANDEM_LOAD_NETWORK"  # set in the namespace that has the bridge
 BRIDGE, SUBNET = "tandem", "10.213.0"
 TOOLS = ("unshare", "nsenter", "ip")
+# What is needed, in a namespace that is gone at once: a container's root may lack the rights.
+TRIAL = """
+ip link set lo up
+ip link add name trial type bridge
+unshare --net sleep 5 &
+sleep 0.2
+ip link add name node type veth peer name eth0 netns $!
+nsenter --net=/proc/$!/ns/net ip link set eth0 up
+kill $!
+"""
 
 
 def why_not() -> str | None:
@@ -24,8 +34,9 @@ def why_not() -> str | None:
         return "only root may make network namespaces"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"not installed: {', '.join(missing)}"
-    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
-    return done.stderr.strip() or None
+    command = ["unshare", "--net", "sh", "-ec", TRIAL]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
 
 def enter() -> None:
