@@ -8,6 +8,7 @@ from app.errors import UnhealthyError
 
 MAX_FAILURES = 3  # batches in a row
 MAX_RUN_S = 30.0  # a batch of the largest size takes a fraction of a second
+REPLACED = "Serve replaces the replica; its log has the errors"
 
 
 class Health:
@@ -41,9 +42,12 @@ class Health:
 
         """
         if self._num_failures >= MAX_FAILURES:
-            raise UnhealthyError(f"the last {self._num_failures} batches of {self._member} failed")
+            raise UnhealthyError(
+                f"the last {self._num_failures} batches of {self._member} failed; {REPLACED}"
+            )
         since = min(self._running.values(), default=None)
         if since is not None and (taken_s := self._clock() - since) > MAX_RUN_S:
             raise UnhealthyError(
-                f"a batch of {self._member} has run for {taken_s:.0f} s, the limit is {MAX_RUN_S:g}"
+                f"a batch of {self._member} has run for {taken_s:.0f} s, the limit is {MAX_RUN_S:g}; "
+                f"{REPLACED}"
             )

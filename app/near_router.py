@@ -21,7 +21,7 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from app.silence import Silence
 
 T = TypeVar("T")
-SLACK = 1  # calls under way: less than the time in which one is answered
+SLACK = 1  # calls under way by which the near queue may be the longer one
 
 
 def choose(
