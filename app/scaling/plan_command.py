@@ -102,6 +102,11 @@ def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
     from app.scaling.plan import HTTP_MS, UTILIZATIONS
 
     where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
+    spread = (
+        "every node has the same replicas: in configs/cluster.yaml a stage's max_replicas_per_node is "
+        '"a node" and its max_replicas "in all" or more; keep min_replicas above "a node", so that '
+        "no node's death takes all of a stage"
+    )
     return [
         f"costs: {costs.source}. Yours will differ: on a machine like your nodes, tandem bench "
         "--concurrency 16 --json costs.json, then --costs costs.json",
@@ -114,6 +119,7 @@ def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
         f"images of one request each, Poisson arrivals of {wish.rate:g} a second, evenly over "
         f"replicas; no stage over {UTILIZATIONS[0]:.0%} busy (nodes dead: {wish.survive_nodes})",
         "p99 from a simulation of the queues; the network is not in it",
+        *([] if costs.is_together else [spread]),
     ]
 
 
