@@ -8,6 +8,7 @@ Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
 import json
 import math
 from collections.abc import Callable
+from operator import ge
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from machine import ROOT, describe
 from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
+from app.scaling.policy import ScalingOptions
 from app.scaling.simulated_policy import PolicyAutoscaler
 from app.scaling.simulated_service import Outcome, Service, SimStage
 from app.scaling.simulator import Autoscaler, Simulation
@@ -27,6 +29,7 @@ CORES = {"Gateway": 1.0, "Decoder": 2.0, "resnet50": 4.0, "densenet169": 4.0}
 # What the file had for Serve's default before; for the Gateway, what one core has under way.
 TARGET_ONGOING = {"Gateway": 16.0, "Decoder": 8.0, "resnet50": 16.0, "densenet169": 16.0}
 P99_MS = 100.0
+UTILIZATION = ScalingOptions().target_utilization
 WINDOW_S = 5
 STEP_AT_S, STEP_END_S = 120.0, 420.0
 
@@ -111,15 +114,23 @@ def _after_the_step(run: Outcome) -> dict[str, float | None]:
     start, end = int(STEP_AT_S), int(STEP_END_S)
     targets = [tuple(of[second] for of in run.targets.values()) for second in range(end)]
     grown = [at for at in range(start, end) if sum(targets[at]) > sum(targets[start - 1])]
+    enough = tuple(_needed(stage, LOADS["step"][1]) for stage in run.targets)
+    carried = [at for at in range(start, end) if all(map(ge, targets[at], enough))]
     last = max(sum(now) for now in targets[start:])
     complete = [at for at in range(start, end) if sum(targets[at]) == last]
     p99_ms = _p99_by_window(run, end)
     slow = [n for n in range(start // WINDOW_S, end // WINDOW_S) if p99_ms[n] > P99_MS]
     return {
         "first_decision_s": grown[0] - start if grown else None,
+        "enough_decided_s": carried[0] - start if carried else None,
         "last_decision_s": complete[0] - start if grown else None,
         "p99_kept_again_s": (max(slow) + 1) * WINDOW_S - start if slow else 0,
     }
+
+
+def _needed(stage: str, rate: float) -> int:
+    """Return the replicas of which ``rate`` images/s use the policy's share of the cores."""
+    return math.ceil(rate * COST_MS[stage] / (CORES[stage] * 1e3 * UTILIZATION))
 
 
 def _p99_by_window(run: Outcome, seconds: float) -> list[float]:
