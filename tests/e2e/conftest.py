@@ -16,6 +16,8 @@ from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
 
+Start = Callable[..., Service]
+
 
 @pytest.fixture(scope="session")
 def temp() -> Iterator[Path]:
@@ -25,15 +27,25 @@ def temp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def start_service(
+def start_process(
     tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int], temp: Path
-) -> Iterator[Callable[..., Service]]:
-    """Start a service with further arguments; every one is stopped at the end."""
+) -> Start:
+    """Start a service with further arguments, which the caller stops."""
+
+    def start(*arguments: str, port: int | None = None) -> Service:
+        log = tmp_path_factory.mktemp("serve") / "log.txt"
+        return Service(port or free_port(), *arguments, log=log, temp=temp)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def start_service(start_process: Start) -> Iterator[Start]:
+    """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
         def start(*arguments: str, port: int | None = None) -> Service:
-            log = tmp_path_factory.mktemp("serve") / "log.txt"
-            service = Service(port or free_port(), *arguments, log=log, temp=temp)
+            service = start_process(*arguments, port=port)
             stack.callback(service.stop)
             return service
 
@@ -41,11 +53,14 @@ def start_service(
 
 
 @pytest.fixture(scope="session")
-def service(start_service: Callable[..., Service]) -> Service:
+def service(start_process: Start) -> Iterator[Service]:
     """The running service that the tests share."""
-    shared = start_service()
-    shared.wait_ready()
-    return shared
+    shared = start_process()
+    try:
+        shared.wait_ready()
+        yield shared
+    finally:
+        shared.stop()
 
 
 @pytest.fixture(scope="session")
