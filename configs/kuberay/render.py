@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import indent
 
 from app.environment import node_environment
+from app.haproxy import MAX_CONNECTIONS
 
 HERE = Path(__file__).parent
 HAPROXY = Path("/opt/tandem/haproxy")  # where the Dockerfile puts the command
@@ -16,8 +17,11 @@ def rendered() -> str:
     """Return the template with the configuration, the environment and Ray's version filled in."""
     text = (HERE / "template.yaml").read_text("utf-8")
     cluster = (HERE.parent / "cluster.yaml").read_text("utf-8").rstrip()
+    # HAProxy does not start where a process may open fewer files than two for each.
+    most = {"RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
     environment = "\n".join(
-        f'- {{name: {name}, value: "{value}"}}' for name, value in node_environment(HAPROXY).items()
+        f'- {{name: {name}, value: "{value}"}}'
+        for name, value in (node_environment(HAPROXY) | most).items()
     )
     text = text.replace("RAY_VERSION", f'"{version("ray")}"')
     text = _filled(text, "CONFIG", "|", cluster)

@@ -11,6 +11,7 @@ import yaml
 
 from app.config_file import read_config
 from app.environment import node_environment
+from app.haproxy import max_connections
 
 ROOT = Path(__file__).parents[3]
 KUBERAY = ROOT / "configs" / "kuberay"
@@ -51,7 +52,8 @@ def test_it_serves_cluster_yaml(service):
 
 
 def test_every_pod_has_the_nodes_environment(service, render):
-    wanted = node_environment(render.HAPROXY)
+    connections = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections(2**20))}
+    wanted = node_environment(render.HAPROXY) | connections
     for container in containers(service):
         given = container["env"]
         assert all(isinstance(one["value"], str) for one in given)
