@@ -48,6 +48,6 @@ class Health:
         since = min(self._running.values(), default=None)
         if since is not None and (taken_s := self._clock() - since) > MAX_RUN_S:
             raise UnhealthyError(
-                f"a batch of {self._member} has run for {taken_s:.0f} s, the limit is {MAX_RUN_S:g}; "
-                f"{REPLACED}"
+                f"a batch of {self._member} has run for {taken_s:.0f} s, the limit is "
+                f"{MAX_RUN_S:g}; {REPLACED}"
             )

@@ -103,9 +103,9 @@ def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
 
     where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
     spread = (
-        "every node has the same replicas: in configs/cluster.yaml a stage's max_replicas_per_node is "
-        '"a node" and its max_replicas "in all" or more; keep min_replicas above "a node", so that '
-        "no node's death takes all of a stage"
+        "every node has the same replicas: in configs/cluster.yaml a stage's "
+        'max_replicas_per_node is "a node" and its max_replicas "in all" or more; keep '
+        'min_replicas above "a node", so that no node\'s death takes all of a stage'
     )
     return [
         f"costs: {costs.source}. Yours will differ: on a machine like your nodes, tandem bench "
