@@ -11,6 +11,8 @@ from app.errors import ConfigError
 
 METRICS_PORT = 9464  # OpenTelemetry's for a Prometheus to scrape
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and MAX, from below
+_given: set[int] = set()
 
 
 def check_port(host: str, port: int, option: str = "--port") -> None:
@@ -56,19 +58,22 @@ def _owner(port: int) -> str:
 
 
 def free_port(range_file: Path = LOCAL_PORT_RANGE) -> int:
-    """Return a port of the loopback interface that nobody listens on now.
+    """Return a port of the loopback interface that nobody listens on now; each only once.
 
     Not one that the kernel hands out by itself: Ray takes some forty of those while it starts, and
-    one could be ours before we listen on it. Ray's workers have 10002 to 19999.
+    one could be ours before we listen on it. Ray's workers have 10002 to 19999, Serve's replicas
+    ``OF_REPLICAS``.
     """
     try:
         first, last = (int(part) for part in range_file.read_text("ascii").split())
     except (OSError, ValueError):
         first, last = 32768, 60999
-    candidates = [port for port in range(20_000, 65_536) if not first <= port <= last]
+    others = {*range(first, last + 1), *OF_REPLICAS, *_given}
+    candidates = [port for port in range(20_000, 65_536) if port not in others]
     for port in random.sample(candidates, min(1000, len(candidates))):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
     with socket.socket() as probe:  # every port from 20000 up is the kernel's to hand out
         probe.bind(("127.0.0.1", 0))

@@ -5,6 +5,7 @@ ray is imported); the fast mode, HAProxy and the bundled networks are e2e's.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ from app.stop_request import StopRequest
 from models.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
+_running = ExitStack()
 NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhile
 
 
@@ -38,9 +40,17 @@ def cluster(spans: OtlpHttp) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
         )
+    _running.callback(ray.shutdown)
+    _running.callback(serve.shutdown)
     yield
-    serve.shutdown()
-    ray.shutdown()
+    _running.close()
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures that need the cluster
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Stop the cluster after the last test of this folder: at rest it still costs CPU time."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _running.close()
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,11 @@ class ServeState:
             f" {one['message']}"
             for name, one in application.get("deployments", {}).items()
         )
-        return f"{application.get('status')} {application.get('message')} {deployments}"
+        silent = [node.name for node in self._cluster.nodes if not answers(node)]
+        return (
+            f"{application.get('status')} {application.get('message')} {deployments};"
+            f" nodes whose HAProxy does not answer: {silent}"
+        )
 
     def node_of(self, pid: int) -> RayNode:
         for node in self._cluster.nodes:
