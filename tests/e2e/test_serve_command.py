@@ -27,6 +27,7 @@ from models.model_set import load_model_set
 # Python and its imports take 2 s here, Ray 6 s more: what is refused this soon started no Ray.
 REFUSED_WITHIN_S = 20
 STOPPED_WITHIN_S = 30
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 Start = Callable[..., Service]
 
@@ -124,24 +125,20 @@ def stop_and_look(service: Service, number: signal.Signals, *, is_for_all: bool 
     assert "raylet" not in said, "Ray's own words on the way down are no user's business"
 
 
-@pytest.mark.parametrize(
-    ("number", "is_for_all"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)],
-    ids=["Ctrl-C", "kill", "systemd"],
-)
+@pytest.mark.parametrize("is_for_all", [False, True], ids=["alone", "to all"])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_stops_all_of_it(
     start_service: Start, number: signal.Signals, is_for_all: bool
 ) -> None:
-    """``kill`` signals the command alone, as does who presses Ctrl-C again and again (below)."""
+    """``kill`` signals the command alone; a terminal's Ctrl-C and systemd all that it started."""
     service = start_service()
     service.wait_ready()
     assert len(descendants(service.process.pid)) > 8
     stop_and_look(service, number, is_for_all=is_for_all)
 
 
-@pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGINT, "raylet"), (signal.SIGTERM, "ray::ServeController")]
-)
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", ["raylet", "ray::ServeController"])
 def test_a_signal_during_the_start_does_too(
     start_service: Start, number: signal.Signals, moment: str
 ) -> None:

@@ -136,8 +136,10 @@ def test_the_command_as_json():
     found = json.loads(result.stdout)
     assert found["nodes"] == 1
     assert set(found["stages"]) == {"Gateway", "Decoder", "resnet50", "densenet169"}
+    assert len(found["assumed"]) == 7
     assert any("max_replicas_per_node" in line for line in found["assumed"])
     together = json.loads(tandem("plan", "--rate", 100, "--json", "-").stdout)
+    assert len(together["assumed"]) == 6
     assert not any("max_replicas_per_node" in line for line in together["assumed"])
 
 
