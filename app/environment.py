@@ -76,7 +76,7 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
     """
     return _fast_environment(run_dir / HAPROXY_COMMAND) | {
         # Called in proxies and replicas before they listen.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.loopback:keep_to_loopback",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.loopback:keep_to_loopback",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),

@@ -13,17 +13,17 @@ import logging
 from ray import serve
 from ray.serve import Application
 
-from app.classifier import Classifier
-from app.combiner import Combiner
-from app.decoder import Decoder
+from app.accuracy_gate import check_ledger
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.deployments.gateway import Gateway
 from app.environment import answer_timeout_s
-from app.gateway import Gateway
-from app.ledger import check_ledger
+from app.messages import InGateway
 from app.settings import Place, Settings
-from app.stages import InGateway
 from models.model_set import load_model_set
 
-NEAR = {"request_router_class": "app.near_router:NearRouter"}
+NEAR = {"request_router_class": "app.calls.locality_router:NearRouter"}
 logger = logging.getLogger("ray.serve")
 
 

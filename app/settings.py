@@ -10,7 +10,7 @@ from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.environment import MIB
-from app.tracing.endpoint import check_endpoint
+from app.trace_endpoint import check_endpoint
 from models.image import DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision

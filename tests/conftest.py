@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_programs import PROMETHEUS
-from tiny_networks import write_tiny_set
 
-from app import ports
+from app.launch import ports
+from tests.support.prometheus_programs import PROMETHEUS
+from tests.support.tiny_networks import write_tiny_set
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")

@@ -13,8 +13,8 @@ import psutil
 
 from app.bench.arrivals import poisson_arrivals
 from app.bench.client import Target, closed_loop, open_loop
+from app.bench.process_tree import cpu_seconds
 from app.bench.samples import Run, Sample
-from app.bench.tree import cpu_seconds
 from app.errors import ConfigError
 
 REPORT_EVERY_S = 0.25

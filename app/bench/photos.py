@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from app.classify_command import find_files
+from app.cli.classify import find_files
 from app.errors import ConfigError
 
 MAX_BYTES = 512 * 2**20  # of photos held in memory; more are left out

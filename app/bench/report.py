@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from app.bench.limit import Limit
 from app.bench.samples import Summary
+from app.bench.upper_bound import Limit
 from models.extras import needs_extra
 
 

@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from app.bench.client import Target
 from app.bench.generator import Load, Progress, run_load
-from app.bench.limit import measure_limit
+from app.bench.process_tree import service_root
 from app.bench.report import knee, plot, show_limit, show_runs
 from app.bench.samples import summarise
-from app.bench.tree import service_root
+from app.bench.upper_bound import measure_limit
 from app.errors import ConfigError
 from models.model_set import load_model_set, search_path
 from models.record import Precision

@@ -8,8 +8,8 @@ from opentelemetry.trace import format_trace_id
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.grpc.status import OK, code_of
-from app.metrics.http import record_answered
-from app.stages import Fault
+from app.messages import Fault
+from app.metrics.requests import record_answered
 
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.errors import OverloadedError
+from app.graph.parameters import UNEXPECTED
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import Call
 from app.grpc.reply import reply_of
 from app.grpc.request import images_of, timeout_s_of, top_k_of
-from app.lanes import lane_of
-from app.metrics.http import CLIENT_WENT, timed
-from app.parameters import UNEXPECTED
-from app.request import ClassifyRequest
-from app.stages import Fault
-from app.timeline import Timeline
+from app.messages import Fault
+from app.metrics.requests import CLIENT_WENT, timed
+from app.queueing.priority import lane_of
 from models.errors import TandemError
 
 if TYPE_CHECKING:
-    from app.gateway import Gateway
+    from app.deployments.gateway import Gateway
 
 logger = logging.getLogger("ray.serve")
 SERVICE = messages.DESCRIPTOR.services_by_name["Ensemble"].full_name

@@ -1,11 +1,11 @@
-"""The answer as a message: :mod:`app.answers`' models, field by field."""
+"""The answer as a message: :mod:`app.responses`' models, field by field."""
 
 from collections.abc import Iterable
 
-from app.answers import Classified
 from app.grpc import tandem_pb2 as messages
 from app.grpc.status import number_of
-from app.stages import Fault
+from app.messages import Fault
+from app.responses import Classified
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Mapping
 
-from app import parameters
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
+from app.graph import parameters
 from app.grpc import tandem_pb2 as messages
 from app.settings import Settings
 
 # The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
-# tandem serve has HAProxy copy it (app/haproxy.py).
+# tandem serve has HAProxy copy it (app/launch/haproxy.py).
 DEADLINE = "x-grpc-timeout"
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}

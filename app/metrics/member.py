@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.batch_records import QueueReport, Ran
 from app.metrics.meter import meter
 from app.metrics.table import (
     BATCHES,
@@ -16,6 +15,7 @@ from app.metrics.table import (
     QUEUE_AGE_MS,
     QUEUE_LENGTH,
 )
+from app.queueing.batch_records import QueueReport, Ran
 
 QUEUE_EVERY_S = 1.0
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.config import AutoscalingContext
 
-from app.scaling.measured import Reports, StageMeter, demand
+from app.scaling.demand import Reports, StageMeter, demand
 from app.scaling.policy import ScalingOptions, Stage, State, decide
 from app.scaling.usage import FIGURES, Report
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from opentelemetry.trace import SpanContext
 
-from app.batch_records import BatchResult, Ran
+from app.queueing.batch_records import BatchResult, Ran
 from app.tracing.spans import Parent, Value, record, record_batch
 
 

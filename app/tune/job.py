@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from app.accuracy_gate import check_ledger
 from app.bench.photos import drawn_photos, photos_in
-from app.config_file import read_config, with_overrides
 from app.errors import ConfigError
-from app.ledger import check_ledger
-from app.serve_command import default_config
+from app.launch.config import read_config, with_overrides
+from app.launch.serve import default_config
 from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError

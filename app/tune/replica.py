@@ -15,15 +15,15 @@ from pathlib import Path
 
 import psutil
 
-from app.classifier import Classifier
-from app.combiner import Combiner
-from app.decoder import Decoder
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.deployments.gateway import Gateway
 from app.errors import ConfigError
-from app.gateway import Gateway
-from app.request import ClassifyRequest
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.messages import Fault, InGateway
 from app.settings import Settings
-from app.stages import Fault, InGateway
-from app.timeline import Timeline
 from models.errors import TandemError
 from models.model_set import load_model_set
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from live_service import Service, drawn_photo
-from page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
 
 from models.ensemble import average
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.services.live_service import Service, drawn_photo
+from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
 
 Start = Callable[..., Service]
 

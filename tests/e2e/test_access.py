@@ -12,14 +12,14 @@ import grpc
 import httpx
 import psutil
 import pytest
-from certificates import Root, Signed
-from live_service import TANDEM, Service, changed_config
-from page_driver import File, drop, watched
 from playwright.sync_api import Browser, expect
-from processes import descendants, serve_logs, title
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.certificates import Root, Signed
+from tests.support.services.live_service import TANDEM, Service, changed_config
+from tests.support.services.page_driver import File, drop, watched
+from tests.support.services.processes import descendants, serve_logs, title
 
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from hostile import CORPUS, Hostile, hang_up, send
-from live_service import Service
-from processes import memory_bytes, replicas
+
+from tests.support.services.hostile import CORPUS, Hostile, hang_up, send
+from tests.support.services.live_service import Service
+from tests.support.services.processes import memory_bytes, replicas
 
 NUM_REQUESTS = 1000
 WITHIN_S = 90

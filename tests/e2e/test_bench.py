@@ -5,8 +5,9 @@ import signal
 import subprocess
 
 import psutil
-from live_service import TANDEM, Service
-from processes import still_running, title
+
+from tests.support.services.live_service import TANDEM, Service
+from tests.support.services.processes import still_running, title
 
 TIMEOUT_S = 120
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live_service import TANDEM, drawn_photo
+
+from tests.support.services.live_service import TANDEM, drawn_photo
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from live_service import Service
+
+from tests.support.services.live_service import Service
 
 NUM = 40
 

@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_service import ROOT
 
-sys.path.append(str(ROOT / "tests" / "load"))
-
-from network import why_not
+from tests.support.services.live_service import ROOT
+from tests.support.services.network import why_not
 
 # Links can be cut where nodes can have networks of their own: by root, usually.
 FAULTS = ("member", "gateway", *(() if why_not() else ("blink",)))

@@ -15,14 +15,14 @@ from google.protobuf.json_format import MessageToDict
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from live_service import TANDEM, Service, drawn_photo, traced_config
-from processes import descendants, wait_until
 from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
-from trace_checks import by_trace, check_whole, num_whole
-from trace_receivers import OtlpGrpc, Received
 
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.services.live_service import TANDEM, Service, drawn_photo, traced_config
+from tests.support.services.processes import descendants, wait_until
+from tests.support.trace_checks import by_trace, check_whole, num_whole
+from tests.support.trace_receivers import OtlpGrpc, Received
 
 MEMBERS = ("resnet50", "densenet169")
 METHOD = "tandem.v1.Ensemble/Classify"

@@ -8,13 +8,9 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import numpy as np
 import pytest
-from live_service import drawn_photo
 
 from models.model_set import load_model_set
-
-# The same networks in another process: only the batch size (padding) and the number of threads may
-# differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
-SAME = 1e-4
+from tests.support.services.live_service import SAME_PROBABILITY, drawn_photo
 
 Classify = Callable[[bytes], np.ndarray]
 
@@ -48,9 +44,9 @@ def test_the_answer_is_that_of_the_networks_without_a_service(
 ) -> None:
     data = drawn_photo(seed)
     answer = client.post(f"/v1/classify?top_k={len(labels)}", content=data).json()
-    assert by_index(answer) == pytest.approx(in_process(data), abs=SAME)
+    assert by_index(answer) == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
     members = [by_index(member) for member in answer["members"].values()]
-    assert np.mean(members, axis=0) == pytest.approx(in_process(data), abs=SAME)
+    assert np.mean(members, axis=0) == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
     firsts = {member["label"] for member in answer["members"].values()}
     assert answer["agreement"] == (len(firsts) == 1)
     assert answer["degraded"] is False
@@ -84,7 +80,7 @@ def test_a_form_of_files_is_answered_in_order(
     results = answer.json()["results"]
     assert len(results) == count
     for i, result in enumerate(results):
-        assert by_index(result) == pytest.approx(expected[i % 9], abs=SAME)
+        assert by_index(result) == pytest.approx(expected[i % 9], abs=SAME_PROBABILITY)
         assert result["request_id"] == answer.json()["request_id"]
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import httpx
 import openvino as ov
 import pytest
-from live_service import TANDEM, Service
-from tiny_networks import (
+
+from models.ledger import judge
+from models.manifest import read_manifest, write_manifest
+from tests.support.services.live_service import TANDEM, Service
+from tests.support.tiny_networks import (
     LABELS,
     take_golden,
     tiny_model,
@@ -21,9 +24,6 @@ from tiny_networks import (
     write_pictures,
     write_tiny_set,
 )
-
-from models.ledger import judge
-from models.manifest import read_manifest, write_manifest
 
 TIMEOUT_S = 300
 Start = Callable[..., Service]

@@ -7,12 +7,13 @@ from contextlib import suppress
 
 import httpx
 import pytest
-from live_service import Service
-from slow_clients import KINDS, Cut, linger
+
+from tests.support.services.live_service import Service
+from tests.support.slow_clients import KINDS, Cut, linger
 
 NUM_IDLE = 1000
 NUM_SLOW = 20  # of each kind
-# app/haproxy.py gives headers and a body's beginning 10 s, the Gateway a body 10 s in all.
+# app/launch/haproxy.py gives headers and a body's beginning 10 s, the Gateway a body 10 s in all.
 CUT_WITHIN_S = 10 + 10 + 5
 NUM_GOOD = 30
 

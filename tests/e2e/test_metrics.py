@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from live_service import ROOT, Service
-from processes import descendants, listening, wait_until
-from prometheus_programs import PROMETHEUS
 
 from app.metrics.table import METRICS, OF_SERVE, PACKAGE_WATTS, REQUESTS, Metric
 from models.model_set import load_model_set
+from tests.support.prometheus_programs import PROMETHEUS
+from tests.support.services.live_service import ROOT, Service
+from tests.support.services.processes import descendants, listening, wait_until
 
 pytestmark = pytest.mark.prometheus
 CONFIGS = ROOT / "configs" / "prometheus"

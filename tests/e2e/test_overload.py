@@ -6,10 +6,10 @@ import time
 from collections import Counter
 
 import httpx
-from live_service import Service
-from processes import wait_until
 
 from app.metrics.table import OF_SERVE
+from tests.support.services.live_service import Service
+from tests.support.services.processes import wait_until
 
 LIMIT = 128  # max_concurrent_requests
 NUM_GONE = 60

@@ -5,7 +5,9 @@ import re
 
 import httpx
 import pytest
-from page_driver import (
+from playwright.sync_api import Browser, expect
+
+from tests.support.services.page_driver import (
     COPY_PICTURE,
     NOT_AN_IMAGE,
     PHONE,
@@ -15,7 +17,6 @@ from page_driver import (
     fill_shares,
     watched,
 )
-from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.browser
 

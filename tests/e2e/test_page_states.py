@@ -5,8 +5,9 @@ service.
 """
 
 import pytest
-from page_driver import File, OpenPage, an_answer, drop, fulfil
 from playwright.sync_api import Page, expect
+
+from tests.support.services.page_driver import File, OpenPage, an_answer, drop, fulfil
 
 pytestmark = pytest.mark.browser
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from live_service import READY_WITHIN_S, ROOT
-from processes import descendants, still_running, title, wait_until
+
+from tests.support.services.live_service import READY_WITHIN_S, ROOT
+from tests.support.services.processes import descendants, still_running, title, wait_until
 
 BIN = Path(sys.executable).parent
 STOPPED_WITHIN_S = 30

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_service import ROOT, Service, drawn_photo
 
 from app.settings import Settings
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.ledger import current_records
 from models.model_set import load_model_set
 from models.record import Precision
+from tests.support.services.live_service import ROOT, Service, drawn_photo
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from test_http import SAME
 
 from models.model_set import load_model_set
+from tests.support.services.live_service import SAME_PROBABILITY
 
 pytestmark = pytest.mark.shared_data
 
@@ -52,7 +52,7 @@ def test_live_answers_are_the_networks_and_mostly_right(
         answer = client.post("/v1/classify?top_k=1", content=data).raise_for_status().json()
         first, expected = answer["predictions"][0], in_process(data)
         assert first["index"] == int(expected.argmax())
-        assert first["probability"] == pytest.approx(float(expected.max()), abs=SAME)
+        assert first["probability"] == pytest.approx(float(expected.max()), abs=SAME_PROBABILITY)
         num_right += first["index"] == truth
     top1 = num_right / len(photographs)
     print(f"top-1 of {len(photographs)}: {top1:.3f}")

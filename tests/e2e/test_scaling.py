@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from live_service import Service, changed_config
-from processes import descendants, serve_logs, title, wait_until
-from tiny_networks import picture, write_tiny_set
 
 from app.bench.arrivals import poisson_arrivals
 from app.bench.client import Target, open_loop
 from app.bench.samples import Sample
+from tests.support.services.live_service import Service, changed_config
+from tests.support.services.processes import descendants, serve_logs, title, wait_until
+from tests.support.tiny_networks import picture, write_tiny_set
 
 STAGES = ("Gateway", "Decoder", "sure", "unsure")
 # One replica carries 12 images/s of the step's 20, and all of the 3 that are there after it.

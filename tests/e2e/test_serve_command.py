@@ -11,8 +11,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from live_service import ROOT, Service
-from processes import (
+
+from models.model_set import load_model_set
+from tests.support.services.live_service import ROOT, Service
+from tests.support.services.processes import (
     descendants,
     listening,
     listening_anywhere,
@@ -21,8 +23,6 @@ from processes import (
     title,
     wait_until,
 )
-
-from models.model_set import load_model_set
 
 # Python and its imports take 2 s here, Ray 6 s more: what is refused this soon started no Ray.
 REFUSED_WITHIN_S = 20

@@ -8,10 +8,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_service import TANDEM, Service, drawn_photo, traced_config
-from processes import serve_logs
-from trace_checks import batches, by_trace, check_batches, check_whole, num_whole, one, overlap
-from trace_receivers import OtlpGrpc
+
+from tests.support.services.live_service import TANDEM, Service, drawn_photo, traced_config
+from tests.support.services.processes import serve_logs
+from tests.support.trace_checks import (
+    batches,
+    by_trace,
+    check_batches,
+    check_whole,
+    num_whole,
+    one,
+    overlap,
+)
+from tests.support.trace_receivers import OtlpGrpc
 
 MEMBERS = ("resnet50", "densenet169")
 NUM_REQUESTS = 8

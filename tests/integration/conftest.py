@@ -11,16 +11,16 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
-from deployed import MAX_BATCH_SIZE, MEMBERS, Served
 from ray import serve
-from tiny_networks import write_tiny_set
-from trace_receivers import OtlpHttp
 
-from app.config_file import for_members, read_config, with_overrides
-from app.grpc.options import with_grpc
-from app.service import deploy, wait_ready
-from app.stop_request import StopRequest
+from app.launch.config import for_members, read_config, with_overrides
+from app.launch.deploy import deploy, wait_ready
+from app.launch.grpc_options import with_grpc
+from app.launch.stop_request import StopRequest
 from models.manifest import read_manifest
+from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served
+from tests.support.tiny_networks import write_tiny_set
+from tests.support.trace_receivers import OtlpHttp
 
 ROOT = Path(__file__).parents[2]
 _running = ExitStack()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 
-from app import draining
+from app.launch import draining
 
 LIMIT_S = 0.5
 

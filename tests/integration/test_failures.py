@@ -4,14 +4,14 @@ import os
 import signal
 
 import pytest
-from deployed import replica_pids, wait_until
 from pydantic import ValidationError
 from ray import serve
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
-from tiny_networks import picture
 
+from app.launch.deploy import deploy
 from app.main import build
-from app.service import deploy
+from tests.support.services.deployed import replica_pids, wait_until
+from tests.support.tiny_networks import picture
 
 CLASSIFY = "/v1/classify"
 

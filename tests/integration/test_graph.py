@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from deployed import MAX_BATCH_SIZE, MEMBERS
-from tiny_networks import COLORS, LABELS, expected_label, picture
+
+from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS
+from tests.support.tiny_networks import COLORS, LABELS, expected_label, picture
 
 CLASSIFY = "/v1/classify"
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import grpc
 import httpx
 import pytest
-from deployed import MEMBERS, Served
-from tiny_networks import picture
-from trace_checks import by_trace, check_whole, num_whole
-from trace_receivers import OtlpHttp
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.services.deployed import MEMBERS, Served
+from tests.support.tiny_networks import picture
+from tests.support.trace_checks import by_trace, check_whole, num_whole
+from tests.support.trace_receivers import OtlpHttp
 
 METHOD = "tandem.v1.Ensemble/Classify"
 

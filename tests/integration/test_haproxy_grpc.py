@@ -15,7 +15,7 @@ from app.grpc.tandem_pb2_grpc import (
     EnsembleStub,
     add_EnsembleServicer_to_server,
 )
-from app.haproxy import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 
 # What matters of Serve's own (haproxy_templates.py).
 CONFIG = """\

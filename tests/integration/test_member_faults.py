@@ -11,15 +11,15 @@ import httpx
 import numpy as np
 import pytest
 import ray
-from deployed import Served, replica_pids, wait_until
 from ray import serve
 from ray.exceptions import RayTaskError
-from tiny_networks import SIZE, picture, write_tiny_set
 
-from app.classifier import Classifier
-from app.service import deploy
+from app.deployments.classifier import Classifier
+from app.launch.deploy import deploy
 from app.settings import Settings
 from models.runtime import Pixels
+from tests.support.services.deployed import Served, replica_pids, wait_until
+from tests.support.tiny_networks import SIZE, picture, write_tiny_set
 
 CLASSIFY = "/v1/classify"
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no replica can import a test

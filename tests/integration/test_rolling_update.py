@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from deployed import Served, wait_until
 from ray import serve
-from tiny_networks import picture, write_tiny_set
 
-from app.config_file import for_members
-from app.service import deploy
+from app.launch.config import for_members
+from app.launch.deploy import deploy
 from models.manifest import read_manifest
+from tests.support.services.deployed import Served, wait_until
+from tests.support.tiny_networks import picture, write_tiny_set
 
 PREFIX = "/rolled"
 CLIENTS = 4

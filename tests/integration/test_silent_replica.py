@@ -8,12 +8,12 @@ from typing import Any
 
 import psutil
 import pytest
-from deployed import Served, wait_until
 from ray import serve
 
-from app.hedge import Budget, hedged
+from app.calls.hedge import Budget, hedged
+from app.calls.locality_router import NearRouter
 from app.main import NEAR
-from app.near_router import NearRouter
+from tests.support.services.deployed import Served, wait_until
 
 NUM_CALLS, EVERY_S, AFTER_S = 200, 0.01, 4.0
 LIMIT_S = 60

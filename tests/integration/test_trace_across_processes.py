@@ -3,10 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from deployed import MEMBERS
-from tiny_networks import picture
-from trace_checks import by_trace, check_batches, check_whole, num_whole, one
-from trace_receivers import OtlpHttp, Received
+
+from tests.support.services.deployed import MEMBERS
+from tests.support.tiny_networks import picture
+from tests.support.trace_checks import by_trace, check_batches, check_whole, num_whole, one
+from tests.support.trace_receivers import OtlpHttp, Received
 
 NUM_REQUESTS = 8
 

@@ -23,8 +23,8 @@ import openvino as ov
 import typer
 from machine import describe
 
-from calibration.dataset import Dataset, read_dataset
-from calibration.inference import Networks, batches, through_threads
+from calibration.datasets.labelled import Dataset, read_dataset
+from calibration.evaluation.inference import Networks, batches, through_threads
 from models.cpus import available_cpus
 from models.image import read_image
 from models.model_set import ModelSet, load_model_set

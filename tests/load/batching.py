@@ -18,8 +18,8 @@ import typer
 from machine import describe
 from ray import serve
 
-from app.batching import BatchQueue
-from app.workers import Workers
+from app.compute.inference_threads import Workers
+from app.queueing.batch_queue import BatchQueue
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
 

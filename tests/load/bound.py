@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from app.bench.limit import Pipeline, measure_limit
+from app.bench.upper_bound import Pipeline, measure_limit
 from models.model_set import load_model_set
 
 KEPT = 3  # setups whose difference is within the noise; the best of them counts, each time anew

@@ -55,10 +55,10 @@ def main(
 def _make(variant: str, path: Path, input_size: int) -> Path:
     import torch
 
-    from calibration.fold import fold, with_softmax
-    from calibration.networks import build_network
-    from calibration.quantize import quantize
-    from calibration.rewrite import chain_concats
+    from calibration.quantization.quantize import quantize
+    from calibration.sets.fold import fold, with_softmax
+    from calibration.sets.networks import build_network
+    from calibration.sets.rewrite import chain_concats
     from models.manifest import QuantizationOptions
 
     torch.manual_seed(1)

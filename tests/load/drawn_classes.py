@@ -1,17 +1,17 @@
 """Pictures for the tiny networks, each with the answer that the networks give in process."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
+import machine  # noqa: F401 (makes tests.support importable)
 import numpy as np
-from machine import ROOT
 
 from models.ensemble import average
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import write_tiny_set
 
 SIDE = 320  # px: with noise some 60 KB, as a small photo has
 
@@ -27,9 +27,6 @@ class Picture:
 
 def tiny_set(folder: Path, size: int = 64, num_convolutions: int = 8) -> Path:
     """Write a model set, as it is one whose networks take some 3 ms an image."""
-    sys.path.append(str(ROOT / "tests"))  # beside this folder: what the tests draw with
-    from tiny_networks import write_tiny_set
-
     return write_tiny_set(folder, size=size, num_convolutions=num_convolutions)
 
 

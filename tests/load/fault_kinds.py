@@ -102,7 +102,7 @@ FAULTS = {
     "entry": Fault("HAProxy of the node that the load comes in through", _haproxy(True)),
     "node": Fault("a worker node, all of it", _node),
 }
-# These need a network of their own (tests/load/network.py).
+# These need a network of their own (tests/support/services/network.py).
 CUTS = {
     "blink": Fault(f"a worker node's link, for {BLINK_S:g} s", _blink),
     "cut": Fault("a worker node's link, for good", _cut),

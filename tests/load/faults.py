@@ -3,8 +3,8 @@
 Three nodes on this machine (a head without replicas, two workers), two replicas of every stage,
 networks so small that two cores suffice. A steady load comes in through one worker; every answer is
 compared with the networks' own. Each fault is a kill -9 while requests are under way, or the cut of
-a link. For links every node has a network namespace, which needs root (tests/load/network.py); the
-kills alone do without (--kills). The result goes to tests/load/results/faults.json.
+a link. For links every node has a network namespace (tests/support/services/network.py), which
+needs root; the kills alone do without (--kills). The result goes to tests/load/results/faults.json.
 """
 
 import json
@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import network
 import typer
 from checked_load import CheckedLoad, summary
 from drawn_classes import draw, tiny_set
@@ -24,6 +23,8 @@ from machine import ROOT, describe
 from ray_nodes import RayCluster
 from serve_state import ServeState
 from small_cluster import WORKER_CPUS, configuration, environment, wait_whole
+
+from tests.support.services import network
 
 BURST, EVERY_S = 6, 0.5
 BEFORE_S, AFTER_S = 2.0, 2.0  # of load without a fault, around it

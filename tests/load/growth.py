@@ -5,22 +5,19 @@ answers are what the real networks have too. Prints JSON: memory by process afte
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from machine import ROOT, describe, process_tree, pss_mb
+from machine import describe, process_tree, pss_mb
 from running import running_service
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
 from app.bench.photos import drawn_photos
 from app.bench.samples import summarise
-
-sys.path.insert(0, str(ROOT / "tests"))
-from tiny_networks import write_tiny_set
+from tests.support.tiny_networks import write_tiny_set
 
 PART_S = 15.0
 REPLICA = "ray::ServeReplica:tandem:Gateway"

@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
-from hostile import CORPUS, Hostile, hang_up, send
+import machine  # noqa: F401 (makes tests.support importable)
+
+from tests.support.services.hostile import CORPUS, Hostile, hang_up, send
 
 NUM_CALLERS = 32
 # Bodies of 19 and 40 MB are sent in every fourth round: more of them would measure the copying.

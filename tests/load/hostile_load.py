@@ -1,30 +1,26 @@
 """Good requests beside bad ones: ``python tests/load/hostile_load.py --json FILE``.
 
-Good load alone; then beside the hostile corpus (tests/e2e/hostile.py) at 50 requests/s; then beside
-idle connections and slow clients, which come back as soon as they are cut. Every good answer is
-compared with what the same photo got from an idle service. Prints JSON.
+Good load alone; then beside the hostile corpus (tests/support/services/hostile.py) at 50
+requests/s; then beside idle connections and slow clients, which come back as soon as they are cut.
+Every good answer is compared with what the same photo got from an idle service. Prints JSON.
 """
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
 import typer
-from machine import ROOT, describe
-from running import Running, running_service
-
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
-
 from good_load import GoodLoad
 from hostile_flood import flooding
-from processes import replicas
-from slow_clients import KINDS, linger
+from machine import describe
+from running import Running, running_service
 
 from app.bench.photos import drawn_photos, photos_in
+from tests.support.services.processes import replicas
+from tests.support.slow_clients import KINDS, linger
 
 GIVE_UP_S = 60.0  # a slow client that is not cut by then
 

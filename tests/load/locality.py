@@ -1,9 +1,9 @@
 """What crosses the network between a cluster's nodes: ``python tests/load/locality.py``.
 
-Two workers, each in a network namespace (root only: tests/load/network.py), with a replica of every
-stage on each; images of 224 px, and networks that take no time. The same load twice: with Serve's
-own router between the stages, and with ours (app/near_router.py). What counts is the bytes on the
-workers' links, less what they carry without load. Prints JSON.
+Two workers, each in a network namespace (tests/support/services/network.py: root only), with a
+replica of every stage on each; images of 224 px, and networks that take no time. The same load
+twice: with Serve's own router between the stages, and with ours (app/calls/locality_router.py).
+What counts is the bytes on the workers' links, less what they carry without load. Prints JSON.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import network
 import typer
 from checked_load import CheckedLoad
 from drawn_classes import Picture, draw, tiny_set
@@ -25,9 +24,11 @@ from ray_nodes import RayCluster, RayNode
 from serve_state import ServeState
 from small_cluster import WORKER_CPUS, configuration, environment, wait_whole
 
+from tests.support.services import network
+
 ROUTERS = {
     "serve": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
-    "near": "app.near_router:NearRouter",
+    "near": "app.calls.locality_router:NearRouter",
 }
 BURST, EVERY_S = 4, 0.25
 SIZE = 224  # px: what a member of ImageNet gets

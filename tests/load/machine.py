@@ -1,4 +1,7 @@
-"""What a benchmark's result says of the machine and the versions it was made with."""
+"""What a benchmark's result says of the machine and the versions it was made with.
+
+Importing it also makes the project's ``tests.support`` importable from the scripts beside it.
+"""
 
 import os
 import subprocess
@@ -11,6 +14,7 @@ import psutil
 import app.bench.machine
 
 ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT))
 
 
 def describe() -> dict[str, Any]:

@@ -18,12 +18,12 @@ import typer
 from machine import describe
 from ray import serve
 
-from app.answers import Answered, Classified, MemberOpinion, Stage, Timings
-from app.batch_records import QueueReport, Ran
-from app.metrics.answers import record_answers
-from app.metrics.http import record_request, timed
 from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
+from app.metrics.requests import record_request, timed
+from app.metrics.responses import record_answers
+from app.queueing.batch_records import QueueReport, Ran
+from app.responses import Answered, Classified, MemberOpinion, Stage, Timings
 
 MEMBERS = ("resnet50", "densenet169")
 EXPORTED_AFTER_S = 12.0  # Ray tells what it has every ten seconds

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import psutil
 from machine import ROOT
-from network import Network, Place
 
-from app.ports import free_port
+from app.launch.ports import free_port
+from tests.support.services.network import Network, Place
 
 RAY = Path(sys.executable).with_name("ray")
 STORE_BYTES = 80 * 2**20  # of each node's object store; the graph uses none

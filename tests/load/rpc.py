@@ -24,7 +24,7 @@ from running import running_service
 from app.bench.photos import photos_in
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from app.ports import free_port
+from app.launch.ports import free_port
 
 Send = Callable[[bytes], Awaitable[str]]  # a photo's label
 CLIENTS = (1, 16)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from machine import ROOT
 
-from app.ports import free_port
+from app.launch.ports import free_port
 
 READY_WITHIN_S = 180.0
 TANDEM = str(Path(sys.executable).with_name("tandem"))

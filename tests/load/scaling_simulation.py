@@ -1,6 +1,6 @@
 """Our autoscaling and Serve's default: ``python tests/load/scaling_simulation.py --json FILE``.
 
-Both get the same loads. Simulated (app/scaling/simulator.py), so it takes a minute and no cluster.
+Both get the same loads. Simulated (app/planning/simulator.py), so it takes a minute and no cluster.
 The stages are those of configs/cluster.yaml with the costs of tests/load/results/ladder.json.
 Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
 """
@@ -19,10 +19,10 @@ from machine import ROOT, describe
 from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
+from app.planning.simulated_policy import PolicyAutoscaler
+from app.planning.simulated_service import Outcome, Service, SimStage
+from app.planning.simulator import Autoscaler, Simulation
 from app.scaling.policy import ScalingOptions
-from app.scaling.simulated_policy import PolicyAutoscaler
-from app.scaling.simulated_service import Outcome, Service, SimStage
-from app.scaling.simulator import Autoscaler, Simulation
 
 COST_MS = {"Gateway": 6.2, "Decoder": 5.1, "resnet50": 18.9, "densenet169": 18.4}
 CORES = {"Gateway": 1.0, "Decoder": 2.0, "resnet50": 4.0, "densenet169": 4.0}

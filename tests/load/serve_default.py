@@ -15,8 +15,8 @@ from ray.serve.autoscaling_policy import (
 )
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from app.scaling.simulated_service import Service
-from app.scaling.simulator import SimReplica
+from app.planning.simulated_service import Service
+from app.planning.simulator import SimReplica
 
 RECORD_SHARE = 0.2  # RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR
 

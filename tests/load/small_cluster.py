@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from machine import ROOT
-from network import Place
 from ray_nodes import RayNode
 from serve_state import ServeState
 
-from app.config_file import for_members, read_config, with_overrides
 from app.environment import HAPROXY_COMMAND, node_environment
-from app.haproxy import HaproxyCommand
+from app.launch.config import for_members, read_config, with_overrides
+from app.launch.haproxy import HaproxyCommand
 from models.manifest import read_manifest
+from tests.support.services.network import Place
 
 WORKER_CPUS = 2  # what Ray is told of a worker: room for a replica of each stage
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from drawn_images import draw_folder
+
+from tests.support.calibration.drawn_images import draw_folder
 
 
 @pytest.fixture(scope="session")

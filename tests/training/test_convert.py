@@ -7,16 +7,16 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from drawn_images import CLASSES
 from typer.testing import CliRunner, Result
 
-from app.cli import app
-from calibration import convert
-from calibration.convert import convert_checkpoint
-from calibration.fold import MEAN_RGB, SCALE_RGB, with_softmax
-from calibration.networks import NETWORKS, build_network, save_tensors
-from calibration.rewrite import chain_concats
+from app.cli.main import app
+from calibration.sets import convert
+from calibration.sets.convert import convert_checkpoint
+from calibration.sets.fold import MEAN_RGB, SCALE_RGB, with_softmax
+from calibration.sets.networks import NETWORKS, build_network, save_tensors
+from calibration.sets.rewrite import chain_concats
 from models.model_set import load_model_set
+from tests.support.calibration.drawn_images import CLASSES
 
 SIZE = 64
 # OpenVINO traces with torch.jit, which torch deprecates; NNCF's own imports warn as well.

@@ -7,13 +7,13 @@ import openvino as ov
 import pytest
 import torch
 
-from calibration.augment import normalised, read_folders
-from calibration.average import average_weights
-from calibration.convert import convert_module
-from calibration.networks import build_network, save_tensors
-from calibration.recipe import Recipe
-from calibration.teacher import Teacher
-from calibration.trainer import Trainer
+from calibration.sets.convert import convert_module
+from calibration.sets.networks import build_network, save_tensors
+from calibration.training.augment import normalised, read_folders
+from calibration.training.average import average_weights
+from calibration.training.recipe import Recipe
+from calibration.training.teacher import Teacher
+from calibration.training.trainer import Trainer
 from models.errors import ModelSetError
 
 SIZE = 64

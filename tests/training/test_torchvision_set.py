@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn_images import CLASSES
 from typer.testing import CliRunner
 
-from app.cli import app
-from calibration.augment import normalised
-from calibration.download import DownloadError
-from calibration.networks import build_network, torchvision_models
-from calibration.torchvision_set import Source, fetch_set, published_weights
+from app.cli.main import app
+from calibration.sets.download import DownloadError
+from calibration.sets.networks import build_network, torchvision_models
+from calibration.sets.torchvision_set import Source, fetch_set, published_weights
+from calibration.training.augment import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.calibration.drawn_images import CLASSES
 
 SIZE = 64
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

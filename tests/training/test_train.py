@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from calibration.augment import mix, random_crop, read_folders
-from calibration.recipe import Recipe, parse_sizes
-from calibration.train import train
-from calibration.trainer import Trainer
+from calibration.training.augment import mix, random_crop, read_folders
+from calibration.training.recipe import Recipe, parse_sizes
+from calibration.training.train import train
+from calibration.training.trainer import Trainer
 from models.errors import ModelSetError
 
 RECIPE = Recipe(sizes=((2, 32),), batch_size=12, warmup_epochs=0.5)

@@ -1,15 +1,19 @@
 """Unit tests start no cluster, and leave the environment as it was: Ray's workers inherit it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import NoReturn
 from unittest.mock import patch
 
+import httpx
 import pytest
 import ray
-from instruments import Instruments
 
+from app.http.api import create_api
 from app.metrics.meter import Meter, meter
+from tests.support.fakes import FakeGateway
+from tests.support.http_server import FakeServer
+from tests.support.instruments import Instruments
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +37,22 @@ def told() -> Iterator[Instruments]:
     meter.start(instruments.make)
     yield instruments
     meter.__dict__.update(Meter().__dict__)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    return FakeGateway()
+
+
+@pytest.fixture
+async def client(gateway: FakeGateway) -> AsyncIterator[httpx.AsyncClient]:
+    # As a server does: what the application lets through is logged, the client sees a 500.
+    transport = httpx.ASGITransport(create_api(gateway), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+        yield client

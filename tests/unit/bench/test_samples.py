@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.bench.arrivals import MAX_ARRIVALS, poisson_arrivals
-from app.bench.command import numbers
+from app.bench.process_tree import stage_of
 from app.bench.report import knee
 from app.bench.samples import Run, Sample, Summary, summarise
-from app.bench.tree import stage_of
+from app.cli.bench import numbers
 from app.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_programs import PROMTOOL
 
 from app.metrics.table import METRICS, OF_SERVE, Metric
+from tests.support.prometheus_programs import PROMTOOL
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PROMETHEUS = CONFIGS / "prometheus"

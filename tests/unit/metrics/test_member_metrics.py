@@ -1,9 +1,7 @@
 """A member's batches, its queue, its golden check."""
 
 import pytest
-from instruments import Instruments
 
-from app.batch_records import QueueReport, Ran
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.table import (
     BATCHES,
@@ -14,6 +12,8 @@ from app.metrics.table import (
     QUEUE_AGE_MS,
     QUEUE_LENGTH,
 )
+from app.queueing.batch_records import QueueReport, Ran
+from tests.support.instruments import Instruments
 
 
 def report() -> QueueReport:

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
-from instruments import Instruments
 
 from app.metrics.meter import Meter, meter
 from app.metrics.replica import is_replica, start_metrics
 from app.metrics.table import BUCKETS_MS, METRICS, QUEUE_LENGTH, REQUEST_MS, REQUESTS
+from tests.support.instruments import Instruments
 
 OK = {"route": "/", "status": "200"}
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from instruments import Instruments
 
 from app.metrics.meter import meter
 from app.metrics.node import CpuTimes, NodeMetrics, cpu_times
@@ -19,6 +18,7 @@ from app.metrics.table import (
     PROCESS_MEMORY,
 )
 from app.tracing.pipeline import pipeline
+from tests.support.instruments import Instruments
 
 
 @pytest.fixture

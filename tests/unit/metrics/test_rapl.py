@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from hand_clock import HandClock
 
 from app.metrics.rapl import PackagePower
+from tests.support.hand_clock import HandClock
 
 
 def zone(folder: Path, name: str, kind: str, energy: int, largest: int = 10_000_000) -> Path:

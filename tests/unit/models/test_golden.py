@@ -4,13 +4,13 @@ import hashlib
 
 import numpy as np
 import pytest
-from tiny_networks import tiny_model
 
 from models import golden
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError, answer_of, check, compare, golden_images
 from models.golden_record import NUM_IMAGES, Golden, GoldenAnswer, read_golden
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import tiny_model
 
 OPTIONS = RuntimeOptions(batch_sizes=(1, 8))
 

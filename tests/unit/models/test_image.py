@@ -8,7 +8,6 @@ import tracemalloc
 import cv2
 import numpy as np
 import pytest
-from images import difference, encode, make_png, make_scene, png_chunk, reference
 from PIL import Image
 
 from models.errors import (
@@ -20,6 +19,7 @@ from models.errors import (
 )
 from models.image import DEFAULT_MAX_PIXELS, ImageRule, read_image
 from models.image_resize import Axis, resize_region, source_region
+from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
 KINDS = ["JPEG", "PNG", "WEBP"]

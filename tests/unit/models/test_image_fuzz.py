@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from images import encode, make_alpha, make_scene
 from PIL import Image
 
 from models.errors import ImageError
 from models.image import ImageRule, read_image
+from tests.support.images import encode, make_alpha, make_scene
 
 RULE = ImageRule(input_size=28, resize_shorter=32)
 MAX_PIXELS = 1_000_000  # a flipped bit in the header must not cost the test gigabytes

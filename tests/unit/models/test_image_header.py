@@ -5,11 +5,18 @@ import time
 
 import numpy as np
 import pytest
-from images import encode, make_alpha, make_png, make_scene, png_chunk, with_orientation
 from PIL import Image
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
 from models.image_header import read_header
+from tests.support.images import (
+    encode,
+    make_alpha,
+    make_png,
+    make_scene,
+    png_chunk,
+    with_orientation,
+)
 
 MAX_HEADER_S = 0.5  # generous: a hostile file costs milliseconds, never a scan per byte in Python
 

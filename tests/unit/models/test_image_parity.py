@@ -5,7 +5,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from images import (
+from PIL import Image
+
+from models.image import ImageRule, read_image
+from tests.support.images import (
     as_pillow_reads,
     difference,
     encode,
@@ -17,9 +20,6 @@ from images import (
     reference_crop,
     with_orientation,
 )
-from PIL import Image
-
-from models.image import ImageRule, read_image
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
 # Levels of 255. Weights of 1/256 and two roundings move a value by two at most.

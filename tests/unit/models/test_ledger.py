@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny_networks import with_accuracy, write_tiny_set
 
 from models.ledger import current_records, judge, with_record
 from models.manifest import Manifest, read_manifest, write_manifest
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 TOP1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
 

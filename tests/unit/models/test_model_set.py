@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_networks import LABELS, write_tiny_set
 
 from models.errors import ModelSetError
 from models.manifest import FileRecord
 from models.model_set import ModelSet, list_folders, load_model_set
+from tests.support.tiny_networks import LABELS, write_tiny_set
 
 
 @pytest.fixture

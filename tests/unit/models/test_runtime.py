@@ -7,10 +7,10 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
-from tiny_networks import SIZE, save_model, tiny_model
 
 from models.errors import ModelSetError
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import SIZE, save_model, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.scaling.measured import ENOUGH_ARRIVALS, WINDOWS_S
+from app.scaling.demand import ENOUGH_ARRIVALS, WINDOWS_S
 from app.scaling.policy import Demand, ScalingOptions, Stage, State, decide
 
 CONFIGS_README = (Path(__file__).parents[3] / "configs" / "README.md").read_text("utf-8")

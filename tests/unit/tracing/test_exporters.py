@@ -2,11 +2,11 @@
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
-from trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
 
 from app.errors import ConfigError
 from app.settings import Settings
 from app.tracing.exporters import exporter_of
+from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
 
 
 def settings(**changes: object) -> Settings:

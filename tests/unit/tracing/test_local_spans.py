@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from full_disk import full_disk
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from app.tracing import local_spans
 from app.tracing.local_spans import LocalSpans, line_of, read_spans
+from tests.support.full_disk import full_disk
 
 
 def test_what_is_written_is_read_back(tmp_path, spans):

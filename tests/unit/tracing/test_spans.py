@@ -6,7 +6,7 @@ import time
 import pytest
 from opentelemetry import trace
 
-from app.batch_records import BatchResult, Ran
+from app.queueing.batch_records import BatchResult, Ran
 from app.tracing import batches, spans
 from app.tracing.spans import Clock, current_parent, record
 

@@ -1,12 +1,12 @@
 """A gRPC call within the span that Serve makes for it."""
 
-from grpc_contexts import context_of
 from opentelemetry.sdk.trace import Span
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from app.grpc.call import Call
-from app.stages import Fault
-from app.tracing.traces import Trace
+from app.messages import Fault
+from app.tracing.stored.traces import Trace
+from tests.support.grpc_contexts import context_of
 
 
 def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from fastapi import FastAPI, HTTPException
 from opentelemetry import trace
-from tiny_networks import picture
 
-from app.classifier import Classifier
-from app.decoder import Decoder
+from app.deployments.classifier import Classifier
+from app.deployments.decoder import Decoder
 from app.errors import DeadlineError
+from app.graph.timeline import Timeline
 from app.settings import Settings
-from app.timeline import Timeline
 from app.tracing.http import TracedRequests
 from app.tracing.spans import current_parent
+from tests.support.tiny_networks import picture
 
 
 @pytest.fixture

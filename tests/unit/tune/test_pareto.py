@@ -4,9 +4,9 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from points import point
 
 from app.tune.pareto import choose, front, is_near_front
+from tests.support.points import point
 
 figures = st.floats(0.1, 1e4)
 some_points = st.lists(st.builds(point, figures, figures), min_size=1, max_size=30)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import replica_children
-from tiny_networks import picture
 
 from app.errors import ConfigError
 from app.settings import Settings
@@ -16,6 +14,8 @@ from app.tune.candidates import Candidate, Layout
 from app.tune.process import ReplicaProcess
 from app.tune.replica import Load, build_graph, closed_loops
 from app.tune.trials import Trials, cores_of
+from tests.support import replica_children
+from tests.support.tiny_networks import picture
 
 LOAD = Load(1, 0.05, 1)
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from points import point
 
-from app.config_file import read_config
+from app.cli.output import check_can_write, write_config
 from app.errors import ConfigError
-from app.output import check_can_write, write_config
+from app.launch.config import read_config
 from app.settings import Settings
 from app.tune.config import as_yaml, check_place, request_limit, tuned
+from tests.support.points import point
 
 PROJECT = Path(__file__).parents[3]
 BASE = read_config(PROJECT / "serve_config.yaml")

@@ -1,0 +1,101 @@
+"""Which replica of a stage is called: one on the caller's node, unless another is less busy.
+
+A call carries decoded images (150 KB each at 224 px), and every image goes to every member. Serve's
+own router takes two replicas of all by chance, so that of two nodes' traffic half crosses the
+network; its locality option stays on the node until the replica there is full, however long its
+queue. This one weighs both: a replica elsewhere is taken when its queue is shorter by more than
+``SLACK``, whatever the distance (tests/load/locality.py). And one that says nothing any more is
+called by nobody (:mod:`app.calls.failure_detector`), long before Serve's health checks find it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ray.serve._private.common import ReplicaID
+from ray.serve._private.request_router.common import PendingRequest
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve._private.request_router.replica_wrapper import RunningReplica
+
+from app.calls.failure_detector import Silence
+
+T = TypeVar("T")
+SLACK = 1  # calls under way by which the near queue may be the longer one
+
+
+def choose(
+    near: Sequence[T], far: Sequence[T], queue_len: Callable[[T], int | None]
+) -> list[list[T]]:
+    """Return candidates in ranks, the preferred first: at most two replicas.
+
+    They are one from each side, or two of the side that there is. ``queue_len`` tells the calls
+    under way at a replica, None if that is not known; then both are one rank, and Serve asks them.
+    Of several on one side the better of two taken by chance is compared (the power of two choices:
+    Mitzenmacher, 2001).
+    """
+
+    def two_of(side: Sequence[T]) -> list[T]:
+        return random.sample(side, min(2, len(side)))
+
+    if not near or not far:
+        return [two_of(near or far)]
+    here, there = (min(two_of(s), key=lambda one: queue_len(one) or 0) for s in (near, far))
+    queues = queue_len(here), queue_len(there)
+    if queues[0] is None or queues[1] is None:
+        return [[here, there]]
+    return [[here], [there]] if queues[0] <= queues[1] + SLACK else [[there], [here]]
+
+
+class NearRouter(PowerOfTwoChoicesRequestRouter):
+    """Serve's router, but for the choice; the ``request_router_config`` of the stages names it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._silence = Silence()
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Note a call that is sent: the replica will say that it has it."""
+        super().on_send_request(replica_id)
+        self._silence.asked(replica_id)
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Note what a replica says of its queue."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._silence.heard(replica_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take what Serve says there is."""
+        super().update_replicas(replicas)
+        self._silence.keep(one.replica_id for one in replicas)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return the ranks of one attempt; Serve takes the first replica that has room."""
+        if pending_request is not None:  # all are considered: the next attempt may wait
+            pending_request.routing_context.should_backoff = True
+        candidates = self._speaking(candidate_replicas)
+        near = [one for one in candidates if one.node_id == self._self_node_id]
+        far = [one for one in candidates if one.node_id != self._self_node_id]
+        return choose(near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id))
+
+    def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
+        """Return those that are not silent, or all if all are; ask the silent ones how they are."""
+        silent = [one for one in replicas if self._silence.is_silent(one.replica_id)]
+        if not silent:
+            return replicas
+        for replica in silent:
+            if self._silence.is_to_be_asked(replica.replica_id):
+                task = self._event_loop.create_task(self._ask(replica))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+        return [one for one in replicas if one not in silent] or replicas
+
+    async def _ask(self, replica: RunningReplica) -> None:
+        for one, queue_len in await self._probe_queue_lens([replica], 0):
+            if queue_len is not None:
+                self._silence.heard(one.replica_id)

@@ -1,0 +1,96 @@
+"""``tandem bench``: load on a running service, or with --limit the bound of this machine."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from app.cli.options import Images, JsonFile, KeyFile, Plot
+from app.cli.output import check_can_write, write_json
+from app.errors import ConfigError
+from models.api_keys import key_headers
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+Url = Annotated[str, typer.Option(help="a running service")]
+Concurrency = Annotated[
+    str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
+]
+Rate = Annotated[
+    str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
+]
+Files = Annotated[int, typer.Option(help="photos a request, in a form", min=1)]
+Duration = Annotated[
+    float, typer.Option(help="s of each run; --limit: 3 x a fifth a setup", min=0.1)
+]
+WarmUp = Annotated[float, typer.Option(help="s of 8 clients before, not counted", min=0)]
+ObjectiveMs = Annotated[float, typer.Option(help="goodput: answered within this", min=0)]
+Seed = Annotated[int, typer.Option(help="of the arrival times")]
+Limit = Annotated[
+    bool, typer.Option("--limit", help="no server: what this machine can do in one process")
+]
+LimitSet = Annotated[str, typer.Option(help="of --limit")]
+LimitPrecision = Annotated[str, typer.Option(help="of --limit: INT8 or FP16")]
+
+
+def bench(
+    url: Url = "http://127.0.0.1:8000",
+    images: Images = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    files: Files = 1,
+    duration: Duration = 10.0,
+    warm_up: WarmUp = 3.0,
+    objective_ms: ObjectiveMs = 100,
+    seed: Seed = 20,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    limit: Limit = False,
+    model_set: LimitSet = "imagenette",
+    precision: LimitPrecision = "INT8",
+    key_file: KeyFile = None,
+) -> None:
+    """Load a running service and tell throughput, latency, errors and CPU; or measure the bound.
+
+    Latency in an open loop counts from the scheduled time. The load comes from another process,
+    whose own cost is told. Exit code 1: nothing was answered.
+    """
+    from app.bench.client import Target
+    from app.bench.machine import describe
+    from app.bench.photos import drawn_photos, photos_in
+    from app.bench.runs import Options, run_limit, run_loads
+
+    for path in (json_file, plot):
+        check_can_write(path)
+    bodies = photos_in(images) if images else drawn_photos()
+    told = str(images) if images else "drawn photos of 500 x 375"
+    facts = {"machine": describe(), "images": told, "num_images": len(bodies)}
+    if limit:
+        result = run_limit(bodies, model_set, precision, duration, quiet=str(json_file) == "-")
+    else:
+        clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
+        rates = numbers(rate, "--rate") if rate else []
+        loads = (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
+        target = Target(
+            url.rstrip("/"), bodies, files_per_request=files, headers=key_headers(key_file)
+        )
+        options = Options(target, duration, warm_up, objective_ms, seed, plot)
+        result = run_loads(loads, options, quiet=str(json_file) == "-")
+    write_json(json_file, facts | result)
+    if not limit and not any(run["num_ok"] for run in result["runs"]):
+        err.print("[red]no request was answered[/]")
+        raise typer.Exit(1)
+
+
+def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
+    """Read ``1,8,32``; every number must be above 0 and finite, ``whole`` without a fraction."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text!r}: numbers with commas between, such as 1,8,32"
+        ) from None
+    if not all(0 < n < 1e6 and (not whole or n == int(n)) for n in found):
+        kind = "whole numbers" if whole else "numbers"
+        raise ConfigError(f"{option} {text!r}: {kind} above 0 and below a million")
+    return found

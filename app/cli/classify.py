@@ -1,0 +1,157 @@
+"""``tandem classify``: files, folders and globs to a running service; labels as a table or JSON."""
+
+import asyncio
+import glob
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from app.cli.options import KeyFile
+from models.api_keys import key_headers
+from models.errors import TandemError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
+
+out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+Row = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
+
+
+class NothingToClassifyError(TandemError):
+    """No image among the given paths."""
+
+    code = "nothing_to_classify"
+
+
+def classify(
+    paths: Annotated[list[str], typer.Argument(help="files, folders (all images in them), globs")],
+    url: Annotated[str, typer.Option(help="a running service")] = DEFAULT_URL,
+    top_k: Annotated[int, typer.Option(min=1, help="classes per image")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    key_file: KeyFile = None,
+) -> None:
+    """Send images to a running service and print their labels; exit code 1 if any failed."""
+    files, headers = list(find_files(paths)), key_headers(key_file)
+    num_failed = asyncio.run(_run(files, url.rstrip("/"), headers, top_k, as_json))
+    if num_failed:
+        err.print(f"[red]{num_failed} of {len(files)} failed[/]")
+        raise typer.Exit(1)
+
+
+def find_files(paths: list[str]) -> Iterator[Path]:
+    """Yield each file once: as named, every image below a folder, or what a glob matches."""
+    seen: set[Path] = set()
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            images = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES)
+            found = [p for p in images if not p.is_dir()]
+            if not found:
+                raise NothingToClassifyError(f"no JPEG, PNG or WebP in {path}; name another folder")
+        elif path.exists():
+            found = [path]
+        else:
+            # The text is the user's glob, relative or absolute: Path.glob takes no absolute one.
+            matches = glob.glob(text, recursive=True)  # noqa: PTH207
+            found = [Path(match) for match in sorted(matches) if not Path(match).is_dir()]
+            if not found:
+                raise NothingToClassifyError(f"no such file or folder: {text}")
+        yield from (p for p in found if p not in seen and not seen.add(p))  # type: ignore[func-returns-value]
+
+
+async def _run(
+    files: list[Path], url: str, headers: dict[str, str], top_k: int, as_json: bool
+) -> int:
+    table = Table("file", "label", "probability", "members")
+    num_failed = 0
+    progress = Progress(console=err, transient=True, disable=len(files) < 2)
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+        with progress if err.is_terminal else nullcontext():
+            task = progress.add_task("classifying", total=len(files))
+            async for row in _answers(client, files, url, top_k):
+                num_failed += "error" in row
+                progress.advance(task)
+                if as_json:
+                    out.out(json.dumps(row), highlight=False)
+                else:
+                    _add(table, row)
+    if not as_json:
+        out.print(table)
+    return num_failed
+
+
+async def _answers(
+    client: httpx.AsyncClient, files: list[Path], url: str, top_k: int
+) -> AsyncIterator[Row]:
+    """Yield one row per file, in order, a few requests being under way at a time."""
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def ask(file: Path) -> Row:
+        async with slots:
+            return {"file": str(file), **await _ask(client, file, url, top_k)}
+
+    tasks = [asyncio.create_task(ask(file)) for file in files]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> Row:
+    try:
+        data = await asyncio.to_thread(file.read_bytes)
+    except OSError as error:
+        return _error("unreadable", f"cannot read the file: {error.strerror}")
+    try:
+        answer = await client.post(f"{url}/v1/classify", params={"top_k": top_k}, content=data)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _error(
+            "unreachable",
+            f"no answer from {url} ({type(error).__name__}); is the service running? tandem serve",
+        )
+    try:
+        row = answer.json()
+    except ValueError:
+        row = None
+    if not _is_ours(row):
+        return _error("bad_answer", f"{url} answered {answer.status_code}, but not as Tandem does")
+    return dict(row)
+
+
+def _is_ours(row: Any) -> bool:
+    return isinstance(row, dict) and ("predictions" in row or isinstance(row.get("error"), dict))
+
+
+def _error(code: str, message: str) -> Row:
+    return {"error": {"code": code, "message": message}}
+
+
+def _add(table: Table, row: Row) -> None:
+    name = escape(row["file"])  # brackets in names and labels are no markup
+    if error := row.get("error"):
+        table.add_row(name, "[red]failed[/]", "", escape(error["message"]))
+        return
+    members = ", ".join(
+        f"{n} {m['label']} {m['probability']:.2f}" for n, m in row["members"].items()
+    )
+    if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
+        members += f" (sure; not asked: {', '.join(skipped)})"
+    if missing := row.get("missing_members"):
+        told = ", ".join(f"{name} ({why})" for name, why in missing.items())
+        members += f"; degraded, without {told}"
+    for rank, prediction in enumerate(row["predictions"]):
+        probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
+        first = rank == 0
+        table.add_row(name if first else "", label, probability, escape(members) if first else "")

@@ -1,0 +1,28 @@
+"""``tandem environment``: what a node of a Ray cluster must have before ``ray start``."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from platformdirs import user_data_path
+
+from app.environment import HAPROXY_COMMAND, node_environment
+from app.launch.haproxy import HaproxyCommand, max_connections
+
+
+def environment(
+    folder: Annotated[
+        Path | None, typer.Option(help="where the command that starts HAProxy is written")
+    ] = None,
+) -> None:
+    """Print what makes Ray Serve fast and safe, for a shell: eval "$(tandem environment)".
+
+    Ray Serve reads it when it starts: every node of a cluster needs it before ray start.
+    """
+    place = (folder or user_data_path("tandem")).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write()
+    most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
+    for name, value in (node_environment(place / HAPROXY_COMMAND) | most).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -1,0 +1,147 @@
+"""``tandem plan``: nodes and replicas for a rate and a p99, and what that assumes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.options import JsonFile
+from app.cli.output import check_can_write, write_json
+from app.errors import ConfigError
+
+if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+    from app.planning.plan import Costs, Plan, Wish
+
+out = Console(soft_wrap=True, highlight=False)
+
+Rate = Annotated[float, typer.Option(help="images/s that arrive")]
+P99Ms = Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")]
+NodeCores = Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not", min=1)]
+SurviveNodes = Annotated[int, typer.Option(help="nodes that may die at a time", min=0)]
+ModelSet = Annotated[str, typer.Option(help="name of a set, or its folder")]
+CostsFile = Annotated[
+    Path | None,
+    typer.Option("--costs", help="of tandem bench --json, on a machine like your nodes"),
+]
+Apart = Annotated[
+    bool, typer.Option("--apart", help="stages as deployments of their own (configs/cluster.yaml)")
+]
+
+
+def plan(
+    rate: Rate = 800.0,
+    p99_ms: P99Ms = 100.0,
+    node_cores: NodeCores = 32,
+    survive_nodes: SurviveNodes = 1,
+    model_set: ModelSet = "imagenette",
+    costs: CostsFile = None,
+    apart: Apart = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Say how many nodes and replicas a load takes, from what an image costs.
+
+    Every assumption is listed. Costs are the set's record unless --costs gives
+    what tandem bench measured on a machine like your nodes.
+    """
+    from app.planning.costs import planned_costs, read_costs
+    from app.planning.plan import Wish
+    from app.planning.plan import plan as make_plan
+    from models.model_set import load_model_set
+
+    check_can_write(json_file)
+    for option, value in (("--rate", rate), ("--p99-ms", p99_ms)):
+        if not 0 < value <= 1e5:
+            raise ConfigError(f"{option} is {value}; it must be above 0 and at most 100000")
+    manifest = load_model_set(model_set).manifest
+    members = tuple(member.name for member in manifest.members)
+    if costs is not None and apart:
+        raise ConfigError("--apart and --costs: where the stages ran is in the file already")
+    known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", apart=apart)
+    wish = Wish(rate, p99_ms, node_cores, survive_nodes)
+    found = make_plan(wish, known)
+    assumed = assumptions(wish, known)
+    if str(json_file) != "-":
+        _show(wish, known, found)
+        out.print("assumed:")
+        for line in assumed:
+            out.print(f"  - {line}")
+    write_json(json_file, as_json(wish, known, found) | {"assumed": assumed})
+
+
+def _show(wish: "Wish", costs: "Costs", found: "Plan") -> None:
+    dead = wish.survive_nodes
+    out.print(
+        f"[bold]{found.nodes} nodes[/] of {wish.node_cores} cores for {wish.rate:g} requests/s, "
+        f"{wish.rate * len(costs.members):g} predictions/s; p99 {found.p99_ms:.0f} ms"
+        + (f" with {dead} of them dead" if dead else "")
+    )
+    table = Table()
+    columns = ("stage", "CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead")
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="left" if column == "stage" else "right")
+    for name, ms in costs.cpu_ms.items():
+        table.add_row(
+            name,
+            f"{ms:.1f}",
+            f"{costs.cores(name):g}",
+            str(found.replicas_per_node[name]),
+            str(found.replicas_per_node[name] * found.nodes),
+            f"{found.utilization[name]:.0%}",
+            f"{found.utilization_survived[name]:.0%}",
+        )
+    out.print(table)
+    out.print(
+        "cores of a replica; replicas a node and in all; how busy, and how busy with nodes dead"
+    )
+
+
+def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
+    """Return what the plan takes for granted."""
+    from app.planning.plan import HTTP_MS, UTILIZATIONS
+
+    where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
+    spread = (
+        "every node has the same replicas: in configs/cluster.yaml a stage's "
+        'max_replicas_per_node is "a node" and its max_replicas "in all" or more; keep '
+        'min_replicas above "a node", so that no node\'s death takes all of a stage'
+    )
+    return [
+        f"costs: {costs.source}. Yours will differ: on a machine like your nodes, tandem bench "
+        "--concurrency 16 --json costs.json, then --costs costs.json",
+        f"{where}; an image's time is its CPU time, one core each: {costs.alone_ms:.0f} ms alone, "
+        f"{HTTP_MS:g} ms of it HTTP and Ray"
+        + (", the members one after the other" if costs.is_together else ""),
+        "a core of the node does what a core did there, with all of them busy: memory bandwidth, "
+        "clock and SMT are not in it",
+        f"{costs.around_ms:.1f} CPU-ms an image for Ray and HAProxy, at least one core a node",
+        f"images of one request each, Poisson arrivals of {wish.rate:g} a second, evenly over "
+        f"replicas; no stage over {UTILIZATIONS[0]:.0%} busy (nodes dead: {wish.survive_nodes})",
+        "p99 from a simulation of the queues; the network is not in it",
+        *([] if costs.is_together else [spread]),
+    ]
+
+
+def as_json(wish: "Wish", costs: "Costs", found: "Plan") -> dict[str, Any]:
+    """Return plain values."""
+    return {
+        "rate": wish.rate,
+        "predictions_per_s": wish.rate * len(costs.members),
+        "p99_ms": wish.p99_ms,
+        "node_cores": wish.node_cores,
+        "survive_nodes": wish.survive_nodes,
+        "nodes": found.nodes,
+        "simulated_p99_ms": round(found.p99_ms, 1),
+        "stages": {
+            name: {
+                "cpu_ms": round(ms, 2),
+                "cores": costs.cores(name),
+                "replicas_per_node": found.replicas_per_node[name],
+                "replicas": found.replicas_per_node[name] * found.nodes,
+                "utilization": round(found.utilization[name], 3),
+                "utilization_survived": round(found.utilization_survived[name], 3),
+            }
+            for name, ms in costs.cpu_ms.items()
+        },
+    }

@@ -1,0 +1,111 @@
+"""``tandem trace``: where a request's milliseconds went, from the spans kept on this machine."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from app.cli.output import check_can_write, write_whole
+from app.errors import ConfigError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.tracing.stored.traces import Trace
+
+out = Console(highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+NOTHING = (
+    "no traces in {place}: send a request to a service whose configuration has tracing_config on, "
+    "or name its trace_dir with --dir"
+)
+
+RequestId = Annotated[
+    str | None,
+    typer.Argument(help="X-Request-ID or trace id; without it, the last requests are listed"),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="of spans  (default: the setting trace_dir's default)")
+]
+Export = Annotated[
+    Path | None, typer.Option(help="write the trace as JSON that Jaeger's page opens")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="the spans as JSON")]
+Last = Annotated[int, typer.Option(min=1, help="how many requests are listed")]
+
+
+def trace(
+    request_id: RequestId = None,
+    folder: Folder = None,
+    export: Export = None,
+    as_json: AsJson = False,
+    last: Last = 20,
+) -> None:
+    """Draw a request's timeline; without a request, list the last ones.
+
+    The service keeps spans on the machine it runs on when its configuration has tracing on
+    (tracing_config in serve_config.yaml); an answer's X-Request-ID header names the request.
+    Exit code 1: there is no such request.
+    """
+    from app.tracing.stored.jaeger_json import as_jaeger
+    from app.tracing.stored.traces import find_trace, latest_traces
+    from app.tracing.stored.waterfall import draw
+
+    place = folder or Settings.model_validate({}).trace_dir
+    assert place is not None  # the default names one
+    check_can_write(export)
+    if request_id is None and export is None:
+        _list(place, latest_traces(place, last), as_json=as_json)
+        return
+    found = find_trace(place, request_id) if request_id else _newest(place)
+    if as_json:
+        typer.echo(json.dumps({"spans": found.spans, "batches": found.batches}, indent=2))
+    else:
+        draw(out, found)
+    if export is not None:
+        write_whole(export, json.dumps(as_jaeger(found), indent=1) + "\n")
+        err.print(f"wrote {escape(str(export))}; open it in Jaeger's page: Search, Upload")
+
+
+def _newest(place: Path) -> "Trace":
+    from app.tracing.stored.traces import latest_traces
+
+    if not (found := latest_traces(place, 1)):
+        raise ConfigError(NOTHING.format(place=place))
+    return found[0]
+
+
+def _list(place: Path, traces: "list[Trace]", *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "request_id": trace.request_id,
+                "trace_id": trace.root["trace_id"],
+                "name": trace.root["name"],
+                "start_ns": trace.root["start_ns"],
+                "duration_ms": trace.duration_ms,
+                "status": trace.status,
+            }
+            for trace in traces
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    if not traces:
+        raise ConfigError(NOTHING.format(place=place))
+    table = Table("time", "request", "status", "ms", "request id", box=None, pad_edge=False)
+    for trace in traces:
+        begun = datetime.fromtimestamp(trace.root["start_ns"] / 1e9).astimezone()
+        table.add_row(
+            f"{begun:%H:%M:%S}",
+            escape(trace.root["name"]),
+            str(trace.status or ""),
+            f"{trace.duration_ms:.1f}",
+            escape(trace.request_id),
+        )
+    out.print(table)
+    err.print("tandem trace REQUEST_ID draws one")

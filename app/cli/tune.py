@@ -1,0 +1,152 @@
+"""``tandem tune``: measure this machine, show the trade-off, write the configuration."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from app.cli.options import Images, JsonFile, Plot
+from app.cli.output import check_can_write, write_config, write_json
+from app.errors import ConfigError
+from app.tune.config import as_yaml, tuned
+
+if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+    from app.tune.job import Job
+    from app.tune.pareto import Point
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+PLOTS = (".png", ".svg")
+
+P99Ms = Annotated[
+    float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
+]
+ModelSet = Annotated[
+    str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="configuration to tune; else serve_config.yaml")
+]
+Write = Annotated[
+    Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
+]
+Seconds = Annotated[float, typer.Option(help="s of each run; there are some 100")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite the file of --write")]
+
+
+def tune(
+    p99_ms: P99Ms = None,
+    images: Images = None,
+    model_set: ModelSet = None,
+    config: ConfigFile = None,
+    write: Write = None,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    seconds: Seconds = 2.0,
+    force: Force = False,
+) -> None:
+    """Find the replicas, streams, threads and batch sizes that suit this machine.
+
+    It takes minutes: every way to share the cores gets a short run, the best are
+    measured from one client to far too many. Then come the points that trade
+    throughput for p99 best, and the fastest one that keeps --p99-ms.
+
+    Measured inside the processes: HTTP and Ray are not in it, they add a few ms
+    and percent (tandem bench against the running service measures all). Let
+    nothing else run meanwhile. Exit code 1: nothing keeps --p99-ms, and no
+    configuration is written.
+    """
+    from app.bench.machine import describe
+    from app.tune.job import prepare
+    from app.tune.pareto import choose
+    from app.tune.report import as_json, show
+    from app.tune.report import plot as draw
+
+    _check_numbers(p99_ms, seconds)
+    _check_files(write, json_file, plot, force=force)
+    job = prepare(config, model_set, images)
+    machine, is_quiet = describe(), str(json_file) == "-"
+    points, took_s = _search(job, seconds)
+    chosen = choose(points, p99_ms)
+    if not is_quiet:
+        show(out, points, chosen)
+        out.print(f"{len(points)} points on {job.told} in {took_s / 60:.1f} min")
+    if plot is not None:
+        draw(plot, points, chosen, p99_ms)
+    if write is not None and chosen is not None:
+        text = as_yaml(tuned(job.content, chosen, p99_ms), chosen, machine, p99_ms)
+        write_config(write, text, is_new=not force)
+        err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
+    asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}
+    facts = {"machine": machine, "model_set": job.settings.model_set, **asked}
+    write_json(json_file, facts | as_json(points, chosen))
+    if chosen is None and p99_ms is not None:
+        _refuse(points, p99_ms)
+
+
+def _refuse(points: "list[Point]", p99_ms: float) -> None:
+    """Say what came nearest and exit with 1."""
+    lowest = min(points, key=lambda p: p.p99_ms)
+    err.print(
+        f"[red]nothing keeps a p99 of {p99_ms:g} ms[/]: the lowest was {lowest.p99_ms:.1f} ms, "
+        f"{lowest.candidate}, {lowest.clients} clients; ask for more, or serve a smaller set"
+    )
+    raise typer.Exit(1)
+
+
+def _check_numbers(p99_ms: float | None, seconds: float) -> None:
+    for option, value, unit in (("--p99-ms", p99_ms, "ms"), ("--seconds", seconds, "s")):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{option} is {value}; it must be a number of {unit} above 0")
+
+
+def _check_files(
+    write: Path | None, json_file: Path | None, plot: Path | None, *, force: bool
+) -> None:
+    """Find out before minutes of measuring whether the results have a place to go."""
+    from models.extras import needs_extra
+
+    check_can_write(write, is_new=not force)
+    check_can_write(json_file)
+    check_can_write(plot)
+    if str(write) == "-":
+        raise ConfigError("--write - is no file; name one, such as tuned.yaml")
+    if plot is not None:
+        if plot.suffix.lower() not in PLOTS:
+            raise ConfigError(f"--plot {plot}: a name that ends with {' or '.join(PLOTS)}")
+        with needs_extra("calibrate", "tune --plot"):
+            import matplotlib  # noqa: F401
+
+
+def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
+    """Measure, with live progress; return the points and the time it took."""
+    from app.tune.candidates import candidates
+    from app.tune.search import Search, Step
+    from app.tune.trials import Trials
+    from models.cpus import available_cpus
+
+    cores, started = available_cpus(), time.monotonic()
+    with err.status("starting") as status:
+        say: Callable[[str], None] = lambda text: status.update(escape(text))  # noqa: E731
+
+        def report(step: Step) -> None:
+            say(
+                f"{step.number} of {step.of}, {step.left_s:.0f} s left: "
+                f"{step.candidate}; {step.clients} clients"
+            )
+
+        with Trials(job.settings, job.bodies, say) as trials:
+            search = Search(candidates(cores), cores, trials.measure, seconds, report)
+            points = search.run()
+    for layout in search.left_out:
+        err.print(f"[yellow]left out for lack of memory[/]: {layout}")
+    if not points:
+        raise ConfigError(
+            "not even one replica fits into memory; free some, or serve fewer members"
+        )
+    return points, time.monotonic() - started

@@ -1,0 +1,78 @@
+"""The cores of one process: how many it may use, and the threads that run networks on them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import ray
+
+from app.compute.cpu_affinity import keep_to_own_cores
+from app.queueing.scheduler import Turns
+from app.settings import Settings
+from models.cpus import available_cpus
+
+logger = logging.getLogger("ray.serve")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """``num`` batches at a time, each on a thread of its own, off the replica's loop.
+
+    All members of a process share one of these. A thread only waits for OpenVINO, whose own threads
+    compute, so there is no need for more of them than batches.
+    """
+
+    def __init__(self, num: int, threads_each: int = 1) -> None:
+        self.num, self.threads_each = num, threads_each
+        self.turns = Turns(num)
+        self._threads = ThreadPoolExecutor(num, "infer")
+
+    @property
+    def cores(self) -> int:
+        """Cores that the workers keep busy together."""
+        return self.num * self.threads_each
+
+    async def run(self, work: Callable[[T], R], value: T) -> R:
+        """Run ``work`` on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, value)
+
+
+def replica_workers(settings: Settings, num_sharing: int = 1) -> Workers:
+    """Return this replica's workers, on cores of its own if the settings say so.
+
+    ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
+    """
+    whole = _whole_cpus()
+    if settings.affinity and whole:
+        keep_to_own_cores(whole)
+    cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
+    if whole > cores or settings.streams > cores:
+        logger.warning(
+            "num_cpus %d, streams %d, but this replica has %d cores: it uses those",
+            whole,
+            settings.streams,
+            cores,
+        )
+    return workers_for(cores, settings.streams)
+
+
+def replica_cores(at_most: int) -> int:
+    """Return the cores that ``at_most`` busy threads of this replica can use."""
+    return min(at_most, _whole_cpus() or available_cpus())
+
+
+def _whole_cpus() -> int:
+    """Return ``num_cpus`` of this replica; 0 if it is less than one: a share for placement only."""
+    if not ray.is_initialized():
+        return 0
+    context: Any = ray.get_runtime_context()  # untyped
+    return int(context.get_assigned_resources().get("CPU", 0))
+
+
+def workers_for(cores: int, streams: int) -> Workers:
+    """Share ``cores`` among ``streams`` batches at a time; 0, or too many: one on every core."""
+    num = min(streams, cores) if streams else cores
+    return Workers(num, max(1, cores // num))

@@ -1,0 +1,169 @@
+"""The Classifier deployment: one member, one compiled network, one batch queue a replica."""
+
+import asyncio
+import logging
+import time
+from typing import Annotated, Any
+
+import numpy as np
+from opentelemetry.trace import SpanContext
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.compute.health import Health
+from app.compute.inference_threads import Workers, replica_workers
+from app.deployments.loopback import keep_to_loopback
+from app.errors import UPDATING, ConfigError, OtherSetError
+from app.messages import MemberAnswer
+from app.metrics.member import MemberMetrics, golden_recorded
+from app.metrics.replica import start_metrics
+from app.queueing.batch_queue import BatchQueue
+from app.queueing.batch_records import QueueReport, Ran
+from app.queueing.priority import Lane
+from app.scaling.costs import MEMBER_APART, member_cpu_ms
+from app.scaling.usage import Usage
+from app.settings import Settings
+from app.tracing.batches import record_failure, record_results, record_run
+from app.tracing.pipeline import pipeline
+from app.tracing.spans import current_parent
+from models import golden
+from models.ensemble import Probabilities
+from models.model_set import ModelSet, load_model_set
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+logger = logging.getLogger("ray.serve")
+
+
+class QueueConfig(BaseModel):
+    """``user_config`` of a member: what may change without a restart; null leaves it as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None  # at most the largest compiled size
+    max_queued_images: Annotated[int, Field(ge=1)] | None = None
+
+
+class Classifier:
+    """Runs one member; the network works on threads of its own, off the replica's loop."""
+
+    def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
+        """Compile and check a member; ``workers`` are those of members in the same process."""
+        keep_to_loopback()
+        pipeline.start(settings)
+        start_metrics()
+        self._name = member
+        model_set = load_model_set(settings.model_set, settings.model_search)
+        self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
+        options = RuntimeOptions(
+            num_threads=self._workers.cores,
+            num_streams=self._workers.num,
+            batch_sizes=settings.batch_sizes,
+            cache_dir=settings.compile_cache,
+        )
+        self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
+        manifest = model_set.manifest
+        self._served = model_set.fingerprint(settings.precision)
+        self._input_size = manifest.image.input_size
+        self._network.check_fits(manifest.image.input_size, manifest.num_classes)
+        self._network.warm_up()
+        self._check_golden(model_set, member, settings)
+        self._health = Health(member)
+        self._metrics = MemberMetrics(member, self.report)
+        expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
+        self._usage = Usage(self._workers.cores, expected_ms)
+        self._queue = BatchQueue(
+            self._infer,
+            self._network.batch_sizes,
+            settings.max_queued_images,
+            turns=self._workers.turns,
+            on_batch=self._ran,
+        )
+
+    def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
+        """Refuse to serve answers that differ from those where the set was made."""
+        if (expected := model_set.golden) is None:
+            logger.warning("%s has no golden answers: what it answers is not checked", member)
+            return
+        started = time.perf_counter()
+        with golden_recorded(member):
+            golden.check(expected, member, settings.precision, self._network)
+        taken_ms = (time.perf_counter() - started) * 1e3
+        logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take new queue settings while running; Serve calls this when ``user_config`` changes.
+
+        Raises:
+            ConfigError: a key or value that is none; the settings stay as they were.
+
+        """
+        try:
+            changed = QueueConfig.model_validate(user_config or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"user_config: {where}: {first['msg']}") from error
+        if changed.max_queued_images is not None:
+            self._queue.max_queued = changed.max_queued_images
+        if changed.max_batch_size is not None:
+            self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
+
+    def report(self) -> QueueReport:
+        """Return how the queue fares."""
+        return self._queue.report()
+
+    async def check_health(self) -> None:
+        """Tell Serve whether this replica works; one that does not is replaced.
+
+        Raises:
+            UnhealthyError: its batches fail, or one does not end.
+
+        """
+        self._health.check()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy; Serve calls this when the stage scales."""
+        return self._usage.figures()
+
+    async def classify(
+        self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
+    ) -> MemberAnswer:
+        """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DeadlineError: ``timeout_s`` passed before every image had its turn.
+            OtherSetError: the images are of another model set's size.
+
+        """
+        if images.shape[1] != self._input_size:
+            raise OtherSetError(
+                f"{self._name} is of another model set than the Gateway: {UPDATING}"
+            )
+        parent, arrived = current_parent(), time.monotonic()
+        futures = self._queue.submit(images, timeout_s, lane, parent)
+        try:
+            with self._usage.under_way(len(images)):
+                results = await asyncio.gather(*futures)
+        except BaseException as error:
+            for future in futures:
+                future.cancel()  # what still waits is dropped when its turn comes
+            if parent is not None:
+                record_failure(parent, self._name, arrived, error)
+            raise
+        if parent is not None:
+            record_results(parent, self._name, results)
+        return MemberAnswer(
+            np.stack([result.probabilities for result in results]),
+            tuple(result.queued_s * 1e3 for result in results),
+            tuple(result.infer_s * 1e3 for result in results),
+            tuple(result.batch_size for result in results),
+            self._served,
+        )
+
+    def _ran(self, ran: Ran) -> SpanContext | None:
+        self._metrics.ran(ran)
+        return record_run(self._name, ran)
+
+    async def _infer(self, batch: Pixels) -> Probabilities:
+        with self._health.run():
+            return await self._workers.run(self._network.infer, batch)

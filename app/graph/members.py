@@ -1,0 +1,138 @@
+"""The members of the ensemble, asked at the same time."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.calls.stage_errors import as_tandem
+from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
+from app.graph.quorum import Trust, enough_of, has_succeeded, needed_of
+from app.graph.request import ClassifyRequest
+from app.graph.rolling_update import check_served
+from app.graph.timeline import Span
+from app.messages import MemberAnswer, call
+from app.settings import AnswerPolicy
+from models.runtime import Pixels
+
+Asked = asyncio.Task[tuple[MemberAnswer, Span]]
+LATE = "late"
+NOT_ASKED = "not_asked"  # it failed lately
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Images of a request that the same members answered."""
+
+    images: tuple[int, ...]  # their places among the request's good images
+    answers: dict[str, MemberAnswer]  # by member, a row per image of ``images``
+    hops: dict[str, Span]
+    skipped: tuple[str, ...] = ()  # members that were not asked, on purpose
+    missing: dict[str, str] = field(default_factory=dict)  # members that should have, and why not
+
+
+class Members:
+    """What the graph has of members: handles, or objects in this process, by name.
+
+    ``policy`` says how many of them must answer, ``patience_s`` how long the others are waited for
+    once so many have. ``served`` is the model set that they must be of.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Any],
+        policy: AnswerPolicy = "all",
+        patience_s: float = 1.0,
+        trust: Trust | None = None,
+        served: str = "",
+    ) -> None:
+        self._members, self._served = members, served
+        self.needed = needed_of(policy, len(members))
+        self._patience_s = patience_s
+        self._trust = trust or Trust()
+
+    async def ask(
+        self, images: Pixels, request: ClassifyRequest, needed: int | None = None
+    ) -> list[Group]:
+        """Send the one tensor to all at once; it was resolved before it is fanned out.
+
+        ``needed`` of them must answer, by default as many as the policy says.
+        """
+        if needed is None:
+            needed = self.needed
+        started, chosen = time.monotonic(), self._chosen(needed)
+        tasks = {name: asyncio.create_task(self._ask(name, images, request)) for name in chosen}
+        try:
+            await enough_of(tasks, min(needed, len(tasks)), self._patience_s, request.left_s)
+        finally:  # what the others still do is of no use
+            for task in tasks.values():
+                task.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
+                task.cancel()
+        missing = self._judge(tasks, time.monotonic() - started)
+        _check_one_set(tasks)
+        if len(tasks) - len(missing) < needed:
+            raise _first_error(tasks)
+        missing |= dict.fromkeys((name for name in self._members if name not in tasks), NOT_ASKED)
+        done = {name: task.result() for name, task in tasks.items() if name not in missing}
+        answers = {name: answer for name, (answer, _) in done.items()}
+        hops = {name: hop for name, (_, hop) in done.items()}
+        return [Group(tuple(range(len(images))), answers, hops, missing=missing)]
+
+    async def _ask(
+        self, name: str, images: Pixels, request: ClassifyRequest
+    ) -> tuple[MemberAnswer, Span]:
+        with request.timeline.measure() as hop:
+            member, left_s = self._members[name], request.left_s
+            answer: MemberAnswer = await call(
+                member, "classify", images, left_s, request.lane, left_s=left_s
+            )
+        check_served(answer.served, self._served)
+        return answer, hop
+
+    def _chosen(self, needed: int) -> list[str]:
+        """Return whom to ask: everybody, unless enough others are trusted."""
+        if needed == len(self._members):
+            return list(self._members)
+        chosen = [name for name in self._members if self._trust.is_asked(name)]
+        return chosen if len(chosen) >= needed else list(self._members)
+
+    def _judge(self, tasks: Mapping[str, Asked], waited_s: float) -> dict[str, str]:
+        """Return who did not answer, and why; they are trusted accordingly.
+
+        A full queue or a client's own short deadline says nothing against a member.
+        """
+        missing = {}
+        for name, task in tasks.items():
+            if has_succeeded(task):
+                self._trust.answered(name)
+                continue
+            error = _error_of(task)
+            missing[name] = LATE if error is None else as_tandem(error).code
+            is_its_fault = waited_s >= self._patience_s if error is None else _is_down(error)
+            if is_its_fault:
+                self._trust.failed(name)
+        return missing
+
+
+def _error_of(task: Asked) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _check_one_set(tasks: Mapping[str, Asked]) -> None:
+    """Raise :class:`OtherSetError` if a member had it: it is not missing, it is another one."""
+    for task in tasks.values():
+        error = _error_of(task)
+        if error is not None and isinstance(found := as_tandem(error), OtherSetError):
+            raise found
+
+
+def _is_down(error: BaseException) -> bool:
+    return not isinstance(as_tandem(error), (OverloadedError, DeadlineError, OtherSetError))
+
+
+def _first_error(tasks: Mapping[str, Asked]) -> BaseException:
+    """Return why too few answered."""
+    errors = (error for task in tasks.values() if (error := _error_of(task)) is not None)
+    late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
+    return next(errors, late)

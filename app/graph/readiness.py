@@ -1,0 +1,74 @@
+"""Whether the graph answers: found out with an image of its own, however many ask."""
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+from app.errors import NotReadyError
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.messages import Fault
+from app.responses import Classified
+from app.tracing.spans import untraced
+from models.errors import TandemError
+
+# One grey pixel as PNG: the smallest picture that passes every stage.
+WARM_UP_IMAGE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+)
+PROBE_TIMEOUT_S = 10.0
+START_POLL_S = 0.5
+READY_FOR_S = 5.0  # a member that answered is taken as ready this long before it is asked again
+
+
+class Readiness:
+    """Sends the warm-up image through ``classify``, and remembers for a while that it came back."""
+
+    def __init__(
+        self, classify: Callable[[ClassifyRequest], Awaitable[list[Classified | Fault]]]
+    ) -> None:
+        self._classify = classify
+        self._ready_until = 0.0
+        self._probe: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Return when the graph has answered."""
+        while True:
+            with contextlib.suppress(NotReadyError):
+                await self.check()
+                return
+            await asyncio.sleep(START_POLL_S)
+
+    async def check(self) -> None:
+        """Send the warm-up image through the graph unless one just came through.
+
+        Raises:
+            NotReadyError: a stage does not answer.
+
+        """
+        if time.monotonic() < self._ready_until:
+            return
+        if self._probe is None:  # one probe at a time, however many ask
+            self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
+            self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
+        await asyncio.shield(self._probe)
+
+    async def _probe_graph(self) -> None:
+        probe = ClassifyRequest(
+            [WARM_UP_IMAGE],
+            1,
+            PROBE_TIMEOUT_S,
+            "warm-up",
+            Timeline(),
+            may_skip=False,
+            is_probe=True,
+        )
+        try:
+            results = await self._classify(probe)
+        except TandemError as error:
+            raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
+        if isinstance(results[0], Fault):
+            raise NotReadyError(f"the warm-up image failed: {results[0].message}")
+        self._ready_until = time.monotonic() + READY_FOR_S

@@ -1,0 +1,79 @@
+"""A rolling update: for a while, replicas of two model sets are there beside each other.
+
+Where stages are deployments of their own, Serve replaces each at its own pace. An answer must come
+from one set alone, and no request may fail: so every stage says which set it serves, a new Gateway
+waits for members of its set, and what an old one can no longer answer goes to a new one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray import serve
+from ray.serve.exceptions import RayServeException
+
+from app.calls.stage_errors import OF_RAY, as_tandem
+from app.errors import UPDATING, OtherSetError
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.messages import Fault
+from app.responses import Classified
+
+Answers = list[Classified | Fault]
+Graph = Callable[[ClassifyRequest], Awaitable[Answers]]
+AGAIN_AFTER_S = 0.05
+
+
+def check_served(theirs: str, ours: str) -> None:
+    """Raise :class:`OtherSetError` if a stage says that it serves another model set than ours."""
+    if theirs and theirs != ours:
+        raise OtherSetError(UPDATING)
+
+
+class Siblings:
+    """The replicas of the Gateway, of which some may be newer than this one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._handle: Any = None
+
+    async def classify(self, request: ClassifyRequest) -> Answers:
+        """Send a request through the graph; while that has stages of another set, try again.
+
+        The caller limits the time.
+        """
+        while True:
+            try:
+                return await self._graph(request)
+            except OtherSetError as error:
+                # A probe asks after this Gateway's own stages.
+                if request.is_probe or (handle := self._sibling()) is None:
+                    raise error
+            try:
+                return await self._hand_over(handle, request)
+            except OtherSetError:
+                await asyncio.sleep(AGAIN_AFTER_S)
+
+    async def _hand_over(self, handle: Any, request: ClassifyRequest) -> Answers:
+        fields = (request.files, request.top_k, request.left_s, request.request_id, request.lane)
+        try:
+            answers: Answers = await handle.take_over.remote(*fields)
+        except OF_RAY as error:
+            raise as_tandem(error) from error
+        return answers
+
+    def _sibling(self) -> Any:
+        """Return a handle of this deployment; None outside of Serve."""
+        if self._handle is None:
+            try:
+                context = serve.get_replica_context()
+            except RayServeException:
+                return None
+            self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        return self._handle
+
+
+def handed_over(*fields: Any) -> ClassifyRequest:
+    """Make the request anew from what :class:`Siblings` handed over."""
+    files, top_k, left_s, request_id, lane = fields
+    return ClassifyRequest(files, top_k, left_s, request_id, Timeline(), lane)

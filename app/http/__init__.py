@@ -1,0 +1,1 @@
+"""The HTTP interface: routes, bodies, keys, errors, and the web page."""

@@ -1,0 +1,78 @@
+"""Errors on HTTP: statuses, the one JSON form, and when to come back."""
+
+import logging
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from app.errors import BadParameterError, OverloadedError, SlowBodyError
+from app.graph.parameters import SHOWN, UNEXPECTED
+from app.messages import Fault
+from app.responses import ErrorAnswer, error_answer
+from models.errors import TandemError
+
+logger = logging.getLogger("ray.serve")
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
+    401: {"model": ErrorAnswer, "description": "no key of a service that wants one"},
+    408: {"model": ErrorAnswer, "description": "the body came too slowly"},
+    413: {"model": ErrorAnswer, "description": "too many bytes or files"},
+    415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},
+    422: {"model": ErrorAnswer, "description": "too many pixels, or a bad parameter"},
+    429: {"model": ErrorAnswer, "description": "full; see Retry-After"},
+    503: {"model": ErrorAnswer, "description": "not ready"},
+    504: {"model": ErrorAnswer, "description": "past its deadline"},
+}
+
+
+def add_error_handlers(api: FastAPI) -> None:
+    """Turn whatever a request raises into the one JSON form of errors."""
+
+    async def tandem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TandemError)
+        after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
+        return error_response(request, Fault.of(error), after_s)
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = str(first["loc"][-1])
+        text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
+        return error_response(request, Fault(422, BadParameterError.code, text))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
+        answer = error_response(request, Fault(error.status_code, "http", text))
+        answer.headers.update(error.headers or {})  # Allow, for a wrong method
+        return answer
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.exception("request %s failed", request_id_of(request), exc_info=error)
+        return error_response(request, UNEXPECTED)
+
+    api.add_exception_handler(TandemError, tandem)
+    api.add_exception_handler(RequestValidationError, validation)
+    api.add_exception_handler(HTTPException, http)
+    api.add_exception_handler(Exception, unexpected)
+
+
+def error_response(request: Request, fault: Fault, retry_after_s: int = 1) -> Response:
+    """Return the answer for a request that failed as a whole."""
+    headers = {}
+    if fault.status in (429, 503):
+        headers["retry-after"] = str(retry_after_s)
+    if fault.status == SlowBodyError.status:
+        headers["connection"] = "close"  # what is still to come is of no use to anybody
+    answer = error_answer(fault, request_id_of(request))
+    return JSONResponse(answer.model_dump(), fault.status, headers)
+
+
+def request_id_of(request: Request) -> str:
+    """Return the X-Request-ID: the client's own, or the one that Serve made and sends back."""
+    return request.headers.get("x-request-id") or uuid.uuid4().hex

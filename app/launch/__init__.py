@@ -1,0 +1,1 @@
+"""``tandem serve``: check the configuration, start Ray and HAProxy, deploy, wait, stop."""

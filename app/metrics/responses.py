@@ -1,0 +1,36 @@
+"""What an answer tells: where its time went, whether the members agree, how sure they are."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from app.metrics.meter import meter
+from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
+from app.responses import Classified, Stage
+
+OF_REQUEST = frozenset({"read", "combine"})  # the same span in the answer of every image
+
+
+def record_answers(answers: Sequence[Classified], entropies: Iterable[float]) -> None:
+    """Record the images of one request; ``entropies`` are 0..1, in any order."""
+    if not meter.is_on:
+        return
+    for stage in stages_of(answers):
+        meter.observe(STAGE_MS, stage.duration_ms, stage=stage.stage, member=stage.member or "none")
+    for answer in answers:
+        meter.count(ANSWERS, agreed=_agreed(answer), degraded="yes" if answer.degraded else "no")
+        for member in answer.skipped_members or ():
+            meter.count(SKIPPED, member=member)
+    meter.count(ENTROPY, by=sum(entropies))
+
+
+def stages_of(answers: Sequence[Classified]) -> Iterator[Stage]:
+    """Return every stage that ran for a request once, though each answer tells its request's."""
+    for number, answer in enumerate(answers):
+        for stage in answer.timings_ms.stages:
+            if number == 0 or stage.stage not in OF_REQUEST:
+                yield stage
+
+
+def _agreed(answer: Classified) -> str:
+    if len(answer.members) == 1:
+        return "alone"
+    return "yes" if answer.agreement else "no"

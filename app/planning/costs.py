@@ -1,0 +1,69 @@
+"""The costs that a plan starts from: the set's record, or what tandem bench measured."""
+
+import json
+from pathlib import Path
+
+from app.errors import ConfigError
+from app.planning.plan import Costs
+from app.scaling.costs import (
+    AROUND_APART_CPU_MS,
+    AROUND_TOGETHER_CPU_MS,
+    DECODE_CPU_MS,
+    MEMBER_APART,
+    gateway_cpu_ms,
+    member_cpu_ms,
+)
+from app.settings import Settings
+from models.ledger import current_records
+from models.manifest import Manifest
+from models.record import Precision
+
+AROUND = ("Ray", "HAProxy")  # as tandem bench names them
+REST = "photos of 500 x 375 on two cores with AVX2"
+
+
+def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> Costs:
+    """Return what is expected of each stage, for a plan."""
+    members = tuple(member.name for member in manifest.members)
+    place = "deployment" if apart else "gateway"
+    settings = Settings.model_validate({"precision": precision, "decoder": place, "members": place})
+    cpu_ms = {"Gateway": gateway_cpu_ms(manifest, settings)}
+    if apart:
+        cpu_ms["Decoder"] = DECODE_CPU_MS
+        cpu_ms |= {n: MEMBER_APART * ms for n, ms in member_cpu_ms(manifest, precision).items()}
+    records = [r for r in current_records(manifest) if r.cpu_ms_per_image]
+    on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
+    source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
+    around_ms = AROUND_APART_CPU_MS if apart else AROUND_TOGETHER_CPU_MS
+    return Costs(cpu_ms, members, around_ms, source)
+
+
+def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
+    """Read the CPU time by stage from a result of ``tandem bench --json``, its last run's.
+
+    A result of tests/load/share.py does as well.
+
+    Raises:
+        ConfigError: there is none in it, or it is of other members.
+
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        found = content.get("cpu_ms_by_stage") or content["runs"][-1]["service_cpu_ms_by_stage"]
+        of = {str(stage): float(ms) for stage, ms in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has no CPU time by stage ({type(error).__name__}: {error}); make one on a "
+            f"machine like your nodes: tandem bench --concurrency 16 --json {path.name}"
+        ) from error
+    around_ms = sum(of.pop(name, 0.0) for name in AROUND)
+    known = {"Gateway", "Decoder", "Combiner", *members}
+    is_whole = not set(members) & set(of) or set(members) <= set(of)
+    if "Gateway" not in of or not set(of) <= known or not is_whole or min(of.values()) <= 0:
+        raise ConfigError(
+            f"{path} has the stages {', '.join(of) or 'none'}; it needs the Gateway and no others "
+            f"than Decoder, Combiner and the set's members ({', '.join(members)}), all or none"
+        )
+    machine = content.get("machine") or {}
+    source = f"{path.name}, on {machine.get('cpu', '?')}, {machine.get('cores', '?')} cores"
+    return Costs(of, members, around_ms, source)

@@ -1,0 +1,170 @@
+"""How many nodes a load takes, from measured costs: pure, and every assumption is said.
+
+Each node gets the same replicas. They are sized for the nodes that are left when some die; the p99
+is simulated (:mod:`app.planning.simulator`) on those, with Poisson arrivals.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from app.bench.arrivals import poisson_arrivals
+from app.errors import ConfigError
+from app.planning.simulated_service import Service, SimStage
+from app.planning.simulator import Simulation
+
+HTTP_MS = 4.2  # of one image beyond its stages (share-before-tracing.json, overhead_ms)
+CORES_TOGETHER = 4.0  # of a replica that is a whole graph (configs/xeon-one-socket.yaml)
+CORES_APART = {"Gateway": 1.0, "Decoder": 2.0, "Combiner": 1.0}  # configs/cluster.yaml
+CORES_OF_MEMBER = 4.0
+MAX_BATCH_SIZE = 8
+UTILIZATIONS = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # what a stage may be busy, tried in this order
+WARM_UP_S, COUNTED_IMAGES = 2.0, 20_000
+MAX_NODES = 1000
+
+
+@dataclass(frozen=True)
+class Costs:
+    """CPU-ms of an image, by stage, and where they come from."""
+
+    cpu_ms: Mapping[str, float]
+    members: tuple[str, ...]
+    around_ms: float  # of Ray and HAProxy
+    source: str
+
+    @property
+    def is_together(self) -> bool:
+        """Whether the Gateway's process has the members."""
+        return not set(self.members) & set(self.cpu_ms)
+
+    @property
+    def steps(self) -> tuple[tuple[str, ...], ...]:
+        """The stages in an image's order; those of one step at the same time."""
+        order = (("Gateway",), ("Decoder",), self.members, ("Combiner",))
+        steps = (tuple(name for name in step if name in self.cpu_ms) for step in order)
+        return tuple(step for step in steps if step)
+
+    def cores(self, stage: str) -> float:
+        """Return the cores of one replica."""
+        if self.is_together and stage == "Gateway":
+            return CORES_TOGETHER
+        return CORES_APART.get(stage, CORES_OF_MEMBER)
+
+    @property
+    def alone_ms(self) -> float:
+        """How long one image takes when nothing else is there."""
+        return HTTP_MS + sum(max(self.cpu_ms[name] for name in step) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the service is to do."""
+
+    rate: float  # images/s
+    p99_ms: float
+    node_cores: int
+    survive_nodes: int = 1  # that may die at a time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What that takes."""
+
+    nodes: int
+    replicas_per_node: Mapping[str, int]
+    utilization: Mapping[str, float]  # with all nodes
+    utilization_survived: Mapping[str, float]  # when as many died as may
+    p99_ms: float  # then
+
+
+def plan(wish: Wish, costs: Costs, seed: int = 20) -> Plan:
+    """Return the fewest nodes that keep the p99.
+
+    Raises:
+        ConfigError: no number of nodes does.
+
+    """
+    if wish.p99_ms < costs.alone_ms:
+        raise ConfigError(
+            f"a p99 of {wish.p99_ms:g} ms is not to be had: one image alone takes "
+            f"{costs.alone_ms:.1f} ms; ask for more, or serve smaller networks"
+        )
+    lowest, tried = math.inf, 0
+    for nodes, per_node in _layouts(wish, costs):
+        p99_ms = _simulated_p99_ms(wish.rate, nodes, per_node, costs, seed)
+        if p99_ms <= wish.p99_ms:
+            every = nodes + wish.survive_nodes
+            return Plan(
+                every,
+                per_node,
+                _utilization(wish.rate, every, per_node, costs),
+                _utilization(wish.rate, nodes, per_node, costs),
+                p99_ms,
+            )
+        lowest, tried = min(lowest, p99_ms), nodes
+    if not tried:
+        raise ConfigError(
+            f"{wish.rate:g} images/s do not fit {MAX_NODES} nodes of {wish.node_cores} cores, one "
+            f"of them for Ray and HAProxy: a replica of each stage takes "
+            f"{sum(costs.cores(name) for name in costs.cpu_ms):g}"
+        )
+    raise ConfigError(
+        f"a p99 of {wish.p99_ms:g} ms is not kept even by {tried} nodes that are "
+        f"{UTILIZATIONS[-1]:.0%} busy: {lowest:.0f} ms; ask for more, or serve smaller networks"
+    )
+
+
+def _layouts(wish: Wish, costs: Costs) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield ever roomier nodes and replicas on each: as few as keep a utilisation."""
+    seen = None
+    for utilization in UTILIZATIONS:
+        found = _fewest_nodes(wish, costs, utilization)
+        if found is not None and found != seen:
+            seen = found
+            yield found
+
+
+def _fewest_nodes(
+    wish: Wish, costs: Costs, utilization: float
+) -> tuple[int, dict[str, int]] | None:
+    needed = {
+        name: math.ceil(wish.rate * ms / (1e3 * costs.cores(name) * utilization))
+        for name, ms in costs.cpu_ms.items()
+    }
+    for nodes in range(1, MAX_NODES + 1):
+        around = wish.rate * costs.around_ms / (1e3 * utilization * nodes)
+        per_node = {name: math.ceil(number / nodes) for name, number in needed.items()}
+        taken = sum(number * costs.cores(name) for name, number in per_node.items())
+        if taken + max(1.0, around) <= wish.node_cores:
+            return nodes, per_node
+    return None
+
+
+def _utilization(
+    rate: float, nodes: int, per_node: Mapping[str, int], costs: Costs
+) -> dict[str, float]:
+    return {
+        name: rate * ms / (1e3 * costs.cores(name) * per_node[name] * nodes)
+        for name, ms in costs.cpu_ms.items()
+    }
+
+
+def _simulated_p99_ms(
+    rate: float, nodes: int, per_node: Mapping[str, int], costs: Costs, seed: int
+) -> float:
+    heavy = {"Gateway"} if costs.is_together else set(costs.members)
+    stages = {
+        name: SimStage(
+            ms,
+            costs.cores(name),
+            initial=per_node[name] * nodes,
+            max_batch_size=MAX_BATCH_SIZE if name in heavy else 1,
+        )
+        for name, ms in costs.cpu_ms.items()
+    }
+    seconds = WARM_UP_S + max(10.0, COUNTED_IMAGES / rate)
+    arrivals = poisson_arrivals(rate, seconds, seed).tolist()
+    outcome = Simulation(Service(stages, costs.steps), seed=seed).run(arrivals, seconds)
+    if outcome.refused or outcome.late:
+        return math.inf
+    return HTTP_MS + outcome.p99_ms(since=WARM_UP_S)

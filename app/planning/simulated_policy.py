@@ -1,0 +1,35 @@
+"""The policy in the simulator, fed as Serve feeds it."""
+
+from collections.abc import Mapping, Sequence
+
+from app.planning.simulated_service import Service
+from app.planning.simulator import SimReplica, known
+from app.scaling.demand import StageMeter, demand
+from app.scaling.policy import ScalingOptions, Stage, State, decide
+
+
+class PolicyAutoscaler:
+    """Measures and decides with the same code as :mod:`app.scaling.serve_policy`."""
+
+    def __init__(self, service: Service, options: ScalingOptions | None = None) -> None:
+        self._service, self._options = service, options or ScalingOptions.model_validate({})
+        self._meters = {name: StageMeter() for name in service.stages}
+        self._state = State()
+
+    def decide(
+        self, now: float, running: Mapping[str, Sequence[SimReplica]], targets: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """Return the replicas of every stage."""
+        stages = {}
+        for name, stage in self._service.stages.items():
+            meter = self._meters[name]
+            meter.update({id(replica): list(known(replica, now)) for replica in running[name]})
+            cpu_ms = meter.cpu_ms() or stage.cpu_ms
+            limits = (stage.min_replicas, stage.max_replicas)
+            stages[name] = Stage(cpu_ms, stage.cores, *limits, targets[name])
+        arriving = demand(self._meters)
+        if arriving is None:
+            return {}
+        decision = decide(stages, arriving, self._state, now, self._options)
+        self._state = decision.state
+        return decision.targets

@@ -1,0 +1,97 @@
+"""Who is let in: refusing at once, before a body is read, is kinder than a timeout later."""
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from app.errors import OverloadedError
+from app.queueing.service_rate import Pace
+from app.queueing.uploads import Readers
+
+# Fewer than this are let in whatever the pace: they fill a batch or two, and a pace that was
+# measured while something hung must not keep them out.
+ALWAYS = 16
+MAX_RETRY_AFTER_S = 30
+
+
+class Admission:
+    """Counts the requests under way, and refuses those that could not be answered in time."""
+
+    def __init__(
+        self,
+        max_requests: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._max_requests, self._on_refused = max_requests, on_refused
+        self._pace = Pace(clock)
+        self.readers = Readers()
+
+    @property
+    def num_under_way(self) -> int:
+        """How many requests are under way."""
+        return self._pace.num_there + self.readers.num
+
+    @contextmanager
+    def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
+        """Count a request while it is under way, its body included; ``timeout_s`` is its time.
+
+        Raises:
+            OverloadedError: as many as the limit are under way and none of them is a slow upload,
+                whose place could be taken, or those that are will take longer than ``timeout_s``.
+
+        """
+        try:
+            self._check(timeout_s)
+        except OverloadedError:
+            self._on_refused()
+            raise
+        self._pace.came()
+        try:
+            yield
+        except BaseException:
+            self._pace.gave_up()
+            raise
+        self._pace.done()
+
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """Bound the time in which the body of a request that was let in arrives.
+
+        Meanwhile it is not in the pace: what a client is slow at makes nobody else wait.
+
+        Raises:
+            SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
+
+        """
+        self._pace.gave_up()
+        try:
+            async with self.readers.arriving(within_s):
+                yield
+        finally:
+            self._pace.came()
+
+    def _make_room(self) -> None:
+        """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""
+        while 2 * self.readers.num > self._max_requests:
+            if not self.readers.cut_slowest():
+                return
+
+    def _check(self, timeout_s: float) -> None:
+        self._make_room()
+        # Who has just begun to read is soon among those that are worked on.
+        num = self._pace.num_there + self.readers.num_fresh
+        wait_s = self._pace.wait_s(num)
+        if self.num_under_way >= self._max_requests and not self.readers.cut_slowest():
+            told = f"{self.num_under_way} requests are under way, the limit"
+            raise OverloadedError(*_refusal(told, wait_s))
+        if num >= ALWAYS and wait_s > timeout_s:
+            told = f"{num} requests are under way and take {wait_s:.1f} s, more than the "
+            raise OverloadedError(*_refusal(f"{told}{timeout_s:.3g} s of this one", wait_s))
+
+
+def _refusal(reason: str, wait_s: float) -> tuple[str, int]:
+    """Return the message, and after how many seconds half of what is under way will be done."""
+    after_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s / 2)))
+    return f"{reason}; try again in {after_s} s", after_s

@@ -1,0 +1,189 @@
+"""The batch queue: waits until the model is free, then takes what is there.
+
+Unlike ``@serve.batch`` there is no timer: a lone image on an idle replica starts at once, and while
+a batch runs the next one grows. One queue per network, in two lanes;
+:mod:`app.queueing.scheduler` says how many batches run at a time.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
+from app.queueing.batch_records import BatchResult, QueueReport, Ran, Waiting
+from app.queueing.priority import Lane, Lanes
+from app.queueing.scheduler import Turns
+from app.queueing.service_rate import Pace
+from models.ensemble import Probabilities
+from models.runtime import Pixels
+
+RunBatch = Callable[[Pixels], Awaitable[Probabilities]]
+
+
+class BatchQueue:
+    """A work-conserving queue in front of one network.
+
+    ``run`` takes uint8 (N, H, W, 3), N up to the largest of ``batch_sizes``; gives float32 (N, C).
+    A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
+    batch costs as much as a full one. Callers that went away or that cannot be answered in time are
+    dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
+    the one at fault fails. Queues with the same ``turns`` share the cores.
+    """
+
+    def __init__(
+        self,
+        run: RunBatch,
+        batch_sizes: Iterable[int],
+        max_queued: int,
+        clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
+        on_batch: Callable[[Ran], Any] = lambda _: None,
+    ) -> None:
+        self._run, self._on_batch = run, on_batch
+        self._sizes = sorted(batch_sizes)
+        self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
+        self.max_queued = max_queued
+        self._clock = clock
+        self._waiting: Lanes[Waiting] = Lanes()
+        self._num_batches = self._num_images = self._num_places = 0
+        self._pace = Pace(clock)
+        self.fastest_s = 0.0  # of all runs: no batch takes less
+        self._turns = turns or Turns()
+        self._turns.join(self)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the image that waits longest arrived, by the clock; None when none waits."""
+        return min((entry.arrived for entry in self._waiting.heads()), default=None)
+
+    @property
+    def oldest_age_s(self) -> float:
+        """How long the longest waiting image has waited; 0 when none waits."""
+        arrived = (entry.arrived for entry in self._waiting if not entry.is_gone())
+        return max(0.0, self._clock() - min(arrived, default=math.inf))
+
+    def report(self) -> QueueReport:
+        """Return the queue's length, age and how full its batches were."""
+        fill = self._num_images / self._num_places if self._num_places else 0.0
+        return QueueReport(len(self), self.oldest_age_s, self._num_batches, self._num_images, fill)
+
+    def submit(
+        self,
+        images: Sequence[Pixels] | Pixels,
+        timeout_s: float = math.inf,
+        lane: Lane = "interactive",
+        tag: Any = None,
+    ) -> list[asyncio.Future[BatchResult]]:
+        """Queue images (H, W, 3) and return one future for each; all of them fit or none is taken.
+
+        ``timeout_s`` is the time left to them; one that has not started by then is dropped. ``tag``
+        is for ``on_batch``, which hears of every batch.
+
+        Raises:
+            OverloadedError: the queue has no room for them.
+            DeadlineError: ``timeout_s`` is not a positive number, or what waits takes longer.
+
+        """
+        if not timeout_s > 0:  # NaN too
+            raise DeadlineError(
+                f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
+            )
+        self._check_pace(timeout_s, lane)
+        if len(images) > self.max_queued - len(self._waiting):
+            self._waiting.forget_the_gone()
+        if len(images) > self.max_queued - len(self._waiting):
+            raise OverloadedError(
+                f"{len(self._waiting)} images are queued, {len(images)} more do not fit into "
+                f"{self.max_queued}; {IN_A_SECOND}"
+            )
+        loop, now = asyncio.get_running_loop(), self._clock()
+        added = [Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
+        self._waiting.extend(added, lane)
+        self._pace.came(len(added))
+        for entry in added:
+            entry.future.add_done_callback(self._left)
+        self._turns.call()
+        return [entry.future for entry in added]
+
+    def _check_pace(self, timeout_s: float, lane: Lane) -> None:
+        """Refuse what would wait for longer than it has; a batch or two always may wait."""
+        ahead = self._waiting.num_ahead(lane)
+        wait_s = self._pace.wait_s(ahead)
+        if ahead > 2 * self.max_batch_size and wait_s > timeout_s:
+            raise DeadlineError(
+                f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left; "
+                f"{MORE_TIME}"
+            )
+
+    def _left(self, future: asyncio.Future[BatchResult]) -> None:
+        """Keep the pace; the image was answered, or its caller has no more use for an answer."""
+        if future.cancelled() or future.exception() is not None:
+            self._pace.gave_up()
+        else:
+            self._pace.done()
+
+    def take(self) -> Coroutine[Any, Any, None] | None:
+        """Form a batch of what somebody still wants and return its run; None if there is none."""
+        self._drop_the_late()
+        self._waiting.forget_the_gone()
+        size = self._size_for(len(self._waiting))
+        if not (batch := [self._waiting.pop() for _ in range(size)]):
+            return None
+        self._num_batches += 1
+        self._num_images += size
+        self._num_places += self.max_batch_size
+        return self._answer(batch)
+
+    def _drop_the_late(self) -> None:
+        now = self._clock()
+        for entry in self._waiting:
+            if entry.expires - self.fastest_s <= now:
+                waited = now - entry.arrived
+                told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
+                _fail(entry, DeadlineError(f"{told}; {MORE_TIME}"))
+
+    def _size_for(self, num_waiting: int) -> int:
+        """Return the largest size that is filled; all that wait if they fill none."""
+        most = min(num_waiting, self.max_batch_size)
+        return max((size for size in self._sizes if size <= most), default=most)
+
+    async def _answer(self, batch: list[Waiting]) -> None:
+        started = self._clock()
+        try:
+            rows = await self._run(np.stack([entry.image for entry in batch]))
+            if len(rows) != len(batch):
+                raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
+        except Exception as error:
+            self._note(batch, started, error)
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            for entry in batch:
+                if not entry.future.done():
+                    await self._answer([entry])
+            return
+        infer_s = self._clock() - started
+        self.fastest_s = min(self.fastest_s or infer_s, infer_s)
+        noted = self._note(batch, started)
+        for entry, row in zip(batch, rows, strict=True):
+            if not entry.future.done():  # cancelled meanwhile; setting it would raise
+                waited = started - entry.arrived
+                entry.future.set_result(
+                    BatchResult(row, waited, infer_s, len(batch), started, noted)
+                )
+
+    def _note(self, batch: list[Waiting], started: float, error: Exception | None = None) -> Any:
+        tags = tuple(entry.tag for entry in batch)
+        return self._on_batch(Ran(started, self._clock(), tags, error))
+
+
+def _fail(entry: Waiting, error: Exception) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)

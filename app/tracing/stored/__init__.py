@@ -1,0 +1,1 @@
+"""Reading the spans that were kept on disk: traces, their waterfall, and Jaeger's JSON."""

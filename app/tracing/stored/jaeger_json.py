@@ -1,0 +1,59 @@
+"""A trace as the JSON that Jaeger's page opens ("JSON File") and its API answers."""
+
+from typing import Any
+
+from app.tracing.stored.traces import Span, Trace
+
+KINDS = {bool: "bool", int: "int64", float: "float64"}
+
+
+def as_jaeger(trace: Trace) -> dict[str, Any]:
+    """Return the request's trace and, each a trace of its own, the batches that it was in."""
+    return {"data": [_trace(trace.spans), *(_trace([batch]) for batch in trace.batches)]}
+
+
+def _trace(spans: list[Span]) -> dict[str, Any]:
+    places: dict[tuple[tuple[str, Any], ...], str] = {}
+    rows = []
+    for span in spans:
+        place = tuple(sorted(span["resource"].items()))
+        rows.append(_span(span, places.setdefault(place, f"p{len(places) + 1}")))
+    processes = {
+        name: {
+            "serviceName": dict(place).get("service.name", "tandem"),
+            "tags": [_tag(key, value) for key, value in place if key != "service.name"],
+        }
+        for place, name in places.items()
+    }
+    return {"traceID": spans[0]["trace_id"], "spans": rows, "processes": processes}
+
+
+def _span(span: Span, process: str) -> dict[str, Any]:
+    above = []
+    if span["parent_id"]:
+        above.append(_reference("CHILD_OF", span["trace_id"], span["parent_id"]))
+    links = [_reference("FOLLOWS_FROM", li["trace_id"], li["span_id"]) for li in span["links"]]
+    tags = [_tag(key, value) for key, value in span["attributes"].items()]
+    tags.append(_tag("span.kind", span["kind"].lower()))
+    if span["error"] is not None:
+        tags += [_tag("error", True), _tag("otel.status_description", span["error"])]
+    return {
+        "traceID": span["trace_id"],
+        "spanID": span["span_id"],
+        "operationName": span["name"],
+        "references": above + links,
+        "startTime": span["start_ns"] // 1000,  # us
+        "duration": (span["end_ns"] - span["start_ns"]) // 1000,
+        "tags": tags,
+        "logs": [],
+        "processID": process,
+    }
+
+
+def _reference(kind: str, trace_id: str, span_id: str) -> dict[str, str]:
+    return {"refType": kind, "traceID": trace_id, "spanID": span_id}
+
+
+def _tag(key: str, value: Any) -> dict[str, Any]:
+    kind = KINDS.get(type(value), "string")
+    return {"key": key, "type": kind, "value": value if kind != "string" else str(value)}

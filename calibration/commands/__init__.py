@@ -1,0 +1,1 @@
+"""The commands that calibration adds to ``tandem``: fetch, add, quantize, evaluate."""

@@ -1,0 +1,133 @@
+"""``tandem models add``: networks of your own become a model set."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+
+from calibration.commands.options import Into, Replace, number, one_of, pairs, triple
+from models.errors import ModelSetError
+from models.extras import needs_extra
+from models.model_set import ModelSet, user_sets_dir
+
+out = Console(soft_wrap=True, highlight=False)
+IMAGENET_MEAN = "123.675,116.28,103.53"
+IMAGENET_SCALE = "58.395,57.12,57.375"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
+Members = Annotated[
+    list[str],
+    typer.Option(
+        help="NAME=PATH of an ONNX or OpenVINO IR classifier; once per member, twice for one "
+        "that has a float and an INT8 network"
+    ),
+]
+Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
+ClassIds = Annotated[Path | None, typer.Option(help="the same, as datasets name their folders")]
+InputSize = Annotated[
+    int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
+]
+ResizeShorter = Annotated[
+    int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
+]
+Mean = Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")]
+Scale = Annotated[str, typer.Option(help="deviations, likewise")]
+ColorOrder = Annotated[str, typer.Option(help="RGB or BGR, what the networks take")]
+Outputs = Annotated[
+    str, typer.Option(help="auto, logits or probabilities; auto runs them once and looks")
+]
+Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
+Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
+Description = Annotated[str, typer.Option(help="what it knows, for people")]
+Hint = Annotated[str, typer.Option(help="shown beside the classes on the page")]
+MaxDrop = Annotated[
+    float, typer.Option(min=0, max=1, help="of top-1 that INT8 may cost, a fraction")
+]
+
+
+def add(
+    name: Name,
+    member: Members,
+    labels: Labels,
+    class_ids: ClassIds = None,
+    input_size: InputSize = None,
+    resize_shorter: ResizeShorter = None,
+    mean: Mean = IMAGENET_MEAN,
+    scale: Scale = IMAGENET_SCALE,
+    color_order: ColorOrder = "RGB",
+    outputs: Outputs = "auto",
+    weight: Weights = None,
+    source: Sources = None,
+    description: Description = "",
+    hint: Hint = "",
+    max_drop: MaxDrop = 0.005,
+    into: Into = None,
+    replace: Replace = False,
+) -> None:
+    """Make a model set of classifiers that OpenVINO reads; preprocessing and softmax are folded in.
+
+    Sizes, class counts and labels are checked against each other. Then: tandem quantize NAME,
+    tandem evaluate NAME, tandem serve --model-set NAME.
+    """
+    with needs_extra("calibrate", "models add"):
+        from calibration.sets.add_set import NewSet, add_set
+        from calibration.sets.fold import Normalisation
+    new = NewSet(
+        name=name,
+        members=[(key, Path(value)) for key, value in pairs(member, "--member")],
+        labels=labels,
+        class_ids=class_ids,
+        input_size=input_size,
+        resize_shorter=resize_shorter,
+        normalisation=Normalisation(
+            triple(mean, "--mean"), triple(scale, "--scale"), _color_order(color_order)
+        ),
+        outputs=_outputs(outputs),
+        weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
+        sources=dict(pairs(source or [], "--source")),
+        description=description,
+        hint=hint,
+        max_drop=max_drop,
+    )
+    with _told_in_a_line():
+        made = add_set(new, into or user_sets_dir(), is_replaced=replace)
+    tell(made)
+
+
+def _color_order(text: str) -> Literal["RGB", "BGR"]:
+    return cast(Literal["RGB", "BGR"], one_of(text, ("RGB", "BGR"), "--color-order"))
+
+
+def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:
+    found = one_of(text, ("auto", "logits", "probabilities"), "--outputs")
+    return cast(Literal["auto", "logits", "probabilities"], found)
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """Name the first of the manifest's values that cannot be, and what was given for it."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "set"
+        given = first["input"]
+        told = f" (given: {given!r})" if isinstance(given, str | int | float) else ""
+        raise ModelSetError(f"{where}: {first['msg']}{told}") from error
+
+
+def tell(made: ModelSet) -> None:
+    """Say what was made and what to do with it next."""
+    out.print(f"[green]{escape(str(made.folder))}[/] is there")
+    for record in made.manifest.members:
+        out.print(f"  {record.name}: {', '.join(record.networks)}")
+    is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
+    folder = escape(made.name if is_found else str(made.folder.resolve()))
+    if any("INT8" not in record.networks for record in made.manifest.members):
+        out.print(f"next: tandem quantize {folder} --images DIR, then")
+    out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

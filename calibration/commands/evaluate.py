@@ -1,0 +1,67 @@
+"""``tandem evaluate``: what a set's networks are worth, in tables, JSON and a page with plots."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibration.commands.options import ModelDirs, SetName
+from models.extras import needs_extra
+
+Images = Annotated[
+    Path, typer.Option(help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label")
+]
+Url = Annotated[
+    str | None,
+    typer.Option(help="also through this running service; it must answer as in process"),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
+]
+FitWeights = Annotated[
+    bool, typer.Option("--fit-weights", help="do fitted weights beat the plain average?")
+]
+MaxImages = Annotated[
+    int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
+]
+Record = Annotated[
+    bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write everything as JSON; - is stdout")
+]
+Html = Annotated[Path | None, typer.Option(help="write a page with plots")]
+
+
+def evaluate(
+    name: SetName,
+    images: Images,
+    url: Url = None,
+    fit_weights: FitWeights = False,
+    max_images: MaxImages = 0,
+    record: Record = True,
+    json_file: JsonFile = None,
+    html: Html = None,
+    model_dir: ModelDirs = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Measure every member and the ensemble, float and INT8, on labelled images.
+
+    Exit code 1: INT8 lost more than the set's max_drop, or the live service answered otherwise.
+    """
+    with needs_extra("calibrate", "evaluate"):
+        from calibration.commands.evaluate_run import EvaluateOptions, run_evaluation
+    options = EvaluateOptions(
+        images,
+        url,
+        fit_weights,
+        max_images,
+        record,
+        json_file,
+        html,
+        tuple(model_dir or ()),
+        key_file,
+    )
+    if not run_evaluation(name, options):
+        raise typer.Exit(1)

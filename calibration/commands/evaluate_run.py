@@ -1,0 +1,176 @@
+"""``tandem evaluate``: measure, record, report, and say whether all is as it must be."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from calibration.datasets.labelled import Dataset, LabelledImage, read_dataset
+from calibration.evaluation.accuracy_record import keep, record_of
+from calibration.evaluation.evaluate import Evaluation, evaluate
+from calibration.evaluation.live import LiveResult, LiveService
+from calibration.evaluation.reports.tables import as_json, show
+from models.accuracy import AccuracyRecord
+from models.errors import ModelSetError
+from models.model_set import ModelSet, load_model_set, search_path
+from models.record import Precision
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What the command line asks for."""
+
+    images: Path
+    url: str | None  # of a service that must answer as in process
+    is_weight_fitted: bool
+    max_images: int  # 0: all
+    is_recorded: bool
+    json_file: Path | None  # -: stdout
+    html: Path | None
+    model_dirs: tuple[Path, ...]
+    key_file: Path | None = None  # of the service
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came out, about to be told."""
+
+    model_set: ModelSet
+    record: AccuracyRecord
+    measured: Evaluation
+    live: LiveResult | None
+
+
+def run_evaluation(name: str, options: EvaluateOptions) -> bool:
+    """Return whether INT8 lost no more than it may and the live service answered the same."""
+    for path in (options.json_file, options.html):
+        _check_can_write(path)
+    model_set = load_model_set(name, search_path(options.model_dirs))
+    found = _measured(model_set, options)
+    problem = None
+    if options.is_recorded and not (options.max_images or options.url is not None):
+        problem = _keep(model_set.folder, found.record)
+    _report(found, options.json_file, options.html)
+    if problem is not None:
+        raise problem  # first what was found, then why it is not kept
+    if options.is_weight_fitted and found.measured.fitted is None:
+        err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
+    return _is_well(found)
+
+
+def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
+    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+    with _service(options, model_set) as service, _progress() as progress:
+        precisions = (service.precision,) if service else _precisions(model_set)
+        measured = evaluate(
+            model_set,
+            dataset,
+            precisions,
+            track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
+            observe=service.observe if service else None,
+            is_weight_fitted=options.is_weight_fitted,
+        )
+    record = record_of(model_set, measured)
+    return Found(model_set, record, measured, service.result if service else None)
+
+
+def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
+    """Put the record into the set; return what was against it."""
+    try:
+        keep(folder, record)
+        err.print(f"recorded in {escape(str(folder))}/manifest.yaml")
+    except ModelSetError as error:
+        return error
+    return None
+
+
+def _is_well(found: Found) -> bool:
+    limit = found.model_set.manifest.max_drop
+    is_over = any(drop.top1 > limit for drop in found.record.drops.values())
+    if is_over:
+        err.print("[red]INT8 lost more than max_drop; tandem serve will refuse this set[/]")
+    is_other = found.live is not None and not found.live.is_same
+    if is_other:
+        err.print("[red]the live service does not answer as the networks in this process[/]")
+    return not (is_over or is_other)
+
+
+class _Tracker:
+    """Advances a progress bar by the images of each batch that is handed out."""
+
+    def __init__(self, progress: Progress, what: str) -> None:
+        self._progress, self._what = progress, what
+
+    def __call__(
+        self, batches: Iterable[Sequence[LabelledImage]], total: int
+    ) -> Iterator[Sequence[LabelledImage]]:
+        task = self._progress.add_task(self._what, total=total)
+        for batch in batches:
+            yield batch
+            self._progress.advance(task, len(batch))
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    )
+
+
+def _service(
+    options: EvaluateOptions, model_set: ModelSet
+) -> AbstractContextManager[LiveService | None]:
+    if options.url is None:
+        return nullcontext()
+    return LiveService(options.url, model_set, options.key_file)
+
+
+def _sampled(dataset: Dataset, max_images: int) -> Dataset:
+    """Return a random sample with a fixed seed; all images if there are no more."""
+    if not 0 < max_images < len(dataset.images):
+        return dataset
+    chosen = random.Random(20).sample(dataset.images, max_images)
+    note = f"a random sample of {max_images} of {len(dataset.images)} images"
+    ordered = tuple(sorted(chosen, key=lambda image: image.path))
+    return replace(dataset, images=ordered, notes=(*dataset.notes, note))
+
+
+def _precisions(model_set: ModelSet) -> tuple[Precision, ...]:
+    """Return the precisions that any member has, the float ones first."""
+    there = {p for member in model_set.manifest.members for p in member.networks}
+    both: tuple[Precision, ...] = ("FP16", "INT8")
+    return tuple(p for p in both if p in there)
+
+
+def _check_can_write(path: Path | None) -> None:
+    """Find out before hours of work that the result has nowhere to go."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
+
+
+def _report(found: Found, json_file: Path | None, html: Path | None) -> None:
+    facts = (found.model_set.manifest, found.record, found.measured, found.live)
+    content = as_json(*facts)
+    if str(json_file) == "-":
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        show(out, *facts)
+        if json_file is not None:
+            json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    if html is not None:
+        from calibration.evaluation.reports.page import write_page  # brings matplotlib
+
+        write_page(html, found.model_set, content, found.measured)
+        err.print(f"the page: {escape(str(html))}")

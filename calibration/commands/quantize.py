@@ -1,0 +1,145 @@
+"""``tandem quantize``: a set's float networks to INT8, in place, all members or none."""
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.commands.options import ModelDirs, SetName
+from models.extras import needs_extra
+from models.model_set import ModelSet, load_model_set, search_path
+
+if TYPE_CHECKING:
+    from calibration.quantization.quantize_set import Outcome, Request
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+MAX_LISTED = 10
+
+
+Images = Annotated[
+    Path, typer.Option(help="folder of images like those to be served; labels are not needed")
+]
+Validation = Annotated[
+    Path | None,
+    typer.Option(
+        help="labelled images (ImageFolder or CSV) to measure the drop on  "
+        "(default: what calibration leaves of --images, if labelled and 400 or more)"
+    ),
+]
+Members = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
+SubsetSize = Annotated[
+    int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
+]
+Preset = Annotated[str | None, typer.Option(help="mixed or performance  (default: the manifest's)")]
+FastBiasCorrection = Annotated[
+    bool | None,
+    typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
+]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
+
+
+def quantize(
+    name: SetName,
+    images: Images,
+    validation: Validation = None,
+    member: Members = None,
+    subset_size: SubsetSize = None,
+    preset: Preset = None,
+    fast_bias_correction: FastBiasCorrection = None,
+    max_drop: MaxDrop = None,
+    as_json: AsJson = False,
+    model_dir: ModelDirs = None,
+) -> None:
+    """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
+
+    Where top-1 on the validation images drops by more than max_drop, layers go back to float until
+    it does not (exit code 1: it still does). The options used are kept in the manifest.
+    """
+    with needs_extra("calibrate", "quantize"):
+        from calibration.quantization.quantize_set import Request
+
+    model_set = load_model_set(name, search_path(model_dir or ()))
+    request = Request(
+        images, validation, tuple(member or ()), subset_size, preset, fast_bias_correction, max_drop
+    )
+    started = time.perf_counter()
+    outcome = _run(model_set, request)
+    if as_json:
+        typer.echo(json.dumps(_facts(model_set, outcome, time.perf_counter() - started)))
+    else:
+        _show(model_set, outcome)
+    _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
+
+
+def _run(model_set: ModelSet, request: "Request") -> "Outcome":
+    from calibration.quantization.quantize_set import quantize_set
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
+    with contextlib.redirect_stdout(sys.stderr):  # NNCF's progress bars are not our answer
+        return quantize_set(model_set, request, lambda text: err.print(escape(text)))
+
+
+def _refuse(outcome: "Outcome", limit: float) -> None:
+    """Exit with 1 if a member lost more than ``limit``."""
+    over = [n for n, q in outcome.members.items() if q.drop is not None and q.drop > limit]
+    if over:
+        err.print(f"[red]{', '.join(over)} still lost more than max_drop[/]: serve will refuse it")
+        raise typer.Exit(1)
+
+
+def _facts(model_set: ModelSet, outcome: "Outcome", seconds: float) -> dict[str, object]:
+    members = {
+        name: {"drop": q.drop, "first_drop": q.first_drop, "left_float": list(q.left_float)}
+        for name, q in outcome.members.items()
+    }
+    return {
+        "set": model_set.name,
+        "folder": str(model_set.folder),
+        "members": members,
+        "validation": outcome.validation,
+        "unreadable": outcome.unreadable,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _show(model_set: ModelSet, outcome: "Outcome") -> None:
+    out.print(_table(outcome))
+    out.print(f"drop measured on: {escape(outcome.validation)}")
+    for name, quantized in outcome.members.items():
+        for layer in quantized.left_float:
+            out.print(f"  {name} keeps float: {escape(layer)}")
+    if outcome.unreadable:
+        out.print(f"[yellow]{len(outcome.unreadable)} images cannot be read, passed over:[/]")
+        for line in outcome.unreadable[:MAX_LISTED]:
+            out.print(f"  {line}", markup=False)
+    out.print(
+        f"[green]{model_set.name} has new INT8 networks[/]; their accuracy is not known yet: "
+        f"tandem evaluate {model_set.name} --images DIR"
+    )
+
+
+def _table(outcome: "Outcome") -> Table:
+    table = Table("member", "drop of top-1", "before", "layers kept float")
+    for name, quantized in outcome.members.items():
+        drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"
+        first = quantized.first_drop
+        table.add_row(
+            name,
+            drop,
+            "" if first is None else f"{first * 100:+.2f} points",
+            str(len(quantized.left_float)),
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Images on disk, with and without labels."""

@@ -1,0 +1,160 @@
+"""Labelled images on disk: an ImageFolder or a ``file,label`` list, matched to a set's classes."""
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibration.datasets.folder import SUFFIXES
+from models.errors import ModelSetError
+from models.model_set import ModelSet
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """One image file and the index of its class."""
+
+    path: Path
+    class_index: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled images of a model set's classes, sorted by path; never empty."""
+
+    name: str
+    images: tuple[LabelledImage, ...]
+    notes: tuple[str, ...]  # what a reader of the figures must know: classes without images
+
+
+def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
+    """Read an ImageFolder (``source/<class>/<file>``) or a list with ``file,label`` lines.
+
+    A class is named by its id (``class_ids`` of the set), its label, or in a list its index; an
+    ImageFolder whose names say nothing must have one folder per class, in the sorted order.
+
+    Raises:
+        ModelSetError: no images, or labels that are no classes of the set.
+
+    """
+    if source.is_dir():
+        named = _from_folder(source)
+        names = sorted(p.name for p in source.iterdir() if p.is_dir() and not _is_hidden(p))
+    elif source.is_file():
+        named = _from_list(source)
+        names = sorted({label for _, label in named})
+    else:
+        raise ModelSetError(
+            f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
+        )
+    index_of, note = _matching(names, model_set, source)
+    images = tuple(LabelledImage(path, index_of[label]) for path, label in named)
+    counts = Counter(image.class_index for image in images)
+    absent = [label for i, label in enumerate(model_set.labels) if i not in counts]
+    notes = [note] if note else []
+    if absent:
+        notes.append(f"no images of {len(absent)} classes: {_some(absent)}")
+    return Dataset(_short_name(source), images, tuple(notes))
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Return every image below ``folder``, sorted, hidden folders left out; raise if none."""
+    if not folder.is_dir():
+        raise ModelSetError(f"{folder} is not a folder; give one with images in it")
+    found = sorted(p for p in folder.rglob("*") if _is_image(p, folder))
+    if not found:
+        raise ModelSetError(f"no images in {folder}: expected .jpg, .jpeg, .png or .webp files")
+    return found
+
+
+def _short_name(source: Path) -> str:
+    """Return the last two parts of the path, as text that can be written anywhere."""
+    full = source.resolve()
+    return f"{full.parent.name}/{full.name}".encode("utf-8", "replace").decode()
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _is_image(path: Path, below: Path) -> bool:
+    """Whether it is an image file, and no folder between ``below`` and it is hidden."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return False
+    return not any(part.startswith(".") for part in path.relative_to(below).parts[:-1])
+
+
+def _from_folder(folder: Path) -> list[tuple[Path, str]]:
+    paths = sorted(p for p in folder.glob("*/*") if _is_image(p, folder))
+    if not paths:
+        raise ModelSetError(f"no images in {folder}: expected {folder}/<class>/<name>.jpg")
+    return [(path, path.parent.name) for path in paths]
+
+
+def _from_list(path: Path) -> list[tuple[Path, str]]:
+    """Read ``file,label`` lines (a header is known by its names); files relative to the list."""
+    found: list[tuple[Path, str]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as opened:  # Excel writes a mark
+            for number, row in enumerate(csv.reader(opened), start=1):
+                if not row or [cell.strip().lower() for cell in row] == ["file", "label"]:
+                    continue
+                if len(row) != 2:
+                    raise ModelSetError(f"{path}, line {number}: {len(row)} columns; file,label")
+                found.append((path.parent / row[0].strip(), row[1].strip()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ModelSetError(f"{path} is not a UTF-8 text of file,label lines") from error
+    if not found:
+        raise ModelSetError(f"{path} lists no image; each line is file,label")
+    return sorted(found)
+
+
+def _matching(
+    names: list[str], model_set: ModelSet, source: Path
+) -> tuple[dict[str, int], str | None]:
+    """Return the class index of each name, and a note if it was only the order that decided."""
+    labels = model_set.labels
+    schemes = [model_set.class_ids or (), labels]
+    if source.is_file():
+        schemes.append(tuple(str(i) for i in range(len(labels))))
+    for known in schemes:
+        if set(names) <= set(known):
+            _check_unambiguous(names, known, model_set, source)
+            return {name: known.index(name) for name in names}, None
+    if source.is_dir() and len(names) == len(labels):
+        note = "folder names are no classes of the set: taken as its classes in sorted order"
+        known_ids = model_set.class_ids is not None
+        if not known_ids and not set(names) & set(labels):
+            return {name: index for index, name in enumerate(names)}, note
+    strangers = sorted(set(names) - {name for known in schemes for name in known})
+    if not strangers:
+        raise ModelSetError(
+            f"{source} names classes in more than one way, as {_some(names)}: name all of them by "
+            "id, all by label, or in a list all by number"
+        )
+    raise ModelSetError(
+        f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
+        f"{_some(strangers)}; it has {len(labels)}: {_some(list(model_set.class_ids or labels))}. "
+        "Name folders (or labels) as the set does"
+    )
+
+
+def _check_unambiguous(
+    names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
+) -> None:
+    """Raise if a name that is used belongs to several classes."""
+    counts = Counter(known)
+    for name in names:
+        if counts[name] > 1:
+            places = ", ".join(str(i) for i, other in enumerate(known) if other == name)
+            there = known is model_set.labels and model_set.class_ids
+            how = "the class ids" if there else "a list (CSV of file,label) with the numbers"
+            raise ModelSetError(
+                f"{source}: {name} is the name of {counts[name]} classes of {model_set.name} "
+                f"(numbers {places}): which is meant? Use {how} instead"
+            )
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"

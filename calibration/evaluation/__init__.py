@@ -1,0 +1,1 @@
+"""Accuracy of a model set: measured, with intervals, and kept in the manifest."""

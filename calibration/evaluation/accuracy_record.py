@@ -1,0 +1,100 @@
+"""From an evaluation to the record that a manifest keeps."""
+
+import platform
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from calibration.evaluation.evaluate import Evaluation
+from calibration.sets.staging import writing
+from calibration.sets.transaction import change
+from models.accuracy import AccuracyRecord, Drop
+from models.cpus import cpu_model
+from models.errors import ModelSetError
+from models.ledger import current_records, with_record
+from models.manifest import read_manifest, write_manifest
+from models.model_set import ModelSet
+from models.record import Precision
+
+PACKAGES = ("openvino", "nncf", "numpy", "opencv-python-headless")
+
+
+def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
+    """Return the evaluation as the ledger keeps it, tied to the networks it measured."""
+    precisions = tuple(measured.tallies)
+    members = model_set.manifest.members
+    fingerprints: dict[str, dict[Precision, str]] = {
+        m.name: {p: m.networks[p].fingerprint for p in precisions if p in m.networks}
+        for m in members
+    }
+    drops = {
+        name: Drop(
+            top1=round(pair.difference, 4),
+            interval=(round(pair.interval[0], 4), round(pair.interval[1], 4)),
+            p_value=round(pair.p_value, 4),
+        )
+        for name, pair in sorted(measured.drops.items())
+    }
+    return AccuracyRecord(
+        dataset=measured.dataset.name,
+        images_sha256=measured.images_sha256,
+        num_images=measured.num_images,
+        measured=date.today(),
+        cpu=cpu_model(),
+        int8_kernels=measured.int8_kernels,
+        float_type=measured.float_type,
+        versions=_versions(),
+        fingerprints=fingerprints,
+        scores={
+            precision: {name: tally.score for name, tally in tallies.items()}
+            for precision, tallies in measured.tallies.items()
+        },
+        drops=drops,
+        size_mb=sizes_mb(model_set, precisions),
+        cpu_ms_per_image=measured.cpu_ms_per_image,
+    )
+
+
+def sizes_mb(
+    model_set: ModelSet, precisions: tuple[Precision, ...]
+) -> dict[str, dict[Precision, float]]:
+    """Return the size of each network's two files, in 10**6 bytes."""
+    return {
+        member.name: {
+            p: round(
+                sum((model_set.folder / f.path).stat().st_size for f in (n.xml, n.bin)) / 1e6, 2
+            )
+            for p, n in member.networks.items()
+            if p in precisions
+        }
+        for member in model_set.manifest.members
+    }
+
+
+def keep(folder: Path, record: AccuracyRecord) -> None:
+    """Write the record into the set's manifest, in one step.
+
+    Raises:
+        ModelSetError: the folder cannot be written, or its networks are not those that were
+            measured any more.
+
+    """
+    with change(folder):
+        manifest = with_record(read_manifest(folder), record)  # as it is now, not as it was read
+        if record not in current_records(manifest):
+            raise ModelSetError(
+                f"the networks of {folder} were changed while they were measured: nothing is "
+                "recorded; evaluate them again"
+            )
+        with writing(folder):
+            write_manifest(folder, manifest)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,148 @@
+"""Accuracy of a set: every member and the ensemble, float and INT8, on one labelled dataset."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from calibration.datasets.labelled import Dataset, LabelledImage
+from calibration.evaluation.cascade import CascadeTally
+from calibration.evaluation.fit_weights import FittedWeights, WeightFit
+from calibration.evaluation.inference import Answered, Networks, batches, through_threads
+from calibration.evaluation.statistics import Paired
+from calibration.evaluation.tally import Rightness, Tally
+from models.accuracy import ENSEMBLE
+from models.errors import ModelSetError
+from models.model_set import ModelSet, read_lines
+from models.record import Precision, sha256_of
+
+SEED = 20
+Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
+Observer = Callable[[Answered], None]
+
+
+@dataclass
+class Evaluation:
+    """What was counted; by precision, then by member name or ``ensemble``."""
+
+    dataset: Dataset
+    images_sha256: str
+    tallies: dict[Precision, dict[str, Tally]] = field(default_factory=dict)
+    drops: dict[str, Paired] = field(default_factory=dict)  # float against INT8
+    over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
+    cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # of two or more members
+    num_agreed: dict[Precision, int] = field(default_factory=dict)  # all members' top-1 the same
+    unreadable: list[str] = field(default_factory=list)
+    float_type: dict[Precision, str] = field(default_factory=dict)
+    int8_kernels: str = ""
+    cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
+    fitted: FittedWeights | None = None
+
+    @property
+    def num_images(self) -> int:
+        """How many images were read and answered."""
+        return next((t.num_images for by in self.tallies.values() for t in by.values()), 0)
+
+    def add(self, batch: Answered) -> None:
+        """Count one batch."""
+        self.unreadable += [f"{image.path}: {why}" for image, why in batch.unreadable]
+        right: dict[Precision, dict[str, Rightness]] = {}
+        for precision, rows in batch.answers.items():
+            tallies = self.tallies.setdefault(precision, {})
+            for name, probabilities in rows.items():
+                tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
+                right.setdefault(precision, {})[name] = tally.add(probabilities, batch.truth)
+            self._compare_members(precision, right[precision])
+            members = [name for name in rows if name != ENSEMBLE]
+            if ENSEMBLE in rows and len(members) > 1:
+                cascade = self.cascades.setdefault(precision, CascadeTally(members))
+                of_first, of_all = (right[precision][name] for name in (members[0], ENSEMBLE))
+                cascade.add(rows[members[0]], of_first, of_all)
+            firsts = np.stack([rows[name].argmax(1) for name in members])
+            agreed = int((firsts == firsts[0]).all(axis=0).sum())
+            self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
+        for name in right.get("FP16", {}).keys() & right.get("INT8", {}).keys():
+            drop = self.drops.setdefault(name, Paired())
+            drop.add(right["FP16"][name], right["INT8"][name])
+
+    def _compare_members(self, precision: Precision, right: dict[str, Rightness]) -> None:
+        if ENSEMBLE not in right:
+            return
+        pairs = self.over_members.setdefault(precision, {})
+        for name in right.keys() - {ENSEMBLE}:
+            pairs.setdefault(name, Paired()).add(right[ENSEMBLE], right[name])
+
+
+def evaluate(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precisions: Sequence[Precision],
+    *,
+    track: Track = lambda batches, _: batches,
+    observe: Observer | None = None,
+    is_weight_fitted: bool = False,
+) -> Evaluation:
+    """Run every image through every network; unreadable images are listed, not fatal.
+
+    ``observe`` is called with each batch in the thread that ran it. With ``is_weight_fitted`` the
+    images come in a shuffled order, the first half fits the weights and the second judges them.
+
+    Raises:
+        ModelSetError: an image was used for calibration, or none can be read.
+
+    """
+    result = Evaluation(dataset, check_not_calibrated(model_set, dataset))
+    networks = Networks(model_set, precisions)
+    for precision, members in networks.compiled.items():
+        result.float_type[precision] = ", ".join(sorted({n.float_type for n in members.values()}))
+    int8 = networks.compiled.get("INT8", {}).values()
+    result.int8_kernels = ", ".join(sorted({kernel for n in int8 for kernel in n.kernels}))
+    result.cpu_ms_per_image = networks.cpu_ms_per_image()
+    images = list(dataset.images)
+    fit = None
+    if is_weight_fitted:
+        np.random.RandomState(SEED).shuffle(images)  # type: ignore[arg-type]
+        fit = WeightFit(precisions[-1], len(images) // 2)
+
+    def work(batch: Sequence[LabelledImage]) -> Answered:
+        answered = networks.answer(batch)
+        if observe is not None:
+            observe(answered)
+        answered.data = []
+        return answered
+
+    tracked = track(batches(images), len(images))
+    for answered in through_threads(work, tracked, networks.num_threads):
+        result.add(answered)
+        if fit is not None:
+            fit.add(answered)
+    if not result.num_images:
+        raise ModelSetError(
+            f"none of the {len(images)} images of {dataset.name} can be read: "
+            f"{result.unreadable[0]}"
+        )
+    result.fitted = fit.result() if fit is not None else None
+    return result
+
+
+def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
+    """Raise if an image was used for calibration; return one hash over all images' hashes."""
+    record = model_set.manifest.calibration
+    used = set(read_lines(model_set.verified(record))) if record else set()
+    hashes = []
+    found: list[str] = []
+    for image in dataset.images:
+        if not image.path.is_file():
+            continue  # listed as unreadable when its turn comes
+        value = sha256_of(image.path)
+        hashes.append(value)
+        if value in used:
+            found.append(str(image.path))
+    if found:
+        raise ModelSetError(
+            f"{len(found)} of {len(dataset.images)} images were used to calibrate "
+            f"{model_set.name}, as {found[0]}: accuracy on them proves nothing. Give other images, "
+            "or quantise again without these"
+        )
+    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()

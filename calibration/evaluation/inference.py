@@ -1,0 +1,141 @@
+"""Images of a dataset through every network of a set: streamed, as fast as the machine goes.
+
+One thread per core does the whole way of a batch: read, decode, infer with one thread on an infer
+request of its own. Nothing is handed over, no core waits, and memory does not grow with the number
+of images.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import process_time
+from typing import TypeVar
+
+import numpy as np
+
+from calibration.datasets.labelled import LabelledImage
+from calibration.evaluation.tally import Indices
+from models.accuracy import ENSEMBLE
+from models.cpus import available_cpus
+from models.ensemble import Probabilities, average
+from models.errors import ImageError, ModelSetError
+from models.image import read_image
+from models.manifest import Manifest
+from models.model_set import ModelSet
+from models.record import Precision
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+BATCH = 8
+Answers = dict[Precision, dict[str, Probabilities]]  # float32 (N, C) by member, and "ensemble"
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class Answered:
+    """A batch on its way out: what could be read, its truth, and what every network said."""
+
+    images: list[LabelledImage]  # N of them, readable
+    data: list[bytes]  # their files
+    truth: Indices  # (N,)
+    answers: Answers
+    unreadable: list[tuple[LabelledImage, str]]
+
+
+class Networks:
+    """Every member of a set in some precisions, compiled for as many threads as there are cores."""
+
+    def __init__(self, model_set: ModelSet, precisions: Sequence[Precision]) -> None:
+        self.manifest: Manifest = model_set.manifest
+        self.num_threads = available_cpus()
+        self._rule = self.manifest.image.rule
+        self._weights = {member.name: member.weight for member in self.manifest.members}
+        self.compiled: dict[Precision, dict[str, CompiledNetwork]] = {
+            precision: {
+                member.name: self._compile(model_set, member.name, precision)
+                for member in self.manifest.members
+                if precision in member.networks
+            }
+            for precision in precisions
+        }
+
+    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> CompiledNetwork:
+        options = RuntimeOptions(
+            num_threads=self.num_threads,
+            num_streams=self.num_threads,
+            batch_sizes=(BATCH,),
+            is_f32_forced=precision == "FP16",  # the yardstick; INT8 is measured as it is served
+        )
+        network = CompiledNetwork(model_set.network_path(member, precision), options)
+        network.check_fits(self.manifest.image.input_size, self.manifest.num_classes)
+        return network
+
+    def answer(self, batch: Sequence[LabelledImage]) -> Answered:
+        """Read up to 8 images and run every network; what cannot be read is told, not raised."""
+        done = Answered([], [], np.empty(0, np.int64), {}, [])
+        pixels: list[Pixels] = []
+        for image in batch:
+            try:
+                data = image.path.read_bytes()
+                pixels.append(read_image(data, self._rule))
+            except (ImageError, OSError) as error:
+                done.unreadable.append((image, str(error)))
+                continue
+            done.images.append(image)
+            done.data.append(data)
+        done.truth = np.array([image.class_index for image in done.images], np.int64)
+        if pixels:
+            stacked = np.stack(pixels)
+            for precision, members in self.compiled.items():
+                rows = {name: network.infer(stacked) for name, network in members.items()}
+                for name, probabilities in rows.items():
+                    _check_finite(name, precision, probabilities)
+                if len(rows) == len(self._weights):  # no ensemble of some
+                    rows[ENSEMBLE] = average(rows, self._weights)
+                done.answers[precision] = rows
+        return done
+
+    def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
+        """Return each network's CPU time on one thread, batches of 8: the least of five runs."""
+        found: dict[str, dict[Precision, float]] = {}
+        for precision, members in self.compiled.items():
+            for name, network in members.items():
+                images = np.zeros((BATCH, *network.input_shape), np.uint8)
+                network.infer(images)
+                times = []
+                for _ in range(5):
+                    started = process_time()
+                    network.infer(images)
+                    times.append((process_time() - started) / BATCH * 1e3)
+                found.setdefault(name, {})[precision] = round(min(times), 2)
+        return found
+
+
+def _check_finite(name: str, precision: Precision, probabilities: Probabilities) -> None:
+    if not np.isfinite(probabilities).all():
+        raise ModelSetError(
+            f"{name} {precision} answers NaN or infinity to an image: the network is broken; "
+            "convert or quantise it again"
+        )
+
+
+def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:
+    """Yield ``work(item)`` in order, ``num_threads`` at a time, only a few items ahead."""
+    waiting: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(num_threads, "evaluate")
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # an error or Ctrl-C: what runs ends, what waits is dropped
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def batches(images: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
+    """Cut a sequence into slices of ``size``."""
+    for start in range(0, len(images), size):
+        yield images[start : start + size]

@@ -1,0 +1,180 @@
+"""The same images through the running service: it must answer as this process does."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from calibration.datasets.labelled import LabelledImage
+from calibration.evaluation.inference import Answered
+from models.accuracy import ENSEMBLE
+from models.api_keys import key_headers
+from models.ensemble import Probabilities, average
+from models.errors import ModelSetError
+from models.model_set import ModelSet
+from models.record import Precision
+
+NUM_CONNECTIONS = 16
+NUM_TRIES = 5  # of an image that is answered 429 or not at all
+# Kernels for other batch sizes may round otherwise: two classes this near may change places.
+TIE = 1e-3
+MAX_DIFFERENCE = 0.01  # of a first class's probability
+
+
+@dataclass
+class LiveResult:
+    """What the service answered, counted; ``differences`` names every image that disagreed."""
+
+    url: str
+    num_images: int = 0
+    num_right: dict[str, int] = field(default_factory=dict)
+    num_right_top5: int = 0  # of the ensemble
+    num_same: int = 0
+    num_alone: int = 0  # answered by some members, by the service's cascade
+    max_difference: float = 0.0  # of any first class's probability
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every image got the answer of this process."""
+        return self.num_images > 0 and not self.differences
+
+
+class LiveService:
+    """A running Tandem; :meth:`observe` compares each batch with what it answers."""
+
+    def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
+        self._client = httpx.Client(
+            base_url=url.rstrip("/"),
+            timeout=60,
+            headers=key_headers(key_file),
+            limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
+        )
+        self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
+        self._lock = threading.Lock()
+        self._num_classes = model_set.manifest.num_classes
+        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self.result = LiveResult(url)
+        self.precision: Precision = self._check_is(model_set)
+
+    def __enter__(self) -> "LiveService":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
+
+    def _check_is(self, model_set: ModelSet) -> Precision:
+        """Return the precision that is served; raise unless it is this set."""
+        url = self.result.url
+        try:
+            models = self._client.get("/v1/models")
+            if models.status_code == 401:
+                raise ModelSetError(f"{url} wants a key, or another one; give --key-file")
+            answer = models.raise_for_status().json()
+            served = {m["name"]: m["precision"] for m in answer["members"]}
+            facts = (answer["model_set"], answer["labels"])
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise ModelSetError(
+                f"{url}/v1/models does not answer as Tandem does ({type(error).__name__}); "
+                "is the service running? tandem serve"
+            ) from error
+        expected = (model_set.name, list(model_set.labels))
+        names = {m.name for m in model_set.manifest.members}
+        if facts != expected or served.keys() != names:
+            raise ModelSetError(
+                f"{url} serves {facts[0]} ({', '.join(served)}), not this {model_set.name} "
+                f"({', '.join(sorted(names))}); evaluate what it serves, or serve this set"
+            )
+        (precision,) = set(served.values())
+        return "INT8" if precision == "INT8" else "FP16"
+
+    def observe(self, batch: Answered) -> None:
+        """Send the batch's files and compare the answers with the networks' in this process."""
+        bodies = list(self._pool.map(self._ask, batch.data))
+        refused = list(self._pool.map(self._is_refused, (i for i, _ in batch.unreadable)))
+        with self._lock:
+            for index, body in enumerate(bodies):
+                rows = {name: p[index] for name, p in batch.answers[self.precision].items()}
+                self._count(batch.images[index], body, rows)
+            for (image, _), is_same in zip(batch.unreadable, refused, strict=True):
+                if not is_same:
+                    self.result.differences.append(f"{image.path}: unreadable here, not there")
+
+    def _ask(self, data: bytes) -> dict[str, Any]:
+        """Return the service's answer; what is busy is asked again."""
+        problem = ""
+        for attempt in range(NUM_TRIES):
+            try:
+                top_k = min(5, self._num_classes)
+                answer = self._client.post("/v1/classify", content=data, params={"top_k": top_k})
+                if answer.status_code == 200:
+                    return _checked(answer)
+                problem = answer.text[:300]
+                if answer.status_code not in (429, 503, 504):
+                    break
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            threading.Event().wait(0.2 * 2**attempt)
+        return {"problem": problem}
+
+    def _is_refused(self, image: LabelledImage) -> bool:
+        try:
+            return "problem" in self._ask(image.path.read_bytes())
+        except OSError:
+            return True  # it could not be sent either
+
+    def _count(
+        self, image: LabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
+    ) -> None:
+        result = self.result
+        result.num_images += 1
+        if "problem" in body:
+            result.differences.append(f"{image.path}: {body['problem']}")
+            return
+        live = {name: member["predictions"] for name, member in body["members"].items()}
+        if body.get("skipped_members"):
+            result.num_alone += 1
+            rows = {name: row for name, row in rows.items() if name in live}
+            rows[ENSEMBLE] = average(rows, self._weights)
+        live[ENSEMBLE] = body["predictions"]
+        problems = []
+        for name, row in rows.items():
+            first = live[name][0]
+            right = result.num_right.setdefault(name, 0)
+            result.num_right[name] = right + (first["index"] == image.class_index)
+            if problem := self._difference(first, row):
+                problems.append(f"{name}: {problem}")
+        top5 = [prediction["index"] for prediction in live[ENSEMBLE][:5]]
+        result.num_right_top5 += image.class_index in top5
+        result.num_same += not problems
+        if problems:
+            result.differences.append(f"{image.path}: {'; '.join(problems)}")
+
+    def _difference(self, first: dict[str, Any], row: Probabilities) -> str | None:
+        """Compare a live first class with the row (C,) of this process."""
+        here, there = int(row.argmax()), int(first["index"])
+        off = abs(float(first["probability"]) - float(row[there]))
+        self.result.max_difference = max(self.result.max_difference, off)
+        if here != there and float(row[here] - row[there]) > TIE:
+            return f"class {there} live, {here} in process"
+        if not off <= MAX_DIFFERENCE:
+            return (
+                f"probability {first['probability']:.4f} live, {float(row[there]):.4f} in process"
+            )
+        return None
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    """Return a body that has what is compared; anything else is a problem of the service."""
+    try:
+        body = answer.json()
+        firsts = [body["predictions"][0], *(m["predictions"][0] for m in body["members"].values())]
+        if all(isinstance(f["index"], int) and float(f["probability"]) >= 0 for f in firsts):
+            return dict(body)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        pass
+    return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}

@@ -1,0 +1,1 @@
+"""An evaluation for people and scripts: tables, JSON, plots, a page."""

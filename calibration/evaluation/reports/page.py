@@ -1,0 +1,61 @@
+"""An evaluation as one page: the tables and plots, nothing loaded from elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from calibration.evaluation.cascade import SUGGESTED_WITHIN, cheapest_within
+from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.reports import plots
+from calibration.evaluation.reports.cascade import points_of
+from models.accuracy import ENSEMBLE
+from models.model_set import ModelSet
+from models.record import Precision
+
+TEMPLATE = "report.html.j2"
+
+
+def write_page(
+    path: Path, model_set: ModelSet, content: dict[str, Any], measured: Evaluation
+) -> None:
+    """Write the page in one step; ``content`` is what ``--json`` writes."""
+    precision: Precision = "INT8" if "INT8" in measured.tallies else "FP16"
+    tallies = measured.tallies[precision]
+    lead = tallies.get(ENSEMBLE) or next(iter(tallies.values()))
+    environment = Environment(
+        loader=PackageLoader("calibration.evaluation.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["points"] = lambda fraction: f"{fraction * 100:+.2f}"
+    text = environment.get_template(TEMPLATE).render(
+        r=content,
+        precision=precision,
+        lead=next(name for name, tally in tallies.items() if tally is lead),
+        names=[*content["fingerprints"], ENSEMBLE],
+        num_classes=len(model_set.labels),
+        max_classes=plots.MAX_CLASSES,
+        # matplotlib escapes what it draws: labels come from the set's files.
+        per_class=Markup(plots.per_class(tallies, model_set.labels)),
+        confusion=Markup(plots.confusion(lead, model_set.labels)),
+        cascade=Markup(_cascade(measured, precision)),
+        reliability=Markup(plots.reliability(tallies)),
+    )
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, "utf-8", "replace")  # a file's name need not be UTF-8
+    partial.replace(path)
+
+
+def _cascade(measured: Evaluation, precision: Precision) -> str:
+    """Draw the cascade's curve, each member alone beside it; nothing where there is none."""
+    if precision not in measured.cascades:
+        return ""
+    points = points_of(measured, precision)
+    alone = {
+        name: (measured.cpu_ms_per_image[name][precision], tally.top1)
+        for name, tally in measured.tallies[precision].items()
+        if name != ENSEMBLE
+    }
+    return plots.cascade(points, cheapest_within(points, SUGGESTED_WITHIN), alone)

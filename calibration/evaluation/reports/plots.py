@@ -1,0 +1,146 @@
+"""An evaluation as pictures: SVG text to stand in a page, drawn with matplotlib."""
+
+import io
+import warnings
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from calibration.evaluation.cascade import CascadePoint
+from calibration.evaluation.statistics import NUM_BINS
+from calibration.evaluation.tally import Tally
+
+MAX_CLASSES = 20  # the worst of more classes are shown
+COLORS = {"ensemble": "#1b6f5f"}  # members take the others in turn
+MEMBER_COLORS = ("#c8703a", "#4a6fa5", "#8a5a9e", "#9a8a2b")
+STYLE: dict[Any, Any] = {  # matplotlib types its keys one by one
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a label may have dollars in it
+    "svg.hashsalt": "tandem",  # the same figures give the same file
+}
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    with warnings.catch_warnings():  # the reader's browser draws the letters, with its own fonts
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+
+
+def color_of(name: str, names: list[str]) -> str:
+    """Return the same colour for the same classifier in every plot."""
+    if name in COLORS:
+        return COLORS[name]
+    members = [n for n in names if n not in COLORS]
+    return MEMBER_COLORS[members.index(name) % len(MEMBER_COLORS)]
+
+
+def worst_classes(tally: Tally) -> list[int]:
+    """Return the classes of lowest top-1, worst first, those without images left out."""
+    accuracy = tally.class_accuracy()
+    present = [i for i, value in enumerate(accuracy) if value is not None]
+    return sorted(present, key=lambda i: accuracy[i] or 0.0)[:MAX_CLASSES]
+
+
+def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
+    """Draw the top-1 of every classifier within each class, the ensemble's worst class first."""
+    names = list(tallies)
+    lead = tallies.get("ensemble") or next(iter(tallies.values()))
+    shown = worst_classes(lead)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 0.9 + 0.42 * len(shown)))
+        axes = figure.add_subplot()
+        height = 0.8 / len(names)
+        for position, name in enumerate(names):
+            accuracy = tallies[name].class_accuracy()
+            rows = np.arange(len(shown)) + (position - (len(names) - 1) / 2) * height
+            values = [accuracy[i] or 0.0 for i in shown]
+            axes.barh(rows, values, height * 0.9, label=name, color=color_of(name, names))
+        axes.set_yticks(np.arange(len(shown)), [labels[i] for i in shown])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("top-1 within the class")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), frameon=False)
+        return _svg(figure)
+
+
+def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
+    """Draw what the images of the worst classes were taken for."""
+    shown = worst_classes(tally)
+    part = tally.confusion[np.ix_(shown, shown)].astype(float)
+    totals = tally.confusion[shown].sum(axis=1, keepdims=True)
+    shares: npt.NDArray[Any] = part / np.maximum(totals, 1)
+    with mpl.rc_context(STYLE):
+        side = 2.2 + 0.42 * len(shown)
+        figure = Figure(figsize=(side, side))
+        axes = figure.add_subplot()
+        axes.imshow(shares, cmap="Greens", vmin=0, vmax=1)
+        for row, column in np.ndindex(*shares.shape):
+            if shares[row, column] >= 0.005:
+                color = "white" if shares[row, column] > 0.6 else "black"
+                text = f"{shares[row, column] * 100:.0f}"
+                axes.text(column, row, text, ha="center", va="center", color=color)
+        names = [labels[i] for i in shown]
+        axes.set_xticks(range(len(shown)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(shown)), names)
+        axes.set_xlabel("answer (% of the class's images)")
+        axes.set_ylabel("truth")
+        return _svg(figure)
+
+
+def reliability(tallies: dict[str, Tally]) -> str:
+    """Draw accuracy against confidence: on the diagonal, a probability means what it says."""
+    names = list(tallies)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.5, 5.5))
+        upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+        upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+        for name in names:
+            found, color = tallies[name].reliability, color_of(name, names)
+            there = found.counts > 0
+            x = found.confidence[there] / found.counts[there]
+            upper.plot(
+                x, found.right[there] / found.counts[there], marker="o", color=color, label=name
+            )
+            centers = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+            lower.plot(centers, found.counts, color=color, drawstyle="steps-mid")
+        upper.set_ylim(0, 1)
+        upper.set_ylabel("accuracy")
+        upper.legend(frameon=False)
+        lower.set_xlim(0, 1)
+        lower.set_xlabel("confidence (probability of the first class)")
+        lower.set_ylabel("images")
+        return _svg(figure)
+
+
+def cascade(
+    points: list[CascadePoint], suggested: CascadePoint, alone: dict[str, tuple[float, float]]
+) -> str:
+    """Draw top-1 against CPU time by threshold; ``alone`` has both of each member by itself."""
+    names = [*alone, "ensemble"]
+    x, y = [p.cpu_ms_per_image for p in points], [p.top1 for p in points]
+    low, high = (list(bounds) for bounds in zip(*(p.top1_interval for p in points), strict=True))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2))
+        axes = figure.add_subplot()
+        color = color_of("ensemble", names)
+        axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.plot(x, y, marker="o", markersize=4, color=color, label="cascade, by threshold")
+        for name, (cpu_ms, top1) in alone.items():
+            member = color_of(name, names)
+            axes.plot(cpu_ms, top1, "D", color=member, label=f"{name} alone", linestyle="")
+        text = "never skip" if suggested.margin is None else f"{suggested.margin:g}"
+        at = (suggested.cpu_ms_per_image, suggested.top1)
+        axes.annotate(text, at, (8, -12), textcoords="offset points", weight="bold")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("CPU-ms per image, networks only")
+        axes.set_ylabel("top-1")
+        axes.legend(frameon=False, loc="lower left")
+        return _svg(figure)

@@ -1,0 +1,194 @@
+"""An evaluation for people (tables) and for scripts (JSON)."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.fit_weights import FittedWeights
+from calibration.evaluation.live import LiveResult
+from calibration.evaluation.reports.cascade import cascade_json, show_cascade
+from calibration.evaluation.statistics import Paired
+from models.accuracy import ENSEMBLE, AccuracyRecord
+from models.manifest import Manifest
+from models.record import Precision
+
+MAX_LISTED = 10
+
+
+def points(fraction: float) -> str:
+    """Return percentage points with their sign."""
+    return f"{fraction * 100:+.2f}"
+
+
+def as_json(
+    manifest: Manifest, record: AccuracyRecord, measured: Evaluation, live: LiveResult | None
+) -> dict[str, Any]:
+    """Return all there is to know, for a script; the same figures as the tables."""
+    content: dict[str, Any] = {"set": manifest.name, "max_drop": manifest.max_drop}
+    content |= record.model_dump(mode="json")
+    content["notes"] = list(measured.dataset.notes)
+    content["unreadable"] = measured.unreadable
+    content["agreement"] = {
+        precision: round(agreed / measured.num_images, 4)
+        for precision, agreed in measured.num_agreed.items()
+    }
+    content["ensemble_over_members"] = {
+        precision: {name: _paired(pair) for name, pair in pairs.items()}
+        for precision, pairs in measured.over_members.items()
+    }
+    if measured.cascades:
+        content["cascade"] = cascade_json(measured)
+    if measured.fitted is not None:
+        content["fitted_weights"] = asdict(measured.fitted) | {
+            "is_better": measured.fitted.is_better
+        }
+    if live is not None:
+        content["live"] = asdict(live) | {"is_same": live.is_same}
+    return content
+
+
+def _paired(pair: Paired) -> dict[str, Any]:
+    return {
+        "difference": round(pair.difference, 4),
+        "interval": [round(v, 4) for v in pair.interval],
+        "p_value": round(pair.p_value, 4),
+    }
+
+
+def show(
+    console: Console,
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: Evaluation,
+    live: LiveResult | None,
+) -> None:
+    """Print the tables."""
+    console.print(_scores(record))
+    if record.drops:
+        console.print(_drops(manifest, record))
+    for precision, pairs in measured.over_members.items():
+        gains = ", ".join(
+            f"{name} {points(pair.difference)} ({_interval(pair.interval)})"
+            for name, pair in pairs.items()
+        )
+        agreed = measured.num_agreed[precision] / measured.num_images
+        console.print(
+            f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
+        )
+    console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
+    show_cascade(console, measured)
+    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
+    for note in measured.dataset.notes:
+        console.print(note, style="yellow", markup=False)
+    if measured.unreadable:
+        console.print(f"[yellow]{len(measured.unreadable)} images cannot be read, left out:[/]")
+        for line in measured.unreadable[:MAX_LISTED]:
+            _print_line(console, line)
+        if len(measured.unreadable) > MAX_LISTED:
+            console.print("  ... (--json has all)", markup=False)
+    if measured.fitted is not None:
+        _show_fitted(console, measured.fitted)
+    if live is not None:
+        _show_live(console, live)
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}"
+
+
+def _scores(record: AccuracyRecord) -> Table:
+    table = Table(title=escape(f"{record.dataset}, {record.num_images} images"))
+    table.add_column("network", overflow="fold")  # a long name takes lines, not the figures' room
+    for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU ms"):
+        table.add_column(column, no_wrap=True)
+    for name in (*record.fingerprints, ENSEMBLE):
+        for precision, scores in record.scores.items():
+            if name not in scores:
+                continue
+            score = scores[name]
+            low, high = score.top1_interval
+            table.add_row(
+                name,
+                _called(record, precision),
+                f"{score.top1:.4f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{score.top5:.4f}",
+                f"{score.calibration_error:.3f}",
+                _cell(record.size_mb, name, precision, 1),
+                _cell(record.cpu_ms_per_image, name, precision, 1),
+            )
+    return table
+
+
+def _called(record: AccuracyRecord, precision: Precision) -> str:
+    if precision == "FP16":
+        return record.float_type.get(precision, "float")
+    return precision
+
+
+def _cell(
+    table: dict[str, dict[Precision, float]], name: str, precision: Precision, digits: int
+) -> str:
+    if name == ENSEMBLE:
+        values = [by[precision] for by in table.values() if precision in by]
+        return f"{sum(values):.{digits}f}"
+    return f"{table[name][precision]:.{digits}f}"
+
+
+def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
+    table = Table("float - INT8", "points of top-1", "95 %", "McNemar p", "allowed")
+    for name, drop in record.drops.items():
+        is_over = drop.top1 > manifest.max_drop
+        table.add_row(
+            name,
+            points(drop.top1),
+            _interval(drop.interval),
+            f"{drop.p_value:.3f}",
+            f"[red]over {points(manifest.max_drop)}[/]"
+            if is_over
+            else f"up to {points(manifest.max_drop)}",
+        )
+    return table
+
+
+def _show_fitted(console: Console, fitted: FittedWeights) -> None:
+    weights = ", ".join(f"{name} {weight:.3f}" for name, weight in fitted.weights.items())
+    low, high = fitted.gain_interval
+    console.print(
+        f"fitted weights ({fitted.precision}, {fitted.num_fitted} images): {weights}\n"
+        f"  on {fitted.num_judged} other images: log-likelihood {fitted.gain_nats:+.4f} nats an "
+        f"image ({low:+.4f} to {high:+.4f}), top-1 {fitted.top1_plain:.4f} -> "
+        f"{fitted.top1_fitted:.4f} ({_interval(fitted.top1_interval)} points)"
+    )
+    if fitted.is_better:
+        console.print(
+            "  they beat the plain average; to use them, write them as the members' weight in "
+            "manifest.yaml"
+        )
+    else:
+        console.print("  they do not beat the plain average: keep it")
+
+
+def _show_live(console: Console, live: LiveResult) -> None:
+    names = (ENSEMBLE,) if live.num_alone else live.num_right  # of members not asked: unknown
+    right = ", ".join(f"{n} {live.num_right[n] / live.num_images:.4f}" for n in names)
+    console.print(f"live, {live.url}: top-1 {right}", markup=False)
+    if live.num_alone:
+        alone = live.num_alone / live.num_images
+        console.print(f"  its cascade skipped members on {alone:.1%} of images")
+    same = f"{live.num_same} of {live.num_images} images answered as in process"
+    color = "green" if live.is_same else "red"
+    console.print(
+        f"  [{color}]{same}[/]; probabilities differ by at most {live.max_difference:.5f}"
+    )
+    for line in live.differences[:MAX_LISTED]:
+        _print_line(console, line)
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line with a file's name as it is; the name need not be UTF-8."""
+    console.print(f"  {line}".encode("utf-8", "replace").decode(), markup=False)

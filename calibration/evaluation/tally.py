@@ -1,0 +1,58 @@
+"""One classifier's running counts over a dataset; the size of a tally is that of its classes."""
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.evaluation.statistics import Reliability, wilson_interval
+from models.accuracy import Score
+from models.ensemble import Probabilities
+
+Indices = npt.NDArray[np.int64]
+Rightness = npt.NDArray[np.bool_]
+
+
+class Tally:
+    """Counts of one classifier: a member, or the ensemble."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_images = self.num_right = self.num_right_top5 = 0
+        self.confusion = np.zeros((num_classes, num_classes), np.int32)  # [truth, answer]
+        self.reliability = Reliability()
+
+    def add(self, probabilities: Probabilities, truth: Indices) -> Rightness:
+        """Count float32 (N, C) against (N,) class indices; return whether each was right."""
+        answer = probabilities.argmax(axis=1)
+        right: Rightness = answer == truth
+        of_truth = probabilities[np.arange(len(truth)), truth]
+        # An image's rank: classes before it, ties going to the lower index as in top_k.
+        before = (probabilities > of_truth[:, None]).sum(axis=1)
+        ties = (probabilities == of_truth[:, None]) & (
+            np.arange(probabilities.shape[1]) < truth[:, None]
+        )
+        self.num_images += len(truth)
+        self.num_right += int(right.sum())
+        self.num_right_top5 += int((before + ties.sum(axis=1) < 5).sum())
+        np.add.at(self.confusion, (truth, answer), 1)
+        self.reliability.add(probabilities.max(axis=1), right)
+        return right
+
+    @property
+    def top1(self) -> float:
+        """The fraction whose likeliest class is right."""
+        return self.num_right / self.num_images
+
+    @property
+    def score(self) -> Score:
+        """Return the figures that are kept."""
+        low, high = wilson_interval(self.num_right, self.num_images)
+        return Score(
+            top1=round(self.top1, 4),
+            top1_interval=(round(low, 4), round(high, 4)),
+            top5=round(self.num_right_top5 / self.num_images, 4),
+            calibration_error=round(self.reliability.expected_calibration_error, 4),
+        )
+
+    def class_accuracy(self) -> list[float | None]:
+        """Return the top-1 within each class; None for a class without images."""
+        totals, right = self.confusion.sum(axis=1), self.confusion.diagonal()
+        return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]

@@ -1,0 +1,1 @@
+"""Float networks to INT8 with NNCF."""

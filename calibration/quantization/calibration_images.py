@@ -1,0 +1,107 @@
+"""The images that INT8 is fitted to: drawn with a fixed seed, read once, remembered by hash."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from calibration.datasets.labelled import LabelledImage, find_images, read_dataset
+from calibration.quantization.quantize import Labelled
+from models.errors import ImageError, ModelSetError
+from models.image import ImageRule, read_image
+from models.model_set import ModelSet
+from models.runtime import Pixels
+
+SEED = 20
+# With fewer held-out images than this, chance alone moves top-1 by more than half a point.
+MIN_VALIDATION = 400
+MAX_VALIDATION = 2000
+
+
+@dataclass
+class Chosen:
+    """Images drawn from a folder: pixels uint8 (H, W, 3) BGR, and what became of the files."""
+
+    pixels: list[Pixels] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def choose(folder: Path, num_images: int, rule: ImageRule, is_asked: bool = False) -> Chosen:
+    """Draw ``num_images`` readable images at random, seed 20, so that a second run is the same.
+
+    Raises:
+        ModelSetError: the folder has fewer; ``is_asked``: the number was the user's own.
+
+    """
+    paths = find_images(folder)
+    random.Random(SEED).shuffle(paths)
+    chosen = Chosen()
+    for path in paths:
+        if len(chosen.pixels) == num_images:
+            break
+        try:
+            data = path.read_bytes()
+            chosen.pixels.append(read_image(data, rule))
+        except (ImageError, OSError) as error:
+            chosen.unreadable.append(f"{path}: {error}")
+            continue
+        chosen.paths.append(path)
+        chosen.hashes.append(hashlib.sha256(data).hexdigest())
+    if len(chosen.pixels) < num_images:
+        bad = f" ({len(chosen.unreadable)} more cannot be read)" if chosen.unreadable else ""
+        told = "asked for" if is_asked else "the set's quantization.subset_size"
+        raise ModelSetError(
+            f"{folder} has {len(chosen.pixels)} images{bad}; {num_images} are {told}. Give more, "
+            f"or --subset-size {max(1, len(chosen.pixels))} (under 100, INT8 may lose accuracy)"
+        )
+    return chosen
+
+
+def held_out(
+    images: Path, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
+) -> tuple[Labelled | None, list[str], str]:
+    """Return labelled images to measure the drop on, their hashes, and what was taken.
+
+    Those of ``validation``, or else what calibration left of ``images``, if that is labelled and
+    enough. No more than 2000 are used: they are held in memory.
+
+    Raises:
+        ModelSetError: ``validation`` cannot be used.
+
+    """
+    if validation is not None:
+        found = read_dataset(validation, model_set).images
+    else:
+        try:
+            found = read_dataset(images, model_set).images
+        except ModelSetError:
+            return None, [], f"{images} has no labels of this set"
+        taken = {path.resolve() for path in used}
+        found = tuple(image for image in found if image.path.resolve() not in taken)
+        if len(found) < MIN_VALIDATION:
+            return None, [], f"{len(found)} images are left for it, {MIN_VALIDATION} are needed"
+    chosen = list(found)
+    if len(chosen) > MAX_VALIDATION:
+        chosen = random.Random(SEED).sample(chosen, MAX_VALIDATION)
+    labelled, hashes = _read(chosen, model_set.manifest.image.rule)
+    return labelled, hashes, f"{len(hashes)} images of {validation or images}"
+
+
+def _read(images: Sequence[LabelledImage], rule: ImageRule) -> tuple[Labelled, list[str]]:
+    pixels, truth, hashes = [], [], []
+    for image in images:
+        try:
+            data = image.path.read_bytes()
+            pixels.append(read_image(data, rule))
+        except (ImageError, OSError):
+            continue  # evaluate lists them; here they only do not count
+        truth.append(image.class_index)
+        hashes.append(hashlib.sha256(data).hexdigest())
+    if not pixels:
+        raise ModelSetError(f"none of {len(images)} validation images can be read")
+    return Labelled(np.stack(pixels), np.array(truth, np.int64)), hashes

@@ -1,0 +1,147 @@
+"""INT8 networks for a whole set: every member, its manifest, its golden answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from calibration.quantization.calibration_images import Chosen, choose, held_out
+from calibration.quantization.quantize import Labelled, Quantized, quantize_within
+from calibration.sets.staging import Staging
+from calibration.sets.transaction import change
+from models.errors import ModelSetError
+from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
+from models.model_set import ModelSet
+from models.record import Precision
+from models.runtime import read_network
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to quantise on; None takes the manifest's own."""
+
+    images: Path
+    validation: Path | None = None
+    members: tuple[str, ...] = ()  # none: all
+    subset_size: int | None = None
+    preset: str | None = None
+    fast_bias_correction: bool | None = None
+    max_drop: float | None = None
+
+    def options_of(self, member: MemberRecord) -> QuantizationOptions:
+        """Return the member's options with what was asked for in their place."""
+        asked = {
+            "subset_size": self.subset_size,
+            "preset": self.preset,
+            "fast_bias_correction": self.fast_bias_correction,
+        }
+        given = {key: value for key, value in asked.items() if value is not None}
+        try:
+            return QuantizationOptions.model_validate(member.quantization.model_dump() | given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ModelSetError(
+                f"--{first['loc'][0]} {first['input']!r}: {first['msg']}"
+            ) from error
+
+
+@dataclass
+class Outcome:
+    """What was done, by member; ``unreadable`` are calibration images that were passed over."""
+
+    members: dict[str, Quantized] = field(default_factory=dict)
+    validation: str = ""  # which images measured the drop, or why none did
+    unreadable: list[str] = field(default_factory=list)
+
+
+def quantize_set(model_set: ModelSet, request: Request, say: Say = lambda _: None) -> Outcome:
+    """Quantise the set's float networks and put the INT8 ones into its folder, all or none.
+
+    Raises:
+        ModelSetError: a member has no float network, images are too few, the disk is full; the set
+            is then as it was.
+
+    """
+    manifest = model_set.manifest
+    chosen_members = request.members or tuple(m.name for m in manifest.members)
+    records = [manifest.member(name) for name in chosen_members]
+    floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
+    with change(model_set.folder) as staging:
+        options = {m.name: request.options_of(m) for m in records}
+        size = max(o.subset_size for o in options.values())
+        say(f"reading {size} images of {request.images}")
+        chosen = choose(request.images, size, manifest.image.rule, request.subset_size is not None)
+        validation, validation_hashes, told = held_out(
+            request.images, request.validation, model_set, chosen.paths
+        )
+        outcome = Outcome(validation=told, unreadable=chosen.unreadable)
+        max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
+        for name, path in floats.items():
+            outcome.members[name] = _one(
+                name, path, chosen, validation, options[name], max_drop, say
+            )
+        hashes = set(chosen.hashes)
+        if any(q.is_retried for q in outcome.members.values()):
+            hashes |= set(validation_hashes)  # they chose the layers: INT8 is fitted to them
+        update = {"max_drop": max_drop}
+        staging.move_in(
+            _with_int8(staging, manifest.model_copy(update=update), outcome, options, hashes)
+        )
+    return outcome
+
+
+def _one(
+    name: str,
+    path: Path,
+    chosen: Chosen,
+    validation: Labelled | None,
+    options: QuantizationOptions,
+    max_drop: float,
+    say: Say,
+) -> Quantized:
+    say(f"{name}: quantising on {options.subset_size} images")
+    model = read_network(path)
+    pixels = chosen.pixels[: options.subset_size]
+    return quantize_within(
+        model, pixels, validation, options, max_drop, lambda text: say(f"{name}: {text}")
+    )
+
+
+def _with_int8(
+    staging: Staging,
+    manifest: Manifest,
+    outcome: Outcome,
+    options: dict[str, QuantizationOptions],
+    hashes: set[str],
+) -> Manifest:
+    """Write the networks and return the manifest that names them; old accuracy is not theirs."""
+    members, is_partial = [], False
+    for member in manifest.members:
+        if (quantized := outcome.members.get(member.name)) is None:
+            members.append(member)
+            is_partial = True
+            continue
+        network = staging.network(quantized.model, f"{member.name}-int8", is_float=False)
+        networks: dict[Precision, Network] = {**member.networks, "INT8": network}
+        update = {
+            "networks": networks,
+            "quantization": options[member.name],
+            "left_float": quantized.left_float,
+        }
+        members.append(member.model_copy(update=update))
+    if is_partial and manifest.calibration is not None:
+        hashes = hashes | set(
+            (staging.folder / manifest.calibration.path).read_text("utf-8").split()
+        )
+    lines = "".join(f"{value}\n" for value in sorted(hashes))
+    changed = manifest.model_copy(
+        update={
+            "members": tuple(members),
+            "calibration": staging.text("calibration-images.txt", lines),
+            "accuracy": (),
+        }
+    )
+    return changed.model_copy(update={"golden": staging.golden(changed)})

@@ -1,0 +1,124 @@
+"""A model set's new files: written and checked apart from the set, then moved in.
+
+They go into a folder of their own inside the set, then in under names that nothing has yet; the
+manifest, which names them, is replaced last and in one step.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import openvino as ov
+from pydantic import TypeAdapter
+
+from models import golden
+from models.errors import ModelSetError
+from models.golden_record import GOLDEN_NAME, Golden, GoldenAnswer
+from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest, write_manifest
+from models.model_set import ModelSet
+from models.record import FileRecord, Precision, sha256_of
+from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+
+MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
+RECORDS = TypeAdapter(tuple[FileRecord, ...])
+
+
+class Staging:
+    """Files on their way into ``folder``; ``calibration.sets.transaction`` makes it."""
+
+    def __init__(self, folder: Path, work: Path) -> None:
+        self.folder, self.work = folder, work
+
+    def network(self, model: ov.Model, stem: str, *, is_float: bool) -> Network:
+        """Write an IR (float weights as FP16) and describe it as the manifest does."""
+        xml, weights = self.work / f"{stem}.xml", self.work / f"{stem}.bin"
+        with writing(xml):
+            ov.save_model(model, xml, compress_to_fp16=is_float)
+            read_network(xml)  # one that was cut short gets no further
+            stem = self._free(stem, sha256_of(weights)[:8])
+            xml = xml.replace(xml.with_name(f"{stem}.xml"))
+            weights = weights.replace(weights.with_name(f"{stem}.bin"))
+        return Network(
+            xml=FileRecord.of(self.work, xml.name), bin=FileRecord.of(self.work, weights.name)
+        )
+
+    def text(self, name: str, text: str) -> FileRecord:
+        """Write a text file and describe it."""
+        path = self.work / name
+        if (self.folder / name).exists():
+            stem, dot, suffix = name.partition(".")
+            path = self.work / f"{stem}-{os.urandom(4).hex()}{dot}{suffix}"
+        with writing(path):
+            path.write_text(text, "utf-8")
+        return FileRecord.of(self.work, path.name)
+
+    def _free(self, stem: str, digits: str) -> str:
+        """Return a name that the set has not: it may need its own files until the end."""
+        stems = (stem, f"{stem}-{digits}", f"{stem}-{digits}{os.urandom(4).hex()}")
+        taken = {path.stem for path in self.folder.iterdir()}
+        return next(name for name in stems if name not in taken)
+
+    def golden(self, manifest: Manifest) -> FileRecord:
+        """Record what every network of ``manifest`` answers; unchanged ones keep their answers."""
+        old = manifest_of(self.folder)
+        known = ModelSet(self.folder, old).golden if old else None
+        before = known.answers if known else {}
+        members = old.members if old else ()
+        same = {(m.name, p): network for m in members for p, network in m.networks.items()}
+        answers: dict[str, dict[Precision, GoldenAnswer]] = {}
+        for member in manifest.members:
+            for precision, network in member.networks.items():
+                is_same = same.get((member.name, precision)) == network
+                kept = before.get(member.name, {}).get(precision) if is_same else None
+                answers.setdefault(member.name, {})[precision] = kept or self._answer_of(network)
+        return self.text(GOLDEN_NAME, Golden(answers=answers).model_dump_json() + "\n")
+
+    def _answer_of(self, network: Network) -> GoldenAnswer:
+        staged = self.work / network.xml.path
+        path = staged if staged.exists() else self.folder / network.xml.path
+        try:
+            return golden.answer_of(CompiledNetwork(path, RuntimeOptions(batch_sizes=(8,))))
+        except RuntimeError as error:
+            last_line = str(error).strip().splitlines()[-1]
+            raise ModelSetError(f"OpenVINO cannot run {path}: {last_line}") from error
+
+    def move_in(self, manifest: Manifest) -> None:
+        """Move what ``manifest`` names into the folder, then replace the manifest.
+
+        What it names no more goes when the change ends.
+        """
+        old = manifest_of(self.folder)
+        with writing(self.folder):
+            moving = (*(old.files if old else ()), *manifest.files)
+            (self.work / MOVING_NAME).write_bytes(RECORDS.dump_json(moving))
+            for record in manifest.files:
+                staged = self.work / record.path
+                if staged.exists():
+                    staged.replace(self.folder / record.path)
+            write_manifest(self.folder, manifest)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk or a forbidden folder raises into an error that says so."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: OpenVINO's stream failed
+        raise ModelSetError(
+            f"cannot write {path}: {error}; {_free_mb(path):.0f} MB are free there. The set is as "
+            "it was: make room, or write elsewhere"
+        ) from error
+
+
+def _free_mb(path: Path) -> float:
+    for place in (path, *path.parents):  # the folder itself may not be there
+        with suppress(OSError):
+            return shutil.disk_usage(place).free / 1e6
+    return 0.0
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    """Return the set's manifest, if it has one."""
+    return read_manifest(folder) if (folder / MANIFEST_NAME).exists() else None

@@ -1,0 +1,128 @@
+"""Changing a model set so that it is always whole: old until the very last step, then new.
+
+Whatever ends a command before the manifest is replaced (an error, a full disk, Ctrl-C) leaves the
+set as it was; what a killed one leaves behind is harmless, and the next one removes it.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of, writing
+from models.errors import ModelSetError
+from models.manifest import MANIFEST_NAME
+from models.model_set import PARTIAL_SUFFIX
+
+
+@contextmanager
+def change(folder: Path) -> Iterator[Staging]:
+    """Change the set in ``folder``; nothing of it is touched before :meth:`Staging.move_in`."""
+    work = folder / f".staging{PARTIAL_SUFFIX}"
+    with _locked(folder):
+        _tidy(folder, work)  # what a killed command left
+        try:
+            with writing(work):
+                work.mkdir()
+            yield Staging(folder, work)
+        finally:
+            _tidy(folder, work)
+
+
+@contextmanager
+def create(folder: Path, *, is_replaced: bool = False) -> Iterator[Staging]:
+    """Make a new set at ``folder``; it appears whole, when the block ends well, or not at all."""
+    _check_free(folder, is_replaced=is_replaced)
+    building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
+    aside = folder.with_name(f".{folder.name}.old{PARTIAL_SUFFIX}")
+    with writing(building):
+        building.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as locks:
+        locks.enter_context(_locked(building))
+        try:
+            with writing(building):
+                _put_back(aside, folder)  # if a killed command took it away
+                for left in building.iterdir():
+                    _remove(left)
+                (work := building / f".staging{PARTIAL_SUFFIX}").mkdir()
+            _check_free(folder, is_replaced=is_replaced)
+            if folder.exists():
+                locks.enter_context(_locked(folder))
+            yield Staging(building, work)
+            with writing(folder):
+                _remove(work)
+                _swap(building, folder, aside)
+        except BaseException:
+            _remove(building)
+            raise
+
+
+def _check_free(folder: Path, *, is_replaced: bool) -> None:
+    if folder.exists() and not is_replaced:
+        raise ModelSetError(f"{folder} exists; give another name, or --replace it")
+    if folder.exists() and not folder.is_dir():
+        raise ModelSetError(f"{folder} is no folder; move it away, or give another name")
+
+
+def _swap(building: Path, folder: Path, aside: Path) -> None:
+    """Put the new set in the place of the old, which comes back if that fails."""
+    try:
+        if folder.exists():
+            folder.replace(aside)
+        building.replace(folder)
+    finally:
+        _put_back(aside, folder)
+
+
+def _put_back(aside: Path, folder: Path) -> None:
+    """Restore the set that was put aside, unless another is in its place."""
+    if aside.exists() and not folder.exists():
+        aside.replace(folder)
+    _remove(aside)
+
+
+def _tidy(folder: Path, work: Path) -> None:
+    """Remove the work folder, and of the files that came or went what the manifest has not."""
+    try:
+        moving = RECORDS.validate_json((work / MOVING_NAME).read_bytes())
+    except (OSError, ValidationError):  # none had been moved
+        moving = ()
+    manifest = manifest_of(folder) if moving else None
+    if manifest is not None:
+        kept = {record.path for record in manifest.files}
+        for name in ({record.path for record in moving} - kept) | {f"{MANIFEST_NAME}.partial"}:
+            _remove(folder / name)
+    _remove(work)
+
+
+def _remove(path: Path) -> None:
+    """Remove what is there, if it can be."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second command from changing the same set; the lock ends with the process."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ModelSetError(f"cannot open {folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_same = os.path.samestat(os.fstat(opened), folder.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_same = False
+        if not is_same:  # locked by another, or replaced by it meanwhile
+            raise ModelSetError(f"another command is changing {folder}; wait until it ends")
+        yield
+    finally:
+        os.close(opened)

@@ -1,0 +1,71 @@
+"""The mean of two trainings of one network: ``python -m calibration.training.average --help``.
+
+Two runs that started from the same weights lie in one valley, and their middle generalises better
+than either (Izmailov et al. 2018, "Averaging weights leads to wider optima"). What batch
+normalisation remembers of its inputs is measured anew, as that paper does.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from safetensors.torch import load_file
+
+from calibration.sets.networks import build_network, save_tensors
+from calibration.training.augment import LabelledImages, normalised, random_crop, read_folders
+from models.errors import ModelSetError
+
+BATCH = 64
+
+
+def average_weights(
+    network: torch.nn.Module, first: Path, second: Path, data: LabelledImages, size: int
+) -> None:
+    """Give ``network`` the mean of two state dicts, and statistics of crops of ``data``.
+
+    Raises:
+        ModelSetError: the state dicts are of different networks.
+
+    """
+    one, two = load_file(first), load_file(second)
+    if one.keys() != two.keys() or one.keys() != network.state_dict().keys():
+        raise ModelSetError(f"{first} and {second} are not two trainings of this network")
+    mean = {
+        k: (v.float() + two[k].float()) / 2 if v.is_floating_point() else v for k, v in one.items()
+    }
+    network.load_state_dict(mean)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the plain mean over all batches
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(len(data), min(24 * BATCH, len(data)), replace=False)
+    network.train()
+    with torch.no_grad():
+        for start in range(0, len(chosen), BATCH):
+            part = chosen[start : start + BATCH]
+            crops = [random_crop(data.images[i], size, rng, 0.3) for i in part]
+            network(normalised(np.stack(crops)))
+    network.eval()
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="resnet50 or densenet169")],
+    first: Annotated[Path, typer.Argument(help="state dict (safetensors)", exists=True)],
+    second: Annotated[Path, typer.Argument(help="another of the same network", exists=True)],
+    images: Annotated[list[Path], typer.Option(help="ImageFolder(s) of training", exists=True)],
+    out: Annotated[Path, typer.Option(help="the state dict to write")],
+    size: Annotated[int, typer.Option(help="px")] = 128,
+) -> None:
+    """Write the mean of two state dicts, its normalisation measured on training crops."""
+    data = read_folders(images)
+    network = build_network(name, len(data.classes))
+    average_weights(network, first, second, data, size)
+    save_tensors(network.state_dict(), out)
+    typer.echo(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

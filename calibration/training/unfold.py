@@ -1,0 +1,130 @@
+"""From a committed float IR back to torch weights, so that training can go on from what is there.
+
+Conversion melts each batch normalisation into the convolution before it. Its scale and statistics
+are gone, but not what they did: the melted kernel and bias are put back, and the normalisation is
+given the statistics that its inputs have on training images, with the scale and shift that undo
+them. The network computes what the IR did, and its normalisations are ready to be trained again.
+
+Run: ``python -m calibration.training.unfold --help``. For networks that convolve first and
+normalise then (ResNet); DenseNet normalises first, and what it concatenates cannot be told apart
+again.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import openvino as ov
+import torch
+import typer
+from openvino import opset13 as ops
+
+from calibration.sets.networks import build_network, save_tensors
+from calibration.training.augment import normalised, random_crop, read_folders
+from models.errors import ModelSetError
+from models.runtime import Pixels
+
+BATCH_NORM = "/aten::batch_norm/BatchNormInference"
+FULLY_CONNECTED = "/aten::linear/MatMul"
+
+
+def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
+    """Give ``network`` the weights of ``model``; ``pixels`` uint8 (N, H, W, 3) RGB set the scales.
+
+    Raises:
+        ModelSetError: the IR does not have the network's layers.
+
+    """
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    modules = dict(network.named_modules())
+    norms = {n: m for n, m in modules.items() if isinstance(m, torch.nn.BatchNorm2d)}
+    for name, norm in norms.items():
+        add = nodes.get(f"__module.{name}{BATCH_NORM}")
+        convolution = modules.get(_convolution_of(name))
+        is_after = add is not None and (
+            add.input_value(0).get_node().get_type_name() == "Convolution"
+        )
+        if add is None or not is_after or not isinstance(convolution, torch.nn.Conv2d):
+            raise ModelSetError(
+                f"{name} of the network is not a convolution and a shift in the IR; only networks "
+                "that normalise after a convolution (ResNet) can be unfolded"
+            )
+        kernel = _constant(add.input_value(0).get_node().input_value(1).get_node())
+        if kernel.shape[1] == 3:  # the pixels': folding turned it to take BGR
+            kernel = kernel[:, ::-1]
+        _fill(convolution.weight, kernel)
+        for tensor, value in ((norm.weight, 1.0), (norm.running_mean, 0.0)):
+            torch.nn.init.constant_(tensor, value)
+        torch.nn.init.constant_(norm.running_var, 1 - norm.eps)
+        _fill(norm.bias, _constant(add.input_value(1).get_node()))
+    for name in (n for n, m in modules.items() if isinstance(m, torch.nn.Linear)):
+        product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
+        (follower,) = product.output(0).get_target_inputs()
+        _fill(modules[name].weight, _constant(product.input_value(1).get_node()))
+        _fill(modules[name].bias, _constant(follower.get_node().input_value(1).get_node()))
+    _give_statistics(network, norms, pixels)
+
+
+def _convolution_of(norm: str) -> str:
+    """Return the convolution before a normalisation: conv1 of bn1, downsample.0 of .1."""
+    if norm.endswith("downsample.1"):
+        return norm.removesuffix("1") + "0"
+    return norm.replace("bn", "conv")
+
+
+def _constant(node: ov.Node) -> np.ndarray:
+    """Evaluate a constant, stored as FP16 or FP32."""
+    source = ov.Model([ops.result(node.output(0))], [])
+    return np.array(ov.Core().compile_model(source, "CPU")([])[0], np.float32)
+
+
+def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
+    with torch.no_grad():
+        tensor.copy_(torch.from_numpy(value.copy()).reshape(tensor.shape))
+
+
+def _give_statistics(
+    network: torch.nn.Module, norms: dict[str, torch.nn.Module], pixels: Pixels
+) -> None:
+    """Measure each normalisation's input, and scale and shift so that nothing changes."""
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def record(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3))
+            found[name] = (mean, variance)
+
+        return hook
+
+    hooks = [norm.register_forward_pre_hook(record(name)) for name, norm in norms.items()]
+    with torch.no_grad():
+        network.eval()(normalised(pixels))
+        for hook in hooks:
+            hook.remove()
+        for name, norm in norms.items():
+            mean, variance = found[name]
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+            norm.weight.copy_((variance + norm.eps).sqrt())
+            norm.bias.add_(mean)
+
+
+def main(
+    network: Annotated[str, typer.Argument(help="resnet50")],
+    xml: Annotated[Path, typer.Option(help="its float IR", exists=True)],
+    images: Annotated[Path, typer.Option(help="ImageFolder of training images", exists=True)],
+    out: Annotated[Path, typer.Option(help="state dict (safetensors) for train --init")],
+    size: Annotated[int, typer.Option(help="px")] = 128,
+) -> None:
+    """Write the torch state dict that a float IR was made from, to go on training."""
+    data = read_folders([images])
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(len(data), min(256, len(data)), replace=False)
+    pixels = np.stack([random_crop(data.images[i], size, rng, 0.3) for i in chosen])
+    module = build_network(network, len(data.classes))
+    unfold(module, ov.Core().read_model(xml), pixels)
+    save_tensors(module.state_dict(), out)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,11 @@
+"""``tandem`` in this process, its output wide and without colours."""
+
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+
+
+def tandem(*arguments: object) -> Result:
+    """Run a command; the result has its output, exit code and exception."""
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
+    return runner.invoke(app, [str(a) for a in arguments])

@@ -1,0 +1,84 @@
+"""A real ``tandem serve`` in a process of its own, and a picture to send to it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+TANDEM = Path(sys.executable).with_name("tandem")
+# The same networks in another process: only the batch size (padding) and the number of threads may
+# differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
+SAME_PROBABILITY = 1e-4
+READY_WITHIN_S = 120  # a loaded CI machine; the benchmark in tests/load measures the real figure
+
+
+class Service:
+    """A ``tandem serve`` of our own; stopped by its pid."""
+
+    def __init__(self, port: int, *arguments: str, log: Path, temp: Path | None = None) -> None:
+        self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
+        environment = os.environ | ({"TMPDIR": str(temp)} if temp else {})
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [TANDEM, "serve", "--port", str(port), *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"serve ended:\n{self.log.read_text()}"
+            if "ready at" in self.log.read_text():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
+
+    def stop(self, number: signal.Signals = signal.SIGINT, *, is_for_all: bool = False) -> int:
+        """Stop it by a signal to it alone, or to its process group; return the exit code."""
+        if self.process.poll() is None:
+            (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def changed_config(folder: Path, name: str = "serve_config.yaml") -> Iterator[dict[str, Any]]:
+    """Give one of the project's configurations to change; it is written to ``folder`` after."""
+    content = yaml.safe_load((ROOT / name).read_text("utf-8"))
+    yield content
+    (folder / Path(name).name).write_text(yaml.safe_dump(content), "utf-8")
+
+
+def traced_config(folder: Path, endpoint: str, spans: Path) -> Path:
+    """Return serve_config.yaml as it is, but for where the traces go."""
+    with changed_config(folder) as content:
+        arguments = {"trace_endpoint": endpoint, "trace_dir": str(spans)}
+        content["applications"][0]["args"] |= arguments
+    return folder / "serve_config.yaml"
+
+
+def drawn_photo(seed: int = 3, width: int = 640, height: int = 480) -> bytes:
+    """Draw a picture with shapes and noise, as JPEG: no photograph is kept in the repository."""
+    rng = np.random.default_rng(seed)
+    image = np.full((height, width, 3), (180, 200, 90), np.uint8)
+    cv2.circle(image, (width // 2, height // 2), height // 3, (245, 245, 245), -1)
+    for _ in range(40):
+        x, y = (int(v) for v in rng.integers(0, (width, height)))
+        color = tuple(int(v) for v in rng.integers(0, 256, 3))
+        cv2.circle(image, (x, y), int(rng.integers(3, 30)), color, 2)
+    noisy = cv2.add(image, rng.integers(0, 20, image.shape, np.uint8))
+    return cv2.imencode(".jpg", noisy)[1].tobytes()

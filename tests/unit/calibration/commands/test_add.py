@@ -1,0 +1,175 @@
+"""``tandem models add``, from its options to a set that the other commands see."""
+
+import json
+import shlex
+from pathlib import Path
+
+import openvino as ov
+import pytest
+from typer.testing import Result
+
+from models.errors import ModelSetError
+from models.extras import MissingExtraError, needs_extra
+from models.model_set import load_model_set
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import LABELS, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    """The folder of the user's own sets; nothing is there."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "tandem" / "models"
+
+
+@pytest.fixture(autouse=True)
+def nets(tmp_path, monkeypatch) -> Path:
+    """The folder that the command runs in: networks a and b, and their labels."""
+    folder = tmp_path / "nets"
+    folder.mkdir()
+    for name, gain in (("a", 8.0), ("b", 2.0)):
+        ov.save_model(tiny_model(gain=gain), folder / f"{name}.xml", compress_to_fp16=False)
+    (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def models(command: str) -> Result:
+    return tandem("models", *shlex.split(command))
+
+
+def add(more: str = "", name: str = "mine") -> Result:
+    return models(f"add {name} --member a=a.xml --member b=b.xml --labels labels.txt {more}")
+
+
+def refused(result: Result) -> str:
+    """Return what ``tandem`` would say before it exits with 2."""
+    assert isinstance(result.exception, ModelSetError), result.output
+    return result.exception.message
+
+
+def test_what_was_added_is_listed_and_verified(home):
+    result = add("--weight a=2 --source 'b=a friend = mine' --description colours --hint more")
+    assert result.exit_code == 0, result.exception
+    assert f"{home / 'mine'} is there" in result.stdout
+    assert "a: FP16" in result.stdout
+    assert "next: tandem quantize mine --images DIR, then" in result.stdout
+    assert "tandem evaluate mine --images DIR; tandem serve --model-set mine" in result.stdout
+    rows = {row["name"]: row for row in json.loads(models("list --json").stdout)}
+    assert rows["mine"] == {
+        "folder": str(home / "mine"),
+        "name": "mine",
+        "num_classes": 3,
+        "input_size": 16,
+        "members": ["a", "b"],
+        "top1": {},
+    }
+    verified = models("verify mine")
+    assert verified.exit_code == 0, verified.output
+    assert "every network answers as recorded" in verified.stdout
+    manifest = load_model_set("mine").manifest
+    assert [m.weight for m in manifest.members] == [2.0, 1.0]
+    assert manifest.members[1].source == "a friend = mine"
+    assert (manifest.description, manifest.hint) == ("colours", "more")
+
+
+def test_a_set_elsewhere_is_told_by_its_path(home, nets):
+    result = add("--into .")
+    assert result.exit_code == 0, result.exception
+    assert f"tandem evaluate {nets / 'mine'} --images DIR" in result.stdout
+    assert models(f"verify {nets / 'mine'}").exit_code == 0
+    assert not home.exists()
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(nets):
+    result = add("--into 'my [bold] [/] sets'")
+    assert result.exit_code == 0, result.exception
+    assert str(nets / "my [bold] [/] sets" / "mine") in result.stdout
+
+
+def test_an_existing_set_is_kept_unless_replace_is_said(home):
+    assert add().exit_code == 0
+    before = (home / "mine" / "manifest.yaml").read_bytes()
+    assert "mine exists; give another name, or --replace" in refused(add("--description again"))
+    assert (home / "mine" / "manifest.yaml").read_bytes() == before
+    assert add("--description again --replace").exit_code == 0
+    assert load_model_set("mine").manifest.description == "again"
+    assert [p.name for p in home.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["../mine", "/tmp/mine", "..", "''", ".mine", "a/b"])
+def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name):
+    before = sorted(tmp_path.rglob("*"))
+    assert "name: String should match pattern" in refused(add("--replace", name))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("--weight c=1", "no --member 'c'"),
+        ("--source c=x", "no --member 'c'"),
+        ("--weight a", "--weight 'a': write NAME=VALUE"),
+        ("--weight a=", "--weight 'a=': write NAME=VALUE"),
+        ("--weight a=much", "--weight: 'much' is not a number"),
+        ("--weight a=nan", "--weight: nan is no finite number"),
+        ("--weight a=0", "weight: Input should be greater than 0 (given: 0.0)"),
+        ("--weight a=-1", "weight: Input should be greater than 0 (given: -1.0)"),
+        ("--scale nan", "--scale: nan is no finite number"),
+        ("--scale inf", "--scale: inf is no finite number"),
+        ("--scale 1,-inf,1", "--scale: -inf is no finite number"),
+        ("--scale 0", "--scale '0': write one number"),
+        ("--scale 1,-0.0,1", "--scale '1,-0.0,1': write one number"),
+        ("--scale 1,2", "--scale '1,2': write one number, or three"),
+        ("--scale 1,2,3,4", "or three for three channels"),
+        ("--mean NaN", "--mean: NaN is no finite number"),
+        ("--mean 1e999", "--mean: 1e999 is no finite number"),
+        ("--mean ''", "--mean: '' is not a number"),
+        ("--mean 1,,2", "--mean: '' is not a number"),
+        ("--color-order rgb", "--color-order 'rgb': one of RGB, BGR"),
+        ("--outputs both", "--outputs 'both': one of auto, logits, probabilities"),
+        ("--resize-shorter 8", "resize_shorter 8 is under input_size 16"),
+        ("--input-size 8", "takes 16 px, --input-size says 8"),
+        ("--member c", "--member 'c': write NAME=VALUE"),
+        ("--member =a.xml", "--member '=a.xml': write NAME=VALUE"),
+        ("--member a=b.xml", "--member a is given twice as FP16"),
+        ("--member c=none.xml", "cannot read none.xml"),
+        ("--member c=labels.txt", "cannot read labels.txt"),
+        ("--member ../c=a.xml", "name: String should match pattern"),
+        ("--member ensemble=a.xml", "a member cannot be called ensemble"),
+        ("--class-ids labels.txt --labels none.txt", "cannot read none.txt"),
+    ],
+)
+def test_what_makes_no_set_is_said_and_leaves_none(home, more, says):
+    assert says in refused(add(more))
+    assert not home.exists() or list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "more", ["--input-size 0", "--max-drop 2", "--max-drop nan", "--resize-shorter x"]
+)
+def test_numbers_out_of_range_are_a_matter_of_usage(home, more):
+    assert add(more).exit_code == 2
+    assert not home.exists()
+
+
+def test_zero_is_a_mean(home):
+    assert add("--mean 0 --scale 255,255,127.5 --color-order BGR").exit_code == 0
+
+
+def test_empty_labels(home, nets):
+    (nets / "labels.txt").write_text("\n\n")
+    assert "labels.txt: 0 labels" in refused(add())
+    assert not home.exists()
+
+
+def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
+    with pytest.raises(MissingExtraError) as caught, needs_extra("calibrate", "models add"):
+        import a_package_that_nobody_has  # noqa: F401
+    assert "tandem models add needs a_package_that_nobody_has" in caught.value.message
+    assert "pip install -c constraints.txt 'tandem[calibrate]'" in caught.value.message
+
+
+def test_other_faults_are_not_taken_for_a_missing_package():
+    with pytest.raises(ZeroDivisionError), needs_extra("calibrate", "models add"):
+        _ = 1 / 0

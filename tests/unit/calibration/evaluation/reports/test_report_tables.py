@@ -1,0 +1,110 @@
+"""The tables: every figure in its place, and names and notes are no markup."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from calibration.evaluation.accuracy_record import record_of
+from calibration.evaluation.reports.tables import points, show
+from models.model_set import ModelSet
+from tests.support.calibration.made_evaluations import (
+    FITTED,
+    HOSTILE,
+    content_of,
+    live_result,
+    measure,
+    model_set_of,
+)
+from tests.support.calibration.report_output import Page, page_of, shown
+
+
+def test_the_tables_have_every_classifier_and_precision(both):
+    lines = shown(both, measure(both)).splitlines()
+    rows = [re.findall(r"[^│┃\s]+", line)[:3] for line in lines if re.match(r"│ \w", line)]
+    assert rows[:6] == [
+        ["sure", "f32", "0.7000"],
+        ["sure", "INT8", "0.7000"],
+        ["unsure", "f32", "0.7000"],
+        ["unsure", "INT8", "0.7000"],
+        ["ensemble", "f32", "0.7000"],
+        ["ensemble", "INT8", "0.7000"],
+    ]
+
+
+def test_the_ensemble_costs_what_its_members_cost_together(both):
+    (row,) = re.findall("│ ensemble │ INT8 .*│", shown(both, measure(both)))
+    assert row.rstrip("│ ").endswith("2.5")
+
+
+@pytest.mark.parametrize(("max_drop", "says"), [(0.1, "over +10.00"), (0.2, "up to +20.00")])
+def test_a_drop_over_the_limit_is_told(both, max_drop, says):
+    manifest = both.manifest.model_copy(update={"max_drop": max_drop})
+    model_set = ModelSet(both.folder, manifest)
+    text = shown(model_set, measure(both, float_answer=(0, 0, 1, 1, 1, 2, 2, 2, 2, 0)))
+    assert "+20.00 " in text
+    assert says in text
+
+
+def test_a_long_member_name_leaves_the_figures_their_room(tmp_path):
+    name = "convnext_" + "x" * 54
+    model_set = model_set_of(tmp_path / "set", members=(name,), precisions=("INT8",))
+    text = shown(model_set, measure(model_set), width=80)
+    assert "…" not in text.split("95 %:")[0]
+    (row,) = [line for line in text.splitlines() if "convnext_" in line and "│" in line]
+    assert {"INT8", "0.7000", "0.397-0.892", "1.0000"} <= set(row.split())
+
+
+def test_brackets_in_names_and_notes_are_no_markup(hostile):
+    note = f"no images of 2 classes: {HOSTILE[3]}, [/]"
+    measured = measure(hostile, name="[bold]/x[/]", notes=(note,))
+    measured.unreadable = ["[red]/a[/].png: no image"]
+    live = live_result(num_same=9, differences=["[red]/b[/].png: probability"])
+    text = shown(hostile, measured, live)
+    assert "[bold]/x[/], 10 images" in text
+    assert note in text
+    assert "  [red]/a[/].png: no image\n" in text
+    assert "  [red]/b[/].png: probability\n" in text
+    assert "live, http://[::1]:8000: top-1 ensemble 0.7000" in text
+    assert "9 of 10 images answered as in process" in text
+
+
+def test_of_many_unreadable_images_some_are_shown(both):
+    measured = measure(both)
+    measured.unreadable = [f"{i}.png: no image" for i in range(12)]
+    text = shown(both, measured)
+    assert "12 images cannot be read" in text
+    assert "  9.png: no image\n  ... (--json has all)" in text
+    assert "10.png" not in text
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_fitted_weights_are_recommended_only_if_better(both, is_better):
+    measured = measure(both)
+    measured.fitted = FITTED if is_better else replace(FITTED, gain_interval=(-0.1, 0.6))
+    text = shown(both, measured)
+    assert "fitted weights (INT8, 4 images): sure 0.750, unsure 0.250" in text
+    assert "log-likelihood +0.2500 nats" in text
+    assert ("they beat the plain average" in text) == is_better
+    assert ("keep it" in text) != is_better
+
+
+def test_a_path_that_is_not_utf8_can_be_shown_and_written(tmp_path, both):
+    measured = measure(both)
+    measured.unreadable = ["a\udcff.png: no image"]
+    live = live_result(num_same=9, differences=["b\udcff.png: other"])
+    out = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(out, "utf-8", write_through=True), width=200)
+    show(console, both.manifest, record_of(both, measured), measured, live)
+    assert b"a?.png" in out.getvalue()
+    assert b"b?.png" in out.getvalue()
+    assert "a?.png: no image" in Page(page_of(tmp_path, both, measured, live)).texts
+    json.dumps(content_of(both, measured, live)).encode()
+
+
+@pytest.mark.parametrize(("value", "says"), [(0.005, "+0.50"), (-0.1, "-10.00"), (0.0, "+0.00")])
+def test_points_have_a_sign(value, says):
+    assert points(value) == says

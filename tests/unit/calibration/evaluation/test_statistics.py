@@ -1,0 +1,178 @@
+"""Intervals, McNemar's test and the calibration error, against published values and plain loops."""
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from calibration.evaluation.statistics import NUM_BINS, Z95, Paired, Reliability, wilson_interval
+
+BOUNDED = settings(max_examples=100, deadline=None, database=None)
+RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
+
+
+def paired(only_first: int, only_second: int, num_images: int) -> Paired:
+    found = Paired()
+    first = np.zeros(num_images, bool)
+    second = np.zeros(num_images, bool)
+    first[:only_first] = True
+    second[only_first : only_first + only_second] = True
+    found.add(first, second)
+    return found
+
+
+def two_sided(only_first: int, only_second: int) -> float:
+    """McNemar's exact test as textbooks have it: twice the smaller tail of a fair coin."""
+    total = only_first + only_second
+    tail = sum(comb(total, k) for k in range(min(only_first, only_second) + 1)) / 2**total
+    return min(1.0, 2 * tail)
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """ECE by its definition: over the bins, the share of images times |accuracy - confidence|."""
+    total = 0.0
+    for index in range(NUM_BINS):
+        inside = [
+            i for i, c in enumerate(confidence) if min(int(c * NUM_BINS), NUM_BINS - 1) == index
+        ]
+        if inside:
+            gap = np.mean([right[i] for i in inside]) - np.mean([confidence[i] for i in inside])
+            total += len(inside) / len(confidence) * abs(gap)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_images", "low", "high"),
+    [
+        (0, 10, 0, 0.2775),
+        (10, 10, 0.7225, 1),
+        (5, 10, 0.2366, 0.7634),
+        (1, 1, 0.2065, 1),
+        (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I, method 3
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_gives_the_published_intervals(num_right, num_images, low, high):
+    assert wilson_interval(num_right, num_images) == pytest.approx((low, high), abs=5e-5)
+
+
+@BOUNDED
+@given(num_images=st.integers(1, 10**6), share=st.floats(0, 1))
+def test_the_ends_of_a_wilson_interval_are_where_the_score_test_rejects(num_images, share):
+    num_right = round(share * num_images)
+    low, high = wilson_interval(num_right, num_images)
+    assert 0 <= low <= num_right / num_images + 1e-12
+    assert num_right / num_images - 1e-12 <= high <= 1
+    for end in (low, high):  # (p - end)^2 = z^2 end (1 - end) / n
+        squared = (num_right / num_images - end) ** 2
+        assert squared == pytest.approx(Z95**2 * end * (1 - end) / num_images, abs=1e-9)
+
+
+@BOUNDED
+@given(num_images=st.integers(1, 1000), share=st.floats(0, 1))
+def test_wrong_answers_have_the_mirrored_interval(num_images, share):
+    num_right = round(share * num_images)
+    low, high = wilson_interval(num_right, num_images)
+    mirrored = wilson_interval(num_images - num_right, num_images)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+@BOUNDED
+@given(batches=st.lists(RIGHT, min_size=1, max_size=4))
+def test_a_pair_counts_who_alone_was_right_over_all_batches(batches):
+    found = Paired()
+    for batch in batches:
+        first, second = (np.array(column) for column in zip(*batch, strict=True))
+        found.add(first, second)
+    images = [image for batch in batches for image in batch]
+    assert found.num_images == len(images)
+    assert found.only_first == images.count((True, False))
+    assert found.only_second == images.count((False, True))
+    accuracies = [sum(column) / len(images) for column in zip(*images, strict=True)]
+    assert found.difference == pytest.approx(accuracies[0] - accuracies[1])
+    low, high = found.interval
+    assert -1 <= low < high <= 1
+
+
+def test_the_interval_of_a_difference_is_that_of_agresti_and_min():
+    # Agresti, Categorical Data Analysis, table 10.1: 794, 150, 86 and 570; half added to each.
+    low, high = paired(150, 86, 1600).interval
+    center = 64 / 1602
+    half = 1.959964 * ((150.5 + 86.5) / 1602 - center**2) ** 0.5 / 1602**0.5
+    assert (low, high) == pytest.approx((center - half, center + half), abs=1e-9)
+    assert (round(low, 3), round(high, 3)) == (0.021, 0.059)
+
+
+def test_equal_classifiers_have_an_interval_that_is_not_a_point():
+    found = paired(0, 0, 50)
+    assert found.difference == 0
+    low, high = found.interval
+    assert low == pytest.approx(-high)
+    assert 0.01 < high < 0.1
+    assert found.p_value == 1
+
+
+def test_an_interval_stays_within_what_a_difference_can_be():
+    assert paired(1, 0, 1).interval[1] == 1
+    assert paired(0, 1, 1).interval[0] == -1
+
+
+@BOUNDED
+@given(only_first=st.integers(0, 60), only_second=st.integers(0, 60))
+def test_mcnemar_is_twice_the_smaller_tail(only_first, only_second):
+    found = paired(only_first, only_second, only_first + only_second + 1)
+    assert found.p_value == pytest.approx(two_sided(only_first, only_second), abs=1e-12)
+
+
+def test_mcnemar_of_one_side_only():
+    assert paired(5, 0, 100).p_value == pytest.approx(2 / 2**5)
+    assert paired(0, 6, 100).p_value == pytest.approx(2 / 2**6)
+    assert type(paired(5, 0, 100).p_value) is float  # JSON takes no numpy
+
+
+@BOUNDED
+@given(data=st.data(), num_images=st.integers(1, 40), num_batches=st.integers(1, 3))
+def test_the_calibration_error_is_that_of_a_plain_loop(data, num_images, num_batches):
+    shape = num_batches, num_images
+    confidence = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(0, 1, width=32)))
+    right = data.draw(hnp.arrays(np.bool_, shape))
+    found = Reliability()
+    for some, of_these in zip(confidence, right, strict=True):
+        found.add(some, of_these)
+    assert found.counts.sum() == confidence.size
+    assert found.right.sum() == right.sum()
+    expected = calibration_error(confidence.ravel(), right.ravel())
+    assert found.expected_calibration_error == pytest.approx(expected, abs=1e-6)
+
+
+def test_right_as_often_as_sure_is_no_error():
+    found = Reliability()
+    found.add(np.full(4, 0.75), np.array([True, True, True, False]))
+    assert found.expected_calibration_error == pytest.approx(0)
+
+
+def test_sure_and_always_wrong_is_the_whole_error():
+    found = Reliability()
+    found.add(np.ones(7, np.float32), np.zeros(7, bool))
+    assert found.expected_calibration_error == pytest.approx(1)
+    assert found.counts.tolist() == [0] * (NUM_BINS - 1) + [7]
+
+
+def test_a_softmax_that_rounds_to_more_than_one_is_in_the_last_bin():
+    found = Reliability()
+    found.add(np.array([1.0000001], np.float32), np.array([True]))
+    assert found.counts[-1] == 1
+
+
+def test_no_images_are_no_error():
+    assert Reliability().expected_calibration_error == 0
+
+
+def test_two_evaluations_do_not_share_their_bins():
+    Reliability().add(np.array([0.5]), np.array([True]))
+    assert Reliability().counts.sum() == 0

@@ -1,0 +1,223 @@
+"""``tandem quantize`` on whole sets: what is written, and what is left when it fails."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.quantization import quantize_set as module
+from calibration.quantization.quantize_set import Request, quantize_set
+from models import golden
+from models.errors import ModelSetError
+from models.ledger import judge
+from models.manifest import MemberRecord, read_manifest, write_manifest
+from models.model_set import ModelSet, load_model_set, read_lines
+from models.record import sha256_of
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import (
+    LABELS,
+    fragile_model,
+    save_model,
+    with_accuracy,
+    write_pictures,
+    write_tiny_set,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A set with float networks only."""
+    return write_tiny_set(tmp_path / "tiny", precision="FP16", num_convolutions=1)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("data") / "calibration", num_per_color=5)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    assert done.exit_code == 0, done.output
+    made = load_model_set(str(folder))
+    assert made.problems() == []
+    assert [set(m.networks) for m in made.manifest.members] == [{"FP16", "INT8"}] * 2
+    assert made.manifest.members[0].quantization.subset_size == 12
+    assert made.golden is not None
+    for member in made.manifest.members:
+        network = CompiledNetwork(made.network_path(member.name), RuntimeOptions())
+        golden.check(made.golden, member.name, "INT8", network)
+    assert judge(made.manifest).status == "unmeasured"
+    assert "tandem evaluate tiny --images DIR" in done.output
+
+
+def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    made = load_model_set(str(folder))
+    assert made.manifest.calibration is not None
+    recorded = read_lines(made.verified(made.manifest.calibration))
+    there = {sha256_of(path) for path in pictures.glob("*/*")}
+    assert len(set(recorded)) == 12
+    assert set(recorded) < there
+
+
+def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
+    folder: Path, pictures: Path
+) -> None:
+    for size in (12, 14):
+        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=size))
+    made = load_model_set(str(folder))
+    assert made.problems() == []
+    named = {record.path for record in made.manifest.files} | {"manifest.yaml"}
+    assert {p.name for p in folder.iterdir()} == named
+
+
+def test_one_member_alone_keeps_the_others_calibration_images(
+    folder: Path, pictures: Path, tmp_path: Path
+) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=15))
+    others = write_pictures(tmp_path / "others", num_per_color=4, side=30)
+    request = Request(others, members=("unsure",), subset_size=12)
+    before = load_model_set(str(folder)).manifest
+    quantize_set(load_model_set(str(folder)), request)
+    made = load_model_set(str(folder))
+    assert made.manifest.calibration is not None
+    assert len(read_lines(made.verified(made.manifest.calibration))) == 15 + 12
+    assert made.manifest.member("sure") == before.member("sure")
+    assert made.problems() == []
+
+
+def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
+    write_manifest(folder, measured)
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=13))
+    assert read_manifest(folder).accuracy == ()
+
+
+def fragile_set(folder: Path) -> Path:
+    write_tiny_set(folder, precision="FP16", gains={"sure": 8.0})
+    network = save_model(fragile_model(), folder, "fragile")
+    manifest = read_manifest(folder)
+    fragile = MemberRecord(name="fragile", source="", networks={"FP16": network})
+    members = (*manifest.members, fragile)
+    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    return folder
+
+
+def test_a_member_that_drops_keeps_layers_float_and_says_which(
+    tmp_path: Path, pictures: Path
+) -> None:
+    folder = fragile_set(tmp_path / "fragile")
+    validation = write_pictures(tmp_path / "validation", num_per_color=6, side=20)
+    done = tandem(
+        "quantize", folder, "--images", pictures, "--subset-size", 12, "--validation", validation
+    )
+    assert done.exit_code == 0, done.output
+    assert "fragile keeps float: gather" in done.stdout
+    made = load_model_set(str(folder))
+    assert "gather" in made.manifest.member("fragile").left_float
+    assert made.manifest.member("sure").left_float == ()
+    # The validation images chose the layers: they cannot prove the result.
+    assert made.manifest.calibration is not None
+    recorded = set(read_lines(made.verified(made.manifest.calibration)))
+    assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
+
+
+def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
+    facts = json.loads(done.stdout)
+    assert facts["set"] == "tiny"
+    assert set(facts["members"]) == {"sure", "unsure"}
+
+
+def test_unreadable_images_are_listed_and_passed_over(
+    folder: Path, pictures: Path, tmp_path: Path
+) -> None:
+    mixed = shutil.copytree(pictures, tmp_path / "mixed")
+    (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
+    (mixed / LABELS[1] / "empty.png").touch()
+    done = tandem("quantize", folder, "--images", mixed, "--subset-size", 15)
+    assert done.exit_code == 0, done.output
+    assert "2 images cannot be read" in done.stdout
+    assert "bad.jpg" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--images", "{pictures}"], "has 15 images; 300 are the set's quantization.subset_size"),
+        (["--images", "{pictures}", "--subset-size", "16"], "16 are asked for"),
+        (["--images", "{tmp}"], "no images in"),
+        (["--images", "{tmp}/none"], "is not a folder"),
+        (["--images", "{pictures}", "--subset-size", "9", "--member", "x"], "no member 'x'"),
+        (["--images", "{pictures}", "--subset-size", "9", "--preset", "fast"], "preset"),
+        (
+            ["--images", "{pictures}", "--subset-size", "9", "--validation", "{tmp}/none"],
+            "neither a folder nor a list",
+        ),
+    ],
+)
+def test_bad_input_is_said_and_the_set_is_as_it_was(
+    folder: Path, pictures: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    before = content(folder)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = tandem("quantize", folder, *(a.format(pictures=pictures, tmp=empty) for a in arguments))
+    assert isinstance(done.exception, ModelSetError), done.output
+    assert says in str(done.exception)
+    assert content(folder) == before
+
+
+def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:
+    folder = write_tiny_set(tmp_path / "int8")
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    assert "member sure has no FP16 network" in str(done.exception)
+
+
+def test_ctrl_c_half_way_leaves_the_set_as_it_was(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, done = content(folder), []
+    real = module.quantize_within
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        if done:
+            raise KeyboardInterrupt
+        done.append(real(*arguments, **options))  # type: ignore[arg-type]
+        return done[0]
+
+    monkeypatch.setattr(module, "quantize_within", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    assert done
+    assert content(folder) == before
+
+
+def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
+    hashes = []
+    for _ in range(2):
+        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
+        made: ModelSet = load_model_set(str(folder))
+        assert made.manifest.calibration is not None
+        hashes.append(made.manifest.calibration.sha256)
+    assert hashes[0] == hashes[1]
+
+
+def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
+    from calibration.quantization.calibration_images import choose
+    from models.image import ImageRule, read_image
+
+    rule = ImageRule(16, 18)
+    chosen = choose(pictures, 5, rule)
+    for path, pixels in zip(chosen.paths, chosen.pixels, strict=True):
+        np.testing.assert_array_equal(pixels, read_image(path.read_bytes(), rule))

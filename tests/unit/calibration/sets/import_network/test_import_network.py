@@ -1,0 +1,143 @@
+"""Classifiers of every shape become members that answer as numpy does."""
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from calibration.sets.fold import Normalisation
+from calibration.sets.import_network import import_network
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.calibration.classifiers import (
+    IMAGENET,
+    IMAGES,
+    MATRIX,
+    PLAIN,
+    SIDE,
+    answers,
+    classifier,
+    expected,
+    save,
+    softmax,
+)
+from tests.support.calibration.onnx_file import onnx_classifier
+from tests.support.tiny_networks import tiny_model
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "input_size"),
+    [
+        ([-1, 3, SIDE, SIDE], 1, None),
+        ([-1, 3, SIDE, SIDE], 1, SIDE),
+        ([-1, 3, -1, -1], 1, SIDE),
+        ([1, 3, SIDE, SIDE], 1, None),
+        ([-1, SIDE, SIDE, 3], 3, None),
+        ([-1, -1, -1, 3], 3, SIDE),
+        ([2, SIDE, SIDE, 3], 3, None),
+    ],
+)
+def test_layout_and_size_are_found(tmp_path, shape, channels, input_size):
+    path = save(classifier(shape, channels=channels), tmp_path)
+    imported = import_network(path, input_size, IMAGENET)
+    assert (imported.input_size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
+    assert imported.model.input().element_type == ov.Type.u8
+    assert imported.model.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
+    assert imported.model.output().partial_shape == ov.PartialShape([-1, 4])
+    assert np.allclose(answers(imported), expected(IMAGENET), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [[-1, 3, -1, -1], [1, 3, SIDE, SIDE]])
+@pytest.mark.parametrize("end", ["probabilities", "square"])
+def test_the_ending_is_found(tmp_path, shape, end):
+    imported = import_network(save(classifier(shape, end), tmp_path), SIDE, IMAGENET)
+    assert imported.model.output().partial_shape == ov.PartialShape([-1, 4])
+    assert np.allclose(answers(imported), expected(IMAGENET), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        PLAIN,
+        IMAGENET,
+        Normalisation(color_order="BGR"),
+        Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "RGB"),
+        Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "BGR"),
+        Normalisation((0.0, 0.0, 0.0), (255.0, -255.0, 127.5), "RGB"),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mean_scale_and_colour_order_are_those_of_numpy(tmp_path, how, channels):
+    shape = [-1, 3, SIDE, SIDE] if channels == 1 else [-1, SIDE, SIDE, 3]
+    imported = import_network(save(classifier(shape, channels=channels), tmp_path), None, how)
+    assert np.allclose(answers(imported), expected(how), atol=1e-5)
+    assert not np.allclose(expected(how), expected(Normalisation((1.0,) * 3, (99.0,) * 3)))
+
+
+@pytest.mark.parametrize("kind", [ov.Type.f16, ov.Type.f64, ov.Type.i32])
+def test_other_number_types_are_converted(tmp_path, kind):
+    path = save(classifier([-1, 3, SIDE, SIDE], kind=kind), tmp_path)
+    found = answers(import_network(path, None, Normalisation((0.0,) * 3, (1.0,) * 3)))
+    assert (
+        found.argmax(axis=1).tolist()
+        == expected(Normalisation((0.0,) * 3, (1.0,) * 3)).argmax(axis=1).tolist()
+    )
+
+
+def test_where_the_pixels_are_matters_not_only_their_mean(tmp_path):
+    """A transposed layout has the same mean: this one looks at a single pixel."""
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    corner = ops.slice(pixels, [0, 1, 2], [3, 2, 3], [1, 1, 1], [1, 2, 3])
+    flat = ops.reshape(corner, np.array([0, -1]), special_zero=True)
+    imported = import_network(save(ov.Model([flat], [pixels], "one"), tmp_path), None, PLAIN)
+    chosen = IMAGES[:, 1, 2, :].astype(np.float64) / 255
+    assert np.allclose(answers(imported), softmax(chosen), atol=1e-5)
+
+
+def test_probabilities_are_told_from_logits_by_looking(tmp_path):
+    shape = [-1, 3, SIDE, SIDE]
+    same = import_network(save(classifier(shape, "probabilities"), tmp_path), None, PLAIN)
+    assert np.allclose(answers(same), expected(PLAIN), atol=1e-5)
+    twice = import_network(tmp_path / "net.xml", None, PLAIN, "logits")
+    assert np.allclose(answers(twice), softmax(expected(PLAIN)), atol=1e-5)
+    kept = import_network(tmp_path / "net.xml", None, PLAIN, "probabilities")
+    assert np.allclose(answers(kept), expected(PLAIN), atol=1e-5)
+
+
+def test_a_folded_network_is_taken_as_it_is(tmp_path):
+    imported = import_network(save(tiny_model(), tmp_path), None, Normalisation((99.0,) * 3))
+    images = np.random.default_rng(3).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
+    before = CompiledNetwork(tmp_path / "net.xml", RuntimeOptions(batch_sizes=(4,)))
+    assert np.allclose(answers(imported, images), before.infer(images), atol=1e-5)
+    assert (imported.input_size, imported.num_classes) == (16, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "input_size"), [([1, SIDE, SIDE, 3], None), ([-1, -1, -1, 3], SIDE)]
+)
+@pytest.mark.parametrize("end", ["probabilities", "logits", "square"])
+def test_a_folded_network_gets_an_open_batch_a_size_and_softmax_too(
+    tmp_path, shape, input_size, end
+):
+    path = save(classifier(shape, end, ov.Type.u8, channels=3), tmp_path)
+    imported = import_network(path, input_size, IMAGENET)
+    assert imported.model.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
+    plain = Normalisation((0.0,) * 3, (1.0,) * 3, "BGR")
+    assert np.allclose(answers(imported), expected(plain), atol=1e-5)
+
+
+def test_a_quantised_network_is_int8(tmp_path):
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    low, high = np.float32(0), np.float32(1)
+    rounded = ops.fake_quantize(pixels, low, high, low, high, 256)
+    logits = ops.matmul(ops.reduce_mean(rounded, np.array([2, 3]), False), MATRIX, False, False)
+    imported = import_network(save(ov.Model([logits], [pixels], "int8"), tmp_path), None, PLAIN)
+    assert imported.precision == "INT8"
+    assert np.allclose(answers(imported), expected(PLAIN), atol=1e-2)
+
+
+def test_an_onnx_file_is_read(tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(onnx_classifier())
+    imported = import_network(path, None, IMAGENET)
+    assert (imported.input_size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
+    assert np.allclose(answers(imported), expected(IMAGENET), atol=1e-5)

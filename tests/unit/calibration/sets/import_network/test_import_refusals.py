@@ -1,0 +1,130 @@
+"""What cannot be a member: the message says why not."""
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from calibration.sets.fold import Normalisation
+from calibration.sets.import_network import import_network
+from models.errors import ModelSetError
+from tests.support.calibration.classifiers import PLAIN, SIDE, classifier, save
+
+
+@pytest.mark.parametrize("end", ["logits", "negative"])
+def test_logits_are_not_taken_for_probabilities(tmp_path, end):
+    path = save(classifier([-1, 3, SIDE, SIDE], end), tmp_path)
+    with pytest.raises(ModelSetError, match=r"does not give probabilities.*--outputs logits"):
+        import_network(path, None, PLAIN, "probabilities")
+
+
+def test_a_scale_so_small_that_numbers_overflow_is_noticed(tmp_path):
+    path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
+    with pytest.raises(ModelSetError, match="does not give probabilities"):
+        import_network(path, None, Normalisation((0.0,) * 3, (1e-44,) * 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "end", "says"),
+    [
+        ([-1, 1, SIDE, SIDE], "logits", "no side is 3 channels: a member takes colour images"),
+        ([-1, 4, SIDE, SIDE], "logits", "no side is 3 channels"),
+        ([-1, 3, SIDE, 2 * SIDE], "logits", "a member takes squares"),
+        ([-1, 3, -1, -1], "logits", "its size is open, so say --input-size"),
+        ([-1, 3, SIDE, SIDE], "squeezed", "a shape that changes with the number of images"),
+        ([1, 3, SIDE, SIDE], "one row", "its batch size is built in"),
+        ([-1, 3, SIDE, SIDE], "flat", r"gives \[\?\]; a member gives probabilities"),
+        ([-1, 3, SIDE, SIDE], "map", r"gives \[\?,4,1,2\]; a member gives"),
+    ],
+)
+def test_what_cannot_be_a_member(tmp_path, shape, end, says):
+    model = grey(shape) if shape[1] != 3 else classifier(shape, end)
+    with pytest.raises(ModelSetError, match=says) as caught:
+        import_network(save(model, tmp_path), None, PLAIN)
+    assert str(tmp_path / "net.xml") in caught.value.message
+
+
+def grey(shape: list[int]) -> ov.Model:
+    pixels = ops.parameter(shape, ov.Type.f32)
+    return ov.Model([ops.reduce_mean(pixels, np.array([2, 3]), False)], [pixels], "grey")
+
+
+@pytest.mark.parametrize(
+    ("shape", "end", "says"),
+    [
+        ([-1, 3, SIDE, SIDE], "probabilities", r"\[\?,3,8,8\]; a member takes u8 \[\?,H,W,3\]"),
+        ([-1, SIDE, 2 * SIDE, 3], "probabilities", "a member takes squares"),
+        ([1, SIDE, SIDE, 3], "one row", "its batch size is built in"),
+        ([-1, SIDE, SIDE, 3], "squeezed", "a shape that changes"),
+        ([-1, -1, -1, 3], "probabilities", "say --input-size"),
+    ],
+)
+def test_what_cannot_be_a_folded_member(tmp_path, shape, end, says):
+    channels = 1 if shape[1] == 3 else 3
+    path = save(classifier(shape, end, ov.Type.u8, channels), tmp_path)
+    with pytest.raises(ModelSetError, match=says):
+        import_network(path, None, PLAIN)
+
+
+@pytest.mark.parametrize("shape", [[-1, 3], [-1, 3, SIDE], [-1, 3, 1, SIDE, SIDE]])
+def test_what_is_no_image(tmp_path, shape):
+    rows = ops.parameter(shape, ov.Type.f32)
+    flat = ops.reshape(rows, np.array([0, -1]), special_zero=True)
+    with pytest.raises(ModelSetError, match="a member takes images"):
+        import_network(save(ov.Model([flat], [rows], "rows"), tmp_path), None, PLAIN)
+
+
+def test_a_size_other_than_the_networks_own_is_refused(tmp_path):
+    path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
+    with pytest.raises(ModelSetError, match="takes 8 px, --input-size says 16"):
+        import_network(path, 16, PLAIN)
+
+
+def test_a_size_that_the_layers_cannot_take_is_refused(tmp_path):
+    pixels = ops.parameter([-1, 3, -1, -1], ov.Type.f32)
+    flat = ops.reshape(pixels, np.array([-1, 3 * SIDE * SIDE]), special_zero=True)
+    weights = np.ones((3 * SIDE * SIDE, 4), np.float32)
+    model = ov.Model([ops.matmul(flat, weights, False, False)], [pixels], "fixed inside")
+    path = save(model, tmp_path)
+    with pytest.raises(ModelSetError, match=r"answers \[16,4\] to four images"):
+        import_network(path, 16, PLAIN)
+    with pytest.raises(ModelSetError, match="cannot take four images"):
+        import_network(path, 10, PLAIN)
+    assert import_network(path, SIDE, PLAIN).input_size == SIDE
+
+
+def test_two_outputs_are_named(tmp_path):
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    logits = ops.reduce_mean(pixels, np.array([2, 3]), False)
+    logits.get_output_tensor(0).set_names({"main"})
+    other = ops.negative(logits)
+    other.get_output_tensor(0).set_names({"auxiliary"})
+    path = save(ov.Model([logits, other], [pixels], "two"), tmp_path)
+    with pytest.raises(ModelSetError, match=r"has 2 outputs \(main, auxiliary\)"):
+        import_network(path, None, PLAIN)
+
+
+def test_two_inputs_are_counted_though_they_have_no_names(tmp_path):
+    both = [ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32) for _ in range(2)]
+    logits = ops.reduce_mean(ops.add(*both), np.array([2, 3]), False)
+    path = save(ov.Model([logits], both, "two"), tmp_path)
+    with pytest.raises(ModelSetError, match=r"has 2 inputs \(.*, .*\)"):
+        import_network(path, None, PLAIN)
+
+
+@pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.onnx", "net"])
+def test_a_text_is_no_network(tmp_path, name):
+    (tmp_path / name).write_text("hello\n")
+    with pytest.raises(ModelSetError, match=f"cannot read .*/{name}"):
+        import_network(tmp_path / name, None, PLAIN)
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(ModelSetError, match=r"cannot read .*/net\.xml"):
+        import_network(tmp_path / "net.xml", None, PLAIN)
+    with pytest.raises(ModelSetError, match="cannot read"):
+        import_network(tmp_path, None, PLAIN)
+    path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(ModelSetError, match="bin file"):
+        import_network(path, None, PLAIN)

@@ -1,0 +1,238 @@
+"""A set made of networks that are there already, or the reason why they make none."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+from pydantic import ValidationError
+
+from calibration.sets.add_set import NewSet, add_set
+from models.errors import ModelSetError
+from models.manifest import read_manifest
+from models.model_set import load_model_set
+from models.record import sha256_of
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import LABELS, tiny_model
+
+
+@pytest.fixture
+def nets(tmp_path) -> Path:
+    """A folder with networks a and b, three classes each, and their labels."""
+    folder = tmp_path / "nets"
+    folder.mkdir()
+    for name, gain in (("a", 8.0), ("b", 2.0)):
+        ov.save_model(tiny_model(gain=gain), folder / f"{name}.xml", compress_to_fp16=False)
+    (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
+    (folder / "ids.txt").write_text("n1\nn2\nn3\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def into(tmp_path) -> Path:
+    return tmp_path / "sets"
+
+
+def quantised(path: Path) -> Path:
+    """Save a network that counts as INT8."""
+    pixels = ops.parameter([-1, 16, 16, 3], ov.Type.u8)
+    low, high = np.float32(0), np.float32(255)
+    rounded = ops.fake_quantize(ops.convert(pixels, "f32"), low, high, low, high, 256)
+    rows = ops.softmax(ops.reduce_mean(rounded, np.array([1, 2]), False), 1)
+    ov.save_model(ov.Model([rows], [pixels], "int8"), path, compress_to_fp16=False)
+    return path
+
+
+def new_set(nets: Path, **changes: Any) -> NewSet:
+    facts: dict[str, Any] = {
+        "name": "mine",
+        "members": [("a", nets / "a.xml"), ("b", nets / "b.xml")],
+        "labels": nets / "labels.txt",
+    }
+    return NewSet(**(facts | changes))
+
+
+def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
+    made = add_set(
+        new_set(
+            nets,
+            class_ids=nets / "ids.txt",
+            weights={"a": 3.0},
+            sources={"b": "a friend"},
+            description="colours",
+            hint="look closely",
+            max_drop=0.25,
+            resize_shorter=20,
+        ),
+        into,
+    )
+    assert made.folder == into / "mine"
+    assert made.manifest == read_manifest(into / "mine")
+    assert made.problems() == []
+    assert made.labels == LABELS
+    assert made.class_ids == ("n1", "n2", "n3")
+    assert made.golden is not None
+    assert set(made.golden.answers) == {"a", "b"}
+    manifest = made.manifest
+    assert (manifest.description, manifest.hint, manifest.max_drop) == (
+        "colours",
+        "look closely",
+        0.25,
+    )
+    assert (manifest.image.input_size, manifest.image.resize_shorter) == (16, 20)
+    assert [(m.name, m.weight, m.source) for m in manifest.members] == [
+        ("a", 3.0, f"a.xml, sha256 {sha256_of(nets / 'a.xml')}"),
+        ("b", 1.0, "a friend"),
+    ]
+    images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
+    for name in "ab":
+        options = RuntimeOptions(batch_sizes=(2,), is_f32_forced=True)
+        before = CompiledNetwork(nets / f"{name}.xml", options).infer(images)
+        after = CompiledNetwork(made.network_path(name, "FP16"), options).infer(images)
+        assert np.allclose(before, after, atol=1e-3)  # weights are FP16 now
+
+
+def test_what_is_not_said_has_a_default(nets, into):
+    manifest = add_set(new_set(nets), into).manifest
+    assert manifest.description == "3 classes"
+    assert manifest.class_ids is None
+    assert manifest.image.resize_shorter == round(16 * 8 / 7)
+    assert {m.weight for m in manifest.members} == {1.0}
+
+
+def test_a_member_may_have_a_float_and_an_int8_network(nets, into):
+    int8 = quantised(nets / "a8.xml")
+    members = [("a", nets / "a.xml"), ("b", nets / "b.xml"), ("a", int8)]
+    made = add_set(new_set(nets, members=members), into)
+    assert [(m.name, set(m.networks)) for m in made.manifest.members] == [
+        ("a", {"FP16", "INT8"}),
+        ("b", {"FP16"}),
+    ]
+    assert made.manifest.members[0].source.startswith("a.xml, ")
+    assert made.problems() == []
+
+
+def test_a_member_twice_in_one_precision(nets, into):
+    members = [("a", nets / "a.xml"), ("a", nets / "b.xml")]
+    with pytest.raises(ModelSetError, match="--member a is given twice as FP16"):
+        add_set(new_set(nets, members=members), into)
+    assert list(into.iterdir()) == []
+
+
+def test_class_counts_that_differ_name_every_file(nets, into):
+    pixels = ops.parameter([-1, 16, 16, 3], ov.Type.u8)
+    means = ops.reduce_mean(ops.convert(pixels, "f32"), np.array([1, 2]), False)
+    rows = ops.softmax(ops.concat([means, means], 1), 1)
+    ov.save_model(ov.Model([rows], [pixels], "six"), nets / "b.xml")
+    with pytest.raises(ModelSetError) as caught:
+        add_set(new_set(nets), into)
+    assert f"a ({nets}/a.xml): 16 px, 3 classes" in caught.value.message
+    assert f"b ({nets}/b.xml): 16 px, 6 classes" in caught.value.message
+    assert not into.exists()
+
+
+def test_sizes_that_differ(nets, into):
+    ov.save_model(tiny_model(size=8), nets / "b.xml")
+    with pytest.raises(ModelSetError, match=r"8 px, 3 classes.* must be the same"):
+        add_set(new_set(nets), into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize(("text", "count"), [("", 0), ("\n \n", 0), ("a\nb\n", 2), ("a\n" * 4, 4)])
+def test_a_wrong_number_of_labels(nets, into, text, count):
+    (nets / "labels.txt").write_text(text)
+    with pytest.raises(ModelSetError, match=rf"labels\.txt: {count} labels"):
+        add_set(new_set(nets), into)
+    assert not into.exists()
+
+
+def test_labels_that_cannot_be_read(nets, into):
+    with pytest.raises(ModelSetError, match=r"cannot read .*none\.txt: No such file"):
+        add_set(new_set(nets, labels=nets / "none.txt"), into)
+    (nets / "labels.txt").write_bytes(b"\xff\n")
+    with pytest.raises(ModelSetError, match="not UTF-8"):
+        add_set(new_set(nets), into)
+
+
+@pytest.mark.parametrize("text", ["n1\nn2\n", "n1\nn2\nn2\n", "n1\nn2\nn3\nn3\n", "1\n2\n3\n4\n"])
+def test_class_ids_that_are_not_one_per_class(nets, into, text):
+    (nets / "ids.txt").write_text(text)
+    with pytest.raises(ModelSetError, match=r"ids\.txt has \d class ids, \d different ones, for 3"):
+        add_set(new_set(nets, class_ids=nets / "ids.txt"), into)
+    assert list(into.iterdir()) == []
+
+
+@pytest.mark.parametrize("facts", ["weights", "sources"])
+def test_facts_of_a_member_that_is_none(nets, into, facts):
+    with pytest.raises(ModelSetError, match="no --member 'c' that a weight or source is for"):
+        add_set(new_set(nets, **{facts: {"a": 1.0, "c": 1.0}}), into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "../mine"},
+        {"name": "/tmp/mine"},
+        {"name": ".."},
+        {"name": "."},
+        {"name": ""},
+        {"name": ".mine"},
+        {"name": "a/b"},
+        {"name": "a" * 64},
+        {"name": "mine.partial"},
+        {"weights": {"a": 0.0}},
+        {"weights": {"a": -1.0}},
+        {"weights": {"a": float("nan")}},
+        {"weights": {"a": float("inf")}},
+        {"max_drop": float("nan")},
+        {"max_drop": 1.5},
+        {"resize_shorter": 15},
+    ],
+)
+def test_what_no_manifest_may_have_is_refused_before_anything_is_written(
+    nets, into, tmp_path, changes
+):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((ValidationError, ModelSetError)):
+        add_set(new_set(nets, **{"members": [("a", nets / "a.xml")]} | changes), into)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "A", "a-b", "a.b", "1a", "ensemble", "a" * 64])
+def test_a_members_bad_name_writes_nothing(nets, into, tmp_path, name):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValidationError):
+        add_set(new_set(nets, members=[(name, nets / "a.xml")]), into)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_set_that_is_there_is_replaced_only_if_asked_for(nets, into):
+    add_set(new_set(nets), into)
+    again = new_set(nets, members=[("b", nets / "b.xml")], description="again")
+    with pytest.raises(ModelSetError, match="mine exists; give another name, or --replace"):
+        add_set(again, into)
+    assert load_model_set(str(into / "mine")).manifest.description == "3 classes"
+    made = add_set(again, into, is_replaced=True)
+    assert [m.name for m in made.manifest.members] == ["b"]
+    named = {record.path for record in made.manifest.files} | {"manifest.yaml"}
+    assert {p.name for p in made.folder.iterdir()} == named
+    assert [p.name for p in into.iterdir()] == ["mine"]
+
+
+def test_a_replacement_that_fails_leaves_the_set(nets, into):
+    made = add_set(new_set(nets), into)
+    (nets / "ids.txt").write_text("one\n")
+    with pytest.raises(ModelSetError, match="1 class ids"):
+        add_set(new_set(nets, class_ids=nets / "ids.txt"), into, is_replaced=True)
+    assert made.problems() == []
+    assert [p.name for p in into.iterdir()] == ["mine"]
+
+
+def test_a_set_may_be_made_anew_from_its_own_networks(nets, into):
+    first = add_set(new_set(nets), into)
+    members = [(name, first.network_path(name, "FP16")) for name in "ab"]
+    again = new_set(nets, members=members, labels=first.folder / "labels.txt")
+    assert add_set(again, into, is_replaced=True).problems() == []

@@ -1,0 +1,55 @@
+"""The choice between a replica on the caller's node and one elsewhere."""
+
+from collections import Counter
+
+import pytest
+
+from app.calls.locality_router import SLACK, choose
+
+
+def ranks(queues: dict[str, int | None]) -> list[list[str]]:
+    """Choose among replicas whose names say where they are."""
+    near = [name for name in queues if name.startswith("near")]
+    far = [name for name in queues if name.startswith("far")]
+    return choose(near, far, queues.__getitem__)
+
+
+@pytest.mark.parametrize("queue", [0, 3, 60])
+def test_with_equal_queues_the_near_one_is_called(queue: int) -> None:
+    assert ranks({"near": queue, "far": queue}) == [["near"], ["far"]]
+
+
+def test_the_near_one_is_called_within_the_slack() -> None:
+    assert ranks({"near": 4 + SLACK, "far": 4}) == [["near"], ["far"]]
+
+
+def test_beyond_the_slack_the_other_is_called() -> None:
+    assert ranks({"near": 5 + SLACK, "far": 4}) == [["far"], ["near"]]
+
+
+@pytest.mark.parametrize("queues", [{"near": None, "far": 0}, {"near": 0, "far": None}])
+def test_what_is_not_known_is_asked_of_both(queues: dict[str, int | None]) -> None:
+    assert ranks(queues) == [["near", "far"]]
+
+
+@pytest.mark.parametrize("side", ["near", "far"])
+def test_where_there_is_one_side_alone_two_are_compared(side: str) -> None:
+    (rank,) = ranks({f"{side}1": 5, f"{side}2": 0, f"{side}3": None})
+    assert len(set(rank)) == 2
+    assert ranks({side: 7}) == [[side]]
+
+
+def test_load_that_arrives_at_one_node_spreads_over_all() -> None:
+    queues: dict[str, int | None] = {"near": 0, "far1": 0, "far2": 0}
+    for _ in range(300):
+        chosen = ranks(queues)[0][0]
+        queues[chosen] = (queues[chosen] or 0) + 1
+    lengths = sorted(length or 0 for length in queues.values())
+    assert lengths[-1] - lengths[0] <= 3
+
+
+def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
+    queues: dict[str, int | None] = {"near1": 0, "near2": 9, "near3": 9, "far": 50}
+    counted = Counter(ranks(queues)[0][0] for _ in range(600))
+    assert set(counted) == {"near1", "near2", "near3"}
+    assert counted["near1"] > counted["near2"] + counted["near3"]

@@ -1,0 +1,193 @@
+"""``tandem bench`` against a server of the test's: real load, real processes, short runs."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from app.bench.photos import drawn_photos
+from app.bench.upper_bound import Setup, setups
+from app.cli.classify import NothingToClassifyError
+from app.errors import ConfigError
+from tests.support.command_line import tandem
+from tests.support.http_server import FakeServer
+from tests.support.tiny_networks import picture, write_tiny_set
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as fake:
+        fake.get = (200, b'{"ready": true, "model_set": "fake"}')
+        yield fake
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for color in ("red", "green", "blue"):
+        (folder / f"{color}.png").write_bytes(picture(color))
+    return folder
+
+
+def bench(*arguments: object) -> Result:
+    return tandem("bench", *arguments)
+
+
+def result_of(*arguments: object) -> dict:  # type: ignore[type-arg]
+    done = bench(*arguments, "--json", "-")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_closed_and_open_loops_send_every_photo_in_turn(server: FakeServer, photos: Path) -> None:
+    load = ("--concurrency", "2", "--rate", "40", "--duration", "0.5", "--warm-up", "0")
+    result = result_of("--url", server.url, "--images", photos, *load)
+    closed, opened = result["runs"]
+    assert (closed["kind"], opened["kind"]) == ("closed", "open")
+    assert closed["num_ok"] == closed["num_requests"] > 2
+    assert 5 < opened["num_requests"] < 50
+    assert opened["errors"] == {}
+    assert result["num_images"] == 3
+    sent = [body for path, body in server.requests if path.startswith("/v1/classify")]
+    assert set(sent) == {path.read_bytes() for path in photos.iterdir()}
+    assert closed["client_cpu_ms"] > 0
+    assert closed["service_cpu_ms"] is None  # no tandem serve listens there
+
+
+def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
+    load = ("--concurrency", "1", "--files", "4", "--duration", "0.3", "--warm-up", "0")
+    result = result_of("--url", server.url, "--images", photos, *load)
+    (run,) = result["runs"]
+    assert result["files_per_request"] == 4
+    assert run["images_per_s"] == pytest.approx(4 * run["throughput"], abs=0.03)
+    bodies = [body for path, body in server.requests if path.startswith("/v1/classify")]
+    contents = [path.read_bytes() for path in sorted(photos.iterdir())]
+    for body in bodies:  # four of three photos: one comes twice
+        assert sum(body.count(content) for content in contents) == 4
+        assert all(content in body for content in contents)
+
+
+def test_no_more_than_the_clients_are_under_way(server: FakeServer) -> None:
+    under_way, highest, lock = 0, 0, threading.Lock()
+
+    def answer(_: bytes) -> tuple[int, bytes]:
+        nonlocal under_way, highest
+        with lock:
+            under_way += 1
+            highest = max(highest, under_way)
+        threading.Event().wait(0.005)
+        with lock:
+            under_way -= 1
+        return 200, b"{}"
+
+    server.answer = answer
+    result_of("--url", server.url, "--concurrency", "3", "--duration", "0.4", "--warm-up", "0")
+    assert highest == 3
+
+
+def test_errors_are_counted_by_kind(server: FakeServer) -> None:
+    numbers = count()
+    server.answer = lambda _: (200, b"{}") if next(numbers) % 2 else (429, b"{}")
+    load = ("--concurrency", "1", "--duration", "0.3", "--warm-up", "0")
+    (run,) = result_of("--url", server.url, *load)["runs"]
+    assert run["errors"]["http_429"] == pytest.approx(run["num_ok"], abs=1)
+
+
+def test_nothing_answered_is_exit_code_1(server: FakeServer) -> None:
+    server.answer = lambda _: (503, b"{}")
+    load = ("--concurrency", "1", "--duration", "0.2", "--warm-up", "0")
+    done = bench("--url", server.url, *load)
+    assert done.exit_code == 1
+    assert "http_503" in done.stdout
+    assert "no request was answered" in done.output
+
+
+def test_a_rate_that_nothing_can_serve_ends_and_says_so(server: FakeServer) -> None:
+    release = threading.Event()
+    busy = threading.Lock()
+
+    def one_at_a_time(_: bytes) -> tuple[int, bytes]:
+        with busy:
+            release.wait(0.02)
+        return 200, b"{}"
+
+    server.answer = one_at_a_time
+    load = ("--rate", "300", "--duration", "0.4", "--warm-up", "0")
+    done = bench("--url", server.url, *load)
+    assert done.exit_code == 0
+    assert "300/s is more than the service can do" in done.stdout
+
+
+def test_the_plot_is_drawn(server: FakeServer, tmp_path: Path) -> None:
+    load = ("--rate", "20,40", "--duration", "0.3", "--warm-up", "0")
+    assert bench("--url", server.url, *load, "--plot", tmp_path / "x.svg").exit_code == 0
+    assert "offered requests/s" in (tmp_path / "x.svg").read_text()
+
+
+def test_nobody_there(free_port: Callable[[], int]) -> None:
+    done = bench("--url", f"http://127.0.0.1:{free_port()}")
+    assert isinstance(done.exception, ConfigError)
+    assert "start one with tandem serve" in str(done.exception)
+
+
+def test_a_service_that_is_not_ready(server: FakeServer) -> None:
+    server.get = (503, b"{}")
+    assert "no Tandem is ready" in str(bench("--url", server.url).exception)
+
+
+def test_an_empty_folder(tmp_path: Path, server: FakeServer) -> None:
+    done = bench("--url", server.url, "--images", tmp_path)
+    assert isinstance(done.exception, NothingToClassifyError)
+
+
+@pytest.mark.parametrize("option", [("--rate", "nan"), ("--rate", "0"), ("--concurrency", "x")])
+def test_loads_that_are_none(option: tuple[str, str]) -> None:
+    assert isinstance(bench(*option).exception, ConfigError)
+
+
+def test_a_result_with_nowhere_to_go() -> None:
+    assert "cannot write" in str(bench("--json", "/no/such/folder/x.json").exception)
+
+
+def test_the_limit_of_a_tiny_set(tmp_path: Path, photos: Path) -> None:
+    folder = write_tiny_set(tmp_path / "tiny")
+    short = ("--duration", "0.1")
+    result = result_of("--limit", "--model-set", folder, "--images", photos, *short)
+    limit = result["limit"]
+    assert limit["images_per_s"] == max(row["images_per_s"] for row in limit["setups"])
+    assert limit["latency_ms"] > 0
+    assert result["num_images"] == 3
+
+
+def test_setups_use_every_core_once() -> None:
+    for cores in (1, 2, 3, 8, 12, 64):
+        found = setups(cores)
+        assert all(setup.streams * setup.threads == cores for setup in found)
+        assert len(set(found)) == len(found)
+    assert Setup(8, 2, 1) in setups(2)
+
+
+def test_drawn_photos_are_the_same_again_and_decode() -> None:
+    from models.image import ImageRule, read_image
+
+    first, again = drawn_photos(3), drawn_photos(3)
+    assert first == again
+    assert len(set(first)) == 3
+    assert all(read_image(body, ImageRule(224, 256)).shape == (224, 224, 3) for body in first)
+
+
+def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    load = ("--concurrency", "1", "--duration", "0.2", "--warm-up", "0", "--key-file", key)
+    done = bench("--url", server.url, "--images", photos, *load, "--json", "-")
+    assert done.exit_code == 0, done.output
+    ready, *others = server.keys
+    assert ready is None
+    assert set(others) == {f"Bearer {'k' * 32}"}
+    assert "kkkk" not in done.output

@@ -1,0 +1,174 @@
+"""``tandem classify`` against a server on a thread: files, answers, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from app.cli.classify import NothingToClassifyError, find_files
+from tests.support.command_line import tandem
+from tests.support.http_server import classified
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """A working folder with pictures and other things."""
+    for name in ("b.jpg", "a.PNG", "notes.txt", "sub/c.webp", "sub/deep/d.jpeg", "odd[1].jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["b.jpg"], ["b.jpg"]),
+        (["notes.txt"], ["notes.txt"]),  # named: sent as it is, the service judges
+        (["sub"], ["sub/c.webp", "sub/deep/d.jpeg"]),
+        (["."], ["a.PNG", "b.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.jpeg"]),
+        (["*.jpg"], ["b.jpg", "odd[1].jpg"]),
+        (["**/*.jpeg"], ["sub/deep/d.jpeg"]),
+        (["odd[1].jpg"], ["odd[1].jpg"]),  # the file itself before the glob
+        (["b.jpg", "b.jpg", "*.jpg", "sub", "sub/c.webp"], None),
+    ],
+)
+def test_files_are_found_once_and_in_order(paths, expected):
+    found = [str(path) for path in find_files(paths)]
+    expected = expected or ["b.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.jpeg"]
+    assert found == expected
+
+
+def test_a_folder_whose_name_ends_like_a_picture_is_no_picture(folder):
+    (folder / "sub" / "album.jpg").mkdir()
+    assert [p.name for p in find_files(["sub"])] == ["c.webp", "d.jpeg"]
+
+
+def test_an_absolute_glob(folder):
+    assert list(find_files([f"{folder}/*.jpg"])) == [folder / "b.jpg", folder / "odd[1].jpg"]
+
+
+@pytest.mark.parametrize("path", ["missing.jpg", "*.gif", "empty"])
+def test_nothing_found_is_said(folder, path):
+    (folder / "empty").mkdir()
+    with pytest.raises(NothingToClassifyError, match=path.replace("*", r"\*")):
+        list(find_files([path]))
+
+
+def classify(*arguments: object) -> Result:
+    return tandem("classify", *arguments)
+
+
+def test_a_table_of_labels(server):
+    result = classify("b.jpg", "--url", server.url + "/", "--top-k", "3")
+    assert result.exit_code == 0, result.output
+    assert "b.jpg" in result.stdout
+    assert "tench" in result.stdout
+    assert "0.900" in result.stdout
+    assert server.requests == [("/v1/classify?top_k=3", b"b.jpg")]
+
+
+def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
+    answer = classified() | {"skipped_members": ["b", "c"]}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    result = classify("b.jpg", "--url", server.url)
+    assert "a tench 0.90 (sure; not asked: b, c)" in result.stdout
+    row = json.loads(classify("b.jpg", "--json", "--url", server.url).stdout)
+    assert row["skipped_members"] == ["b", "c"]
+
+
+def test_a_degraded_answer_says_who_is_missing_and_why(server):
+    answer = classified() | {"degraded": True, "missing_members": {"b": "late"}}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    result = classify("b.jpg", "--url", server.url)
+    assert "a tench 0.90; degraded, without b (late)" in " ".join(result.stdout.split())
+
+
+def test_json_is_one_line_per_file_in_order(server):
+    server.answer = lambda body: (200, json.dumps(classified(body.decode() * 40)).encode())
+    result = classify(".", "--json", "--url", server.url)
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    names = ["a.PNG", "b.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.jpeg"]
+    assert [row["file"] for row in rows] == names
+    assert [row["predictions"][0]["label"] for row in rows] == [n * 40 for n in names]
+
+
+def refuse_b(body: bytes) -> tuple[int, bytes]:
+    if body == b"b.jpg":
+        error = {"code": "not_an_image", "message": "no [image] here", "request_id": "r"}
+        return 400, json.dumps({"error": error}).encode()
+    return 200, json.dumps(classified()).encode()
+
+
+def test_one_that_fails_is_told_and_counted(server):
+    server.answer = refuse_b
+    result = classify("*.jpg", "--url", server.url)
+    assert result.exit_code == 1
+    assert "no [image] here" in result.stdout
+    assert "1 of 2 failed" in result.stderr
+    rows = classify("*.jpg", "--json", "--url", server.url).stdout.splitlines()
+    assert json.loads(rows[0])["error"]["code"] == "not_an_image"
+    assert "predictions" in json.loads(rows[1])
+
+
+def test_names_and_labels_are_shown_as_they_are(server, folder):
+    (folder / "x[").mkdir()
+    (folder / "x[" / "].jpg").write_bytes(b"")
+    server.answer = lambda _: (200, json.dumps(classified("[red]robin")).encode())
+    result = classify("odd[1].jpg", "x[/].jpg", "--url", server.url)
+    assert result.exit_code == 0, result.exception
+    for text in ("odd[1].jpg", "x[/].jpg", "[red]robin"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8000", "http://[", "nonsense"])
+def test_a_service_that_is_not_there(url):
+    result = classify("b.jpg", "--json", "--url", url)
+    assert result.exit_code == 1, result.exception
+    error = json.loads(result.stdout)["error"]
+    assert error["code"] == "unreachable"
+    assert url in error["message"]
+    assert "tandem serve" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, b"<html>"),
+        (404, b'{"detail": "Not Found"}'),
+        (200, b"[]"),
+        (200, b'"yes"'),
+        (500, b""),
+        (502, b'{"error": "Bad Gateway"}'),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_another_service_at_the_url(server, answer, form):
+    server.answer = lambda _: answer
+    result = classify("b.jpg", "--url", server.url, *form)
+    assert result.exit_code == 1, result.exception
+    assert isinstance(result.exception, SystemExit)
+    assert str(answer[0]) in result.stdout
+    assert "not as Tandem does" in result.stdout
+
+
+def test_a_file_that_cannot_be_read(server, folder):
+    (folder / "folder.jpg").mkdir()
+    (folder / "dangling.jpg").symlink_to(folder / "nowhere")
+    result = classify("*.jpg", "--json", "--url", server.url)
+    rows = {row["file"]: row for row in map(json.loads, result.stdout.splitlines())}
+    assert result.exit_code == 1
+    assert rows["dangling.jpg"]["error"]["code"] == "unreadable"
+    assert "predictions" in rows["b.jpg"]
+
+
+def test_the_services_key_comes_from_a_file_or_the_environment(server, folder, monkeypatch):
+    key = folder / "key"
+    key.write_text("k" * 32)
+    assert classify("b.jpg", "--url", server.url, "--key-file", key).exit_code == 0
+    monkeypatch.setenv("TANDEM_API_KEY", "e" * 32)
+    assert classify("b.jpg", "--url", server.url).exit_code == 0
+    assert server.keys == [f"Bearer {'k' * 32}", f"Bearer {'e' * 32}"]

@@ -1,0 +1,95 @@
+"""The command line itself: help, version, and errors as one line."""
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import click
+import pytest
+import typer
+
+from app.cli import main as cli
+from tests.support.command_line import tandem
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+
+
+COMMANDS = list(commands(typer.main.get_command(cli.app)))
+
+
+def name_of(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else ""
+
+
+def help_of(*path: str) -> str:
+    result = tandem(*path, "--help")
+    assert result.exit_code == 0, result.output
+    return ANSI.sub("", result.stdout)
+
+
+def test_the_commands_that_there_are():
+    assert {" ".join(path) for path, _ in COMMANDS} >= {
+        "serve",
+        "classify",
+        "models",
+        "models list",
+        "models verify",
+    }
+    text = help_of()
+    for path, _ in COMMANDS:
+        assert path[0] in text
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
+def test_help_explains_the_command_and_mentions_each_option(path, command):
+    text = help_of(*path)
+    assert command.help
+    for parameter in command.params:
+        for name in parameter.opts:
+            assert name.lower() in text.lower()
+
+
+def test_the_version():
+    result = tandem("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"tandem {version('tandem')}\n"
+
+
+def test_without_a_command_help_is_shown():
+    result = tandem()
+    assert "Usage" in result.output
+
+
+def main(monkeypatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+@pytest.mark.parametrize("path", ["nothing.jpg", "odd[/]name", "[red]x.jpg"])
+def test_an_error_is_one_line_and_exit_code_2(monkeypatch, capsys, path):
+    assert main(monkeypatch, "classify", path) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"tandem: no such file or folder: {path}\n"
+
+
+def test_a_wrong_option_is_exit_code_2(monkeypatch, capsys):
+    assert main(monkeypatch, "classify", "x", "--top-k", "0") == 2
+    assert "--top-k" in ANSI.sub("", capsys.readouterr().err)
+
+
+def test_serve_refuses_a_configuration_before_ray_starts(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("aplications: []\n")
+    assert main(monkeypatch, "serve", "--config", str(path)) == 2
+    assert "did you mean applications?" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""``tandem environment``: what a shell on a node of a cluster evaluates before ``ray start``."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+from ray.serve._private import constants
+
+from app.environment import node_environment, serve_environment
+from app.launch.haproxy import max_connections
+from tests.support.command_line import tandem
+
+
+def evaluated(text: str) -> dict[str, str]:
+    """Return what a shell has in its environment after the text, beside what it had anyway."""
+    done = subprocess.run(
+        ["env", "-i", "sh", "-c", f"{text}\nexport -p"], capture_output=True, text=True, check=True
+    )
+    lines = (line.removeprefix("export ") for line in done.stdout.splitlines())
+    pairs = (line.partition("=") for line in lines)
+    return {name: "".join(shlex.split(value)) for name, _, value in pairs if name != "PWD"}
+
+
+def test_a_shell_gets_the_nodes_environment(tmp_path):
+    result = tandem("environment", "--folder", tmp_path / "a folder")
+    assert result.exit_code == 0
+    found = evaluated(result.stdout)
+    found.pop("OLDPWD", None)
+    assert found.pop("RAY_SERVE_HAPROXY_MAXCONN") == str(max_connections())
+    assert found == node_environment(tmp_path / "a folder" / "haproxy")
+
+
+def test_the_command_that_it_names_can_be_run(tmp_path):
+    tandem("environment", "--folder", tmp_path)
+    told = subprocess.run([tmp_path / "haproxy", "-v"], capture_output=True, text=True, check=True)
+    assert "HAProxy version" in told.stdout
+
+
+def test_a_node_shares_nothing_and_sends_again_what_one_machine_does_not(tmp_path):
+    node = node_environment(tmp_path / "haproxy")
+    one = serve_environment(tmp_path, (1, 2))
+    assert not any("_PORT" in name or "_FILE" in name for name in node)
+    assert {name: value for name, value in node.items() if name in one}.items() <= one.items()
+    assert {name for name in node.keys() - one.keys() if "RETR" in name} == {
+        "RAY_SERVE_HAPROXY_RETRY_ON",
+        "RAY_SERVE_HAPROXY_RETRIES",
+    }
+
+
+def test_serve_knows_every_variable_that_is_set(tmp_path):
+    source = Path(constants.__file__).read_text("utf-8")
+    names = {n for n in node_environment(tmp_path) if n.startswith("RAY_SERVE_")}
+    assert {n for n in names if f'"{n}"' not in source} == set()

@@ -1,0 +1,143 @@
+"""``tandem models`` on sets made in code, whole and spoilt."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import Result
+
+from models.errors import ModelSetError
+from models.manifest import read_manifest, write_manifest
+from models.record import FileRecord
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
+
+
+@pytest.fixture
+def sets(tiny_set, tmp_path) -> Path:
+    shutil.copytree(tiny_set, tmp_path / "sets" / "tiny")
+    return tmp_path / "sets"
+
+
+def models(*arguments: str | Path) -> Result:
+    return tandem("models", *arguments)
+
+
+def test_own_sets_are_listed_beside_the_bundled(sets):
+    result = models("list", "--model-dir", sets, "--json")
+    assert result.exit_code == 0
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert {"tiny", "imagenette"} <= set(rows)
+    assert rows["tiny"] == {
+        "folder": str(sets / "tiny"),
+        "name": "tiny",
+        "num_classes": 3,
+        "input_size": 16,
+        "members": ["sure", "unsure"],
+        "top1": {},
+    }
+    table = models("list", "--model-dir", sets).stdout
+    assert "tiny" in table
+    assert "not measured" in table
+
+
+def test_a_record_without_an_ensemble_is_no_obstacle(tmp_path):
+    folder = write_tiny_set(tmp_path / "one", name="one")
+    write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0}))
+    result = models("list", "--model-dir", tmp_path)
+    assert result.exit_code == 0, result.exception
+    assert "not measured" in result.stdout
+
+
+def test_the_ensembles_accuracy_is_listed_until_the_networks_change(tmp_path):
+    folder = write_tiny_set(tmp_path / "one", name="one")
+    write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0, "ensemble": 0.5}))
+    facts = json.loads(models("list", "--model-dir", tmp_path, "--json").stdout)
+    assert [f["top1"] for f in facts if f["name"] == "one"] == [{"INT8": 0.5}]
+    other = write_tiny_set(tmp_path / "two", name="two", gains={"sure": 3.0})
+    manifest = read_manifest(folder).model_copy(update={"members": read_manifest(other).members})
+    write_manifest(folder, manifest)
+    facts = json.loads(models("list", "--model-dir", tmp_path, "--json").stdout)
+    assert [f["top1"] for f in facts if f["name"] == "one"] == [{}]
+
+
+def test_a_whole_set(sets):
+    result = models("verify", "tiny", "--model-dir", sets)
+    assert result.exit_code == 0, result.output
+    assert "ok tiny: 5 files, every network runs; no golden answers recorded" in result.stdout
+    as_json = json.loads(models("verify", sets / "tiny", "--json").stdout)
+    assert as_json == {"set": "tiny", "ok": True, "problems": []}
+
+
+def alter(folder: Path) -> None:
+    (folder / "sure.bin").write_bytes(b"other")
+
+
+def lose(folder: Path) -> None:
+    (folder / "unsure.xml").unlink()
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content | changes), "utf-8")
+
+
+def forget_a_label(folder: Path) -> None:
+    (folder / "labels.txt").write_text("blue\ngreen\n")
+    rewrite(folder, labels=FileRecord.of(folder, "labels.txt").model_dump())
+
+
+def claim_another_size(folder: Path) -> None:
+    rewrite(folder, image={"input_size": 32, "resize_shorter": 32})
+
+
+def break_a_network(folder: Path) -> None:
+    (folder / "sure.xml").write_text("<net/>")
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    xml = FileRecord.of(folder, "sure.xml").model_dump()
+    content["members"][0]["networks"]["INT8"]["xml"] = xml
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (alter, "sure.bin was altered"),
+        (lose, "unsure.xml is missing"),
+        (forget_a_label, "has 2 labels, the manifest says num_classes: 3"),
+        (claim_another_size, "the network takes 16x16"),
+        (break_a_network, "sure.xml"),
+    ],
+)
+def test_a_spoilt_set(sets, spoil, says):
+    spoil(sets / "tiny")
+    result = models("verify", "tiny", "--model-dir", sets)
+    assert result.exit_code == 1
+    assert says in result.stdout
+    answer = json.loads(models("verify", "tiny", "--model-dir", sets, "--json").stdout)
+    assert not answer["ok"]
+    assert says in " ".join(answer["problems"])
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(sets, tmp_path):
+    folder = Path(shutil.move(sets / "tiny", tmp_path / "my [bold] [/] sets"))
+    lose(folder)
+    result = models("verify", folder)
+    assert result.exit_code == 1, result.exception
+    assert str(folder / "unsure.xml") in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"colour": 1}, "colour: Extra inputs"),
+        ({"labels": {"path": "../labels.txt", "sha256": "0" * 64}}, "stay inside it"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used(sets, changes, says):
+    rewrite(sets / "tiny", **changes)
+    result = models("verify", "tiny", "--model-dir", sets)
+    assert isinstance(result.exception, ModelSetError)  # main() makes one line of it
+    assert says in result.exception.message

@@ -1,0 +1,105 @@
+"""The Classifier on a tiny network: each image its own row, and a caller that leaves."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from app.deployments.classifier import Classifier
+from app.errors import ConfigError, DeadlineError, OverloadedError
+from app.settings import Settings
+from models.errors import ModelSetError
+from models.golden import GoldenMismatchError
+from tests.support.tiny_networks import (
+    COLORS,
+    SIZE,
+    take_golden,
+    write_opposite_sets,
+    write_tiny_set,
+)
+
+
+def settings(folder, **changes: object) -> Settings:
+    return Settings(
+        model_set=str(folder), batch_sizes=(1, 4), streams=1, compile_cache=None
+    ).model_copy(update=changes)
+
+
+def images(*colors: str) -> np.ndarray:
+    return np.array([np.full((SIZE, SIZE, 3), COLORS[c], np.uint8) for c in colors])
+
+
+async def test_every_image_has_its_own_row(tiny_set):
+    classifier = Classifier(settings(tiny_set), "sure")
+    colors = ["red", "blue", "green", "red", "red", "blue"]
+    answer = await classifier.classify(images(*colors), 10.0)
+    assert [list(COLORS)[i] for i in answer.probabilities.argmax(1)] == colors
+    assert answer.probabilities.dtype == np.float32
+    assert answer.batch_size == (4, 4, 4, 4, 1, 1)  # 1 and 4 are compiled: nothing is padded
+    assert all(ms > 0 for ms in answer.infer_ms)
+    assert all(ms >= 0 for ms in answer.queue_ms)
+
+
+async def test_too_many_images_and_no_time(tiny_set):
+    classifier = Classifier(settings(tiny_set, max_queued_images=2), "sure")
+    with pytest.raises(OverloadedError, match="3 more do not fit into 2"):
+        await classifier.classify(images("red", "red", "red"), 10.0)
+    with pytest.raises(DeadlineError, match="no time is left"):
+        await classifier.classify(images("red"), -1.0)
+    assert len((await classifier.classify(images("red", "blue"), 10.0)).probabilities) == 2
+
+
+async def test_what_a_caller_that_left_had_queued_is_dropped(tiny_set):
+    classifier = Classifier(settings(tiny_set, max_queued_images=8), "sure")
+    leaving = asyncio.ensure_future(classifier.classify(images(*["red"] * 8), 10.0))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    answer = await classifier.classify(images(*["green"] * 8), 10.0)  # all places are free
+    assert len(answer.probabilities) == 8
+
+
+def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
+    with pytest.raises(ModelSetError, match="no member 'resnet50'"):
+        Classifier(settings(tiny_set), "resnet50")
+    image = {"input_size": 32, "resize_shorter": 32}
+    other = write_tiny_set(tmp_path / "other", image=image)
+    with pytest.raises(ModelSetError, match="the network takes 16x16"):
+        Classifier(settings(other), "sure")
+    (other / "sure.bin").write_bytes(b"")
+    with pytest.raises(ModelSetError, match=r"sure\.bin was altered"):
+        Classifier(settings(other), "sure")
+
+
+async def test_settings_change_without_a_restart(tiny_set):
+    classifier = Classifier(settings(tiny_set, batch_sizes=(1, 2, 4)), "sure")
+    classifier.reconfigure({"max_batch_size": 2, "max_queued_images": 3})
+    answer = await classifier.classify(images("red", "blue", "green"), 10.0)
+    assert answer.batch_size == (2, 2, 1)
+    with pytest.raises(OverloadedError, match="4 more do not fit into 3"):
+        await classifier.classify(images(*["red"] * 4), 10.0)
+    classifier.reconfigure({"max_batch_size": 99, "max_queued_images": 5})  # 4 is compiled
+    answer = await classifier.classify(images("red", "blue", "green", "red", "red"), 10.0, "bulk")
+    assert answer.batch_size == (4, 4, 4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "user_config", [{"max_batch_size": 0}, {"max_batch": 4}, {"max_queued_images": "many"}]
+)
+def test_settings_that_are_none_change_nothing(tiny_set, user_config):
+    classifier = Classifier(settings(tiny_set), "sure")
+    with pytest.raises(ConfigError, match="user_config: max_"):
+        classifier.reconfigure({"max_batch_size": 2} | user_config)
+    assert classifier._queue.max_batch_size == 4
+
+
+def test_a_network_that_answers_otherwise_does_not_start(tmp_path):
+    one, two = write_opposite_sets(tmp_path)
+    Classifier(settings(one), "sure")
+    (one / "golden.json").write_bytes((two / "golden.json").read_bytes())
+    with pytest.raises(ModelSetError, match="was altered"):
+        Classifier(settings(one), "sure")
+    take_golden(one, two)
+    with pytest.raises(GoldenMismatchError, match="sure INT8 does not answer"):
+        Classifier(settings(one), "sure")

@@ -1,0 +1,186 @@
+"""Answers without some member: who votes, who is waited for, and who is left out for a while."""
+
+import asyncio
+
+import pytest
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from app.deployments.gateway import Gateway
+from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.graph.quorum import TRIAL_EVERY_S, Trust, needed_of
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.responses import Classified
+from app.settings import Settings
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
+
+SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
+
+
+class Graph:
+    """A gateway with three members."""
+
+    def __init__(self, tiny_set, policy: str = "any", **settings: object) -> None:
+        self.members = {name: FakeMember() for name in ("first", "second", "third")}
+        self.first, self.second, self.third = self.members.values()
+        given = {"model_set": str(tiny_set), "member_patience_s": 0.0, "answer_policy": policy}
+        self.gateway = Gateway(
+            Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
+        )
+        self.clock = [0.0]
+        self.gateway._members._trust._clock = lambda: self.clock[0]
+
+    async def classify(self, timeout_s: float = 10.0) -> Classified:
+        request = ClassifyRequest([b"good"], 3, timeout_s, "id", Timeline())
+        (answer,) = await self.gateway.classify(request)
+        assert isinstance(answer, Classified)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_members", "needed"),
+    [("all", 2, 2), ("quorum", 2, 2), ("quorum", 3, 2), ("quorum", 4, 3), ("any", 3, 1)],
+)
+def test_how_many_must_answer(policy, num_members, needed):
+    assert needed_of(policy, num_members) == needed
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OverloadedError("no place"), "overloaded"),
+        (DeploymentUnavailableError("gone"), "not_ready"),
+        (RuntimeError("no memory"), "not_ready"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["any", "quorum"])
+async def test_a_member_that_fails_is_missing_and_named(tiny_set, policy, error, why):
+    graph = Graph(tiny_set, policy)
+    graph.second.raises = error
+    answer = await graph.classify()
+    assert answer.degraded
+    assert list(answer.members) == ["first", "third"]
+    assert answer.missing_members == {"second": why}
+    assert sum(p.probability for p in answer.predictions) == pytest.approx(1.0)
+
+
+async def test_whole_answers_name_nobody(tiny_set):
+    answer = await Graph(tiny_set).classify()
+    assert not answer.degraded
+    assert answer.missing_members is None
+    assert list(answer.members) == ["first", "second", "third"]
+
+
+async def test_with_the_policy_all_none_may_be_missing(tiny_set):
+    graph = Graph(tiny_set, "all")
+    graph.second.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError, match="gone"):
+        await graph.classify()
+
+
+async def test_too_few_is_an_error(tiny_set):
+    graph = Graph(tiny_set, "quorum")
+    graph.first.raises = graph.third.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError, match="gone"):
+        await graph.classify()
+
+
+async def test_a_member_that_hangs_is_late(tiny_set):
+    graph = Graph(tiny_set)
+    graph.third.gate = asyncio.Event()
+    answer = await graph.classify()
+    assert answer.missing_members == {"third": "late"}
+    await asyncio.sleep(0)
+    assert graph.third.was_cancelled
+
+
+async def test_when_all_hang_the_deadline_says_so(tiny_set):
+    graph = Graph(tiny_set)
+    for member in graph.members.values():
+        member.gate = asyncio.Event()
+    with pytest.raises(DeadlineError, match="too few members answered in time"):
+        await graph.classify(timeout_s=0.05)
+
+
+async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
+    graph = Graph(tiny_set)
+    graph.second.raises = NotReadyError("gone")
+    await graph.classify()
+    for _ in range(3):
+        answer = await graph.classify()
+        assert answer.missing_members == {"second": "not_asked"}
+    assert len(graph.second.asked) == 1
+    graph.clock[0] += TRIAL_EVERY_S
+    assert (await graph.classify()).missing_members == {"second": "not_ready"}
+    assert (await graph.classify()).missing_members == {"second": "not_asked"}
+    graph.second.raises = None
+    graph.clock[0] += TRIAL_EVERY_S
+    assert not (await graph.classify()).degraded
+    assert not (await graph.classify()).degraded
+
+
+async def test_who_is_distrusted_is_asked_when_nobody_else_is_left(tiny_set):
+    graph = Graph(tiny_set)
+    graph.second.raises = NotReadyError("gone")
+    await graph.classify()
+    graph.second.raises = None
+    graph.first.raises = graph.third.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError):
+        await graph.classify()
+    assert list((await graph.classify()).members) == ["second"]
+
+
+@pytest.mark.parametrize("error", [OverloadedError("form of 64"), DeadlineError("1 ms")])
+async def test_what_a_client_asked_for_is_not_held_against_a_member(tiny_set, error):
+    graph = Graph(tiny_set)
+    graph.second.raises = error
+    await graph.classify()
+    graph.second.raises = None
+    assert not (await graph.classify()).degraded
+
+
+async def test_nor_is_a_client_without_patience(tiny_set):
+    graph = Graph(tiny_set, member_patience_s=5.0)
+    graph.second.gate = asyncio.Event()
+    assert (await graph.classify(timeout_s=0.05)).missing_members == {"second": "late"}
+    graph.second.gate = None
+    assert not (await graph.classify()).degraded
+
+
+def test_a_trial_is_one_request():
+    now = [0.0]
+    trust = Trust(lambda: now[0])
+    trust.failed("a")
+    now[0] += TRIAL_EVERY_S
+    assert [trust.is_asked("a") for _ in range(3)] == [True, False, False]
+    assert trust.is_asked("b")
+
+
+async def test_a_cascade_goes_on_without_its_first(tiny_set):
+    graph = Graph(tiny_set, cascade_margin=0.5)
+    graph.first.raises = NotReadyError("gone")
+    answer = await graph.classify()
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "not_ready"}
+    assert (await graph.classify()).missing_members == {"first": "not_asked"}
+
+
+async def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
+    graph = Graph(tiny_set, cascade_margin=0.5)
+    graph.first.gate = asyncio.Event()
+    answer = await graph.classify(timeout_s=0.2)
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "deadline"}
+
+
+@pytest.mark.parametrize("policy", ["any", "quorum"])
+async def test_a_cascade_that_is_not_sure_misses_a_later_one(tiny_set, policy):
+    graph = Graph(tiny_set, policy, cascade_margin=0.5)
+    graph.first.row = UNSURE
+    graph.third.raises = NotReadyError("gone")
+    answer = await graph.classify()
+    assert list(answer.members) == ["first", "second"]
+    assert answer.missing_members == {"third": "not_ready"}
+    graph.first.row = SURE
+    answer = await graph.classify()
+    assert (answer.degraded, answer.skipped_members) == (False, ["second", "third"])

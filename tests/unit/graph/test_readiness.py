@@ -1,0 +1,100 @@
+"""Readiness: one warm-up image however many ask, remembered for a while, never for long."""
+
+import asyncio
+
+import cv2
+import numpy as np
+import pytest
+
+import app.graph.readiness
+from app.deployments.gateway import Gateway
+from app.errors import NotReadyError, OverloadedError
+from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.metrics.table import ANSWERS, ENTROPY
+from app.settings import Settings
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
+from tests.support.hand_clock import HandClock
+
+
+@pytest.fixture
+def clock(monkeypatch) -> HandClock:
+    clock = HandClock()
+    monkeypatch.setattr(app.graph.readiness, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def member() -> FakeMember:
+    return FakeMember()
+
+
+@pytest.fixture
+def gateway(tiny_set, member, clock) -> Gateway:
+    settings = Settings(model_set=str(tiny_set))
+    return Gateway(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+
+
+def test_the_warm_up_image_is_one():
+    image = cv2.imdecode(np.frombuffer(WARM_UP_IMAGE, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert image.shape == (1, 1)
+
+
+async def test_a_hundred_that_ask_at_once_cause_one_probe(gateway, member):
+    member.gate = asyncio.Event()
+    asking = [asyncio.ensure_future(gateway.check_ready()) for _ in range(100)]
+    while not member.asked:
+        await asyncio.sleep(0)
+    member.gate.set()
+    await asyncio.gather(*asking)
+    assert len(member.asked) == 1
+
+
+async def test_one_that_leaves_does_not_end_the_probe_of_the_others(gateway, member):
+    member.gate = asyncio.Event()
+    leaving, staying = (asyncio.ensure_future(gateway.check_ready()) for _ in range(2))
+    while not member.asked:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    member.gate.set()
+    await staying
+    assert leaving.cancelled()
+    assert len(member.asked) == 1
+
+
+async def test_the_answer_is_remembered_and_then_asked_again(gateway, member, clock):
+    await gateway.check_ready()
+    clock.now += READY_FOR_S - 0.001
+    await gateway.check_ready()
+    assert len(member.asked) == 1
+    clock.now += 0.002
+    await gateway.check_ready()
+    assert len(member.asked) == 2
+
+
+async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(gateway, member, clock):
+    await gateway.check_ready()
+    member.raises = OverloadedError("full")
+    clock.now += READY_FOR_S + 1
+    for _ in range(2):  # a failure is not remembered
+        with pytest.raises(NotReadyError, match="the warm-up image got no answer: full"):
+            await gateway.check_ready()
+    member.raises = None
+    await gateway.check_ready()
+    assert len(member.asked) == 4
+
+
+async def test_a_decoder_that_refuses_the_warm_up_image(gateway, monkeypatch):
+    monkeypatch.setattr(app.graph.readiness, "WARM_UP_IMAGE", b"something else")
+    with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
+        await gateway.check_ready()
+
+
+async def test_a_probe_is_nobodys_photo(gateway, told):
+    await gateway.check_ready()
+    assert told.of(ANSWERS) == {}
+    await gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    assert told.of(ANSWERS) == {("alone", "no"): 1}
+    assert told.of(ENTROPY) == {(): 0.5}

@@ -1,0 +1,172 @@
+"""A Gateway whose stages are of another model set: what it cannot answer goes to a sibling."""
+
+import asyncio
+
+import pytest
+
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.deployments.gateway import Gateway
+from app.errors import NotReadyError, OtherSetError
+from app.graph.request import ClassifyRequest
+from app.graph.rolling_update import Siblings, check_served
+from app.graph.timeline import Timeline
+from app.settings import Settings
+from models.errors import TandemError
+from models.model_set import load_model_set
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+from tests.support.tiny_networks import picture, write_tiny_set
+
+
+def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
+    return ClassifyRequest(
+        list(files), 3, 10.0, "id", Timeline(), lane="bulk", may_skip=False, is_probe=is_probe
+    )
+
+
+class Scripted:
+    """A graph, or a sibling, that gives what it is told to, one thing after another."""
+
+    def __init__(self, *gives: object) -> None:
+        self._gives = list(gives)
+        self.asked: list[tuple] = []
+
+    async def __call__(self, *fields: object) -> object:
+        self.asked.append(fields)
+        given = self._gives.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    take_over = __call__
+
+
+MIXED = OtherSetError("mixed")
+
+
+def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> Siblings:
+    made = Siblings(graph)
+    if sibling is not None:
+        monkeypatch.setattr(made, "_sibling", lambda: FakeHandle(sibling))
+    return made
+
+
+async def test_without_an_update_no_sibling_is_asked(monkeypatch):
+    sibling = Scripted()
+    assert await siblings(Scripted(["ours"]), sibling, monkeypatch).classify(request_of()) == [
+        "ours"
+    ]
+    assert sibling.asked == []
+
+
+async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
+    sibling = Scripted(["theirs"])
+    asked = siblings(Scripted(MIXED), sibling, monkeypatch).classify(request_of(b"a", b"b"))
+    assert await asked == ["theirs"]
+    ((files, top_k, left_s, request_id, lane),) = sibling.asked
+    assert (files, top_k, request_id, lane) == ([b"a", b"b"], 3, "id", "bulk")
+    assert 9 < left_s <= 10
+
+
+async def test_it_goes_on_until_somebody_can(monkeypatch):
+    graph, sibling = Scripted(MIXED, MIXED, ["ours"]), Scripted(MIXED, MIXED)
+    assert await siblings(graph, sibling, monkeypatch).classify(request_of()) == ["ours"]
+    assert len(sibling.asked) == 2
+
+
+@pytest.mark.parametrize("error", [NotReadyError("down"), TandemError("?")])
+async def test_other_errors_are_told(monkeypatch, error):
+    with pytest.raises(type(error)):
+        await siblings(Scripted(error), Scripted(), monkeypatch).classify(request_of())
+    with pytest.raises(type(error)):
+        await siblings(Scripted(MIXED), Scripted(error), monkeypatch).classify(request_of())
+
+
+async def test_a_probe_asks_after_the_gateways_own_stages(monkeypatch):
+    sibling = Scripted(["theirs"])
+    with pytest.raises(OtherSetError):
+        await siblings(Scripted(MIXED), sibling, monkeypatch).classify(request_of(is_probe=True))
+    assert sibling.asked == []
+
+
+async def test_outside_of_serve_there_are_no_siblings(monkeypatch):
+    with pytest.raises(OtherSetError):
+        await siblings(Scripted(MIXED), None, monkeypatch).classify(request_of())
+
+
+def test_who_does_not_say_is_taken_as_ours():
+    check_served("", "a")
+    check_served("a", "a")
+    with pytest.raises(OtherSetError, match="rolling update"):
+        check_served("b", "a")
+
+
+@pytest.fixture
+def two_sets(tmp_path) -> tuple[Settings, Settings]:
+    """Sets of the same size and labels, which only differ in one network."""
+    folders = (
+        write_tiny_set(tmp_path / name, gains={"sure": gain}, name="tiny")
+        for name, gain in (("old", 8.0), ("new", 6.0))
+    )
+    old, new = (
+        Settings(model_set=str(f), batch_sizes=(1,), compile_cache=None, trace_dir=None)
+        for f in folders
+    )
+    return old, new
+
+
+def test_fingerprints_tell_sets_apart(two_sets):
+    prints = [load_model_set(s.model_set).fingerprint() for s in (*two_sets, two_sets[0])]
+    assert prints[0] == prints[2] != prints[1]
+    assert all(len(p) == 12 for p in prints)
+
+
+@pytest.mark.parametrize("stage", ["decoder", "member", "combiner"])
+async def test_an_answer_is_of_one_set_alone(two_sets, stage):
+    """One stage of the new set among those of the old one: refused, whichever it is."""
+    old, new = two_sets
+    of = {name: new if name == stage else old for name in ("decoder", "member", "combiner")}
+    gateway = Gateway(
+        old,
+        FakeHandle(Decoder(of["decoder"])),
+        {"sure": FakeHandle(Classifier(of["member"], "sure"))},
+        FakeHandle(Combiner(of["combiner"])),
+    )
+    with pytest.raises(OtherSetError):
+        await gateway.classify(request_of(picture()))
+
+
+async def test_a_member_refuses_images_of_another_size(tmp_path):
+    settings = Settings(
+        model_set=str(write_tiny_set(tmp_path / "tiny", size=24)),
+        batch_sizes=(1,),
+        compile_cache=None,
+    )
+    small = (await Decoder(settings).decode([picture()])).images[:, :16, :16]
+    with pytest.raises(OtherSetError):
+        await Classifier(settings, "sure").classify(small, 10.0)
+
+
+async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
+    combiner = Combiner(Settings(model_set=str(tiny_set)))
+    with pytest.raises(OtherSetError, match="members here: other; a rolling update is under way"):
+        await combiner.combine({"other": None}, 1)
+
+
+async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monkeypatch):
+    member = FakeMember()
+    member.raises = NotReadyError("still loading")
+    gateway = Gateway(
+        Settings(model_set=str(tiny_set)), FakeDecoder(), {"sure": member}, FakeCombiner()
+    )
+    monkeypatch.setattr("app.graph.readiness.START_POLL_S", 0)
+    check = asyncio.create_task(gateway.check_health())
+    while len(member.asked) < 3:
+        await asyncio.sleep(0)
+    assert not check.done()
+    member.raises = None
+    await check
+    num_asked = len(member.asked)
+    await gateway.check_health()
+    assert len(member.asked) == num_asked

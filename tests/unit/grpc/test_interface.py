@@ -1,0 +1,110 @@
+"""The interface's definition: the files made from it, its fields, its statuses, its times."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_tools import protoc
+from pydantic import BaseModel
+
+import app.errors
+from app import responses
+from app.errors import BadParameterError
+from app.grpc import tandem_pb2 as messages
+from app.grpc.request import timeout_s_of
+from app.grpc.status import code_of, number_of
+from app.launch.grpc_options import ADD_SERVICER, grpc_port, with_grpc
+from models.errors import TandemError
+
+ROOT = Path(__file__).parents[3]
+PROTO = "app/grpc/tandem.proto"
+
+
+def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    kinds = ("python", "pyi", "grpc_python")
+    assert protoc.main(["protoc", "-I.", *(f"--{k}_out={tmp_path}" for k in kinds), PROTO]) == 0
+    made = {path.name: path.read_text() for path in (tmp_path / "app" / "grpc").iterdir()}
+    assert set(made) == {"tandem_pb2.py", "tandem_pb2.pyi", "tandem_pb2_grpc.py"}
+    for name, text in made.items():
+        assert text == (ROOT / "app" / "grpc" / name).read_text(), f"{name}: make proto"
+
+
+@pytest.mark.parametrize(
+    ("message", "model", "more"),
+    [
+        (messages.Classified, responses.Classified, set()),
+        (messages.Prediction, responses.Answered, set()),
+        (messages.MemberOpinion, responses.MemberOpinion, set()),
+        (messages.Timings, responses.Timings, set()),
+        (messages.Stage, responses.Stage, set()),
+        (messages.Error, responses.ErrorDetail, {"status"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_messages_have_the_fields_of_the_json(message, model: type[BaseModel], more: set[str]):
+    assert set(message.DESCRIPTOR.fields_by_name) == set(model.model_fields) | more
+
+
+def errors() -> list[type[TandemError]]:
+    assert app.errors  # its classes are there
+    found = [TandemError]
+    for error in found:
+        found += error.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("error", errors(), ids=lambda error: error.__name__)
+def test_every_error_has_a_status(error):
+    assert (code_of(error.status) is grpc.StatusCode.INTERNAL) == (error.status == 500)
+
+
+def test_what_helps_to_send_again_is_told_from_what_does_not():
+    again = {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
+    assert {status: code_of(status).name for status in again} == again
+    assert {code_of(s).name for s in (400, 413, 415, 422)} == {"INVALID_ARGUMENT"}
+    assert (number_of(200), number_of(422), number_of(500)) == (0, 3, 13)
+
+
+def test_a_client_can_only_shorten_the_time():
+    assert timeout_s_of({}, 10.0) == 10.0
+    assert timeout_s_of({"x-request-timeout-seconds": "0.5"}, 10.0) == 0.5
+    assert timeout_s_of({"x-request-timeout-seconds": "99"}, 10.0) == 10.0
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "0", "soon", ""])
+def test_a_time_that_makes_no_sense(value):
+    with pytest.raises(BadParameterError, match="seconds as a number above 0"):
+        timeout_s_of({"x-request-timeout-seconds": value}, 10.0)
+
+
+def test_the_clients_deadline_in_every_unit():
+    given = ["1H", "1M", "1S", "1m", "1u", "1n"]
+    times = [timeout_s_of({"x-grpc-timeout": value}, 1e6) for value in given]
+    ratios = [round(longer / shorter) for longer, shorter in pairwise(times)]
+    assert ratios == [60, 60, 1000, 1000, 1000]
+    assert timeout_s_of({"x-grpc-timeout": "2000m"}, 10.0) == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize("value", ["", "1", "S", "1x", "-1S", "123456789S", "1S1S"])
+def test_a_deadline_that_is_none_is_ignored(value):
+    assert timeout_s_of({"x-grpc-timeout": value}, 10.0) == 10.0
+
+
+def test_grpc_is_off_unless_asked_for():
+    assert grpc_port({}) is None
+    assert grpc_port({"grpc_options": {"port": 9000}}) is None  # as Serve sees it: no servicer
+    content = with_grpc({"grpc_options": {"request_timeout_s": 5}}, 9001)
+    assert content["grpc_options"]["request_timeout_s"] == 5
+    assert grpc_port(content) == 9001
+    assert grpc_port(with_grpc(content, None)) == 9001
+
+
+def test_the_servicer_that_serve_is_told_to_import():
+    from ray.serve.config import gRPCOptions
+
+    (add,) = gRPCOptions(grpc_servicer_functions=[ADD_SERVICER]).grpc_servicer_func_callable
+    assert add.__module__ in sys.modules
+    assert add.__name__ == "add_EnsembleServicer_to_server"

@@ -1,0 +1,221 @@
+"""Who may call: keys from a file or the environment, and what a caller without one is told."""
+
+import hashlib
+import logging
+
+import httpx
+import pytest
+
+from app.http.api import create_api
+from app.http.auth import Keys, read_keys
+from app.settings import Settings
+from models.api_keys import ApiKeyError
+from tests.support.fakes import FakeGateway
+
+KEY, OTHER = "k" * 32, "other-Key.with_all~of+the/signs=="
+CLASSIFY = "/v1/classify"
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"# ours\n{KEY}\n\n  {OTHER}  \n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def gateway(key_file):
+    return FakeGateway(Settings(max_body_bytes=1000, max_files=3, api_keys_file=key_file))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_a_caller_with_a_key_is_let_in(client, key, scheme):
+    headers = {"authorization": f"{scheme} {key}"}
+    assert (await client.post(CLASSIFY, content=b"image", headers=headers)).status_code == 200
+    assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Bearer",
+        "Bearer ",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY}k",
+        f"Bearer {KEY} {KEY}",
+        f"Bearer {hashlib.sha256(KEY.encode()).hexdigest()}",
+        f"Basic {KEY}",
+        KEY,
+        f"bearer\t{KEY}",
+        "Bearer # ours",
+        "Bearer \xff\xfe",
+        "x" * 10_000,
+    ],
+)
+async def test_a_caller_with_another_is_not(client, gateway, value):
+    headers = {"authorization": value.encode("latin-1")}
+    answer = await client.post(CLASSIFY, content=b"image", headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "unauthorized"
+    assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+    assert KEY not in answer.text
+    assert gateway.requests == []
+
+
+async def test_two_keys_at_once_are_none(client):
+    headers = [("authorization", f"Bearer {key}") for key in (KEY, OTHER)]
+    assert (await client.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_without_a_key_nothing_of_the_body_is_read(client, gateway):
+    async def body():
+        raise AssertionError("the body was asked for")
+        yield b""
+
+    answer = await client.post(CLASSIFY, content=body(), headers={"x-request-id": "r1"})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == 'Bearer realm="tandem"'
+    error = answer.json()["error"]
+    assert error["request_id"] == "r1"
+    assert "Authorization: Bearer KEY" in error["message"]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page/page.js", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
+)
+async def test_what_is_open_to_everybody(client, path):
+    assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_a_load_balancer_needs_no_key(client, path):
+    assert (await client.get(path)).json() == {"ready": True}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/classify", "//v1/models", "/nothing", "/page", "/docs/assets", "/metrics"],
+)
+async def test_everything_else_wants_a_key(client, path):
+    assert (await client.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/../v1/models", "/docs/assets/../../v1/models", "/page//v1/models"]
+)
+async def test_no_way_leads_round_the_keys(gateway, path):
+    transport = httpx.ASGITransport(_with_raw_path(create_api(gateway), path))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+        answer = await client.get("/")
+    assert answer.status_code in (401, 404)
+    assert "model_set" not in answer.text
+
+
+def _with_raw_path(api, path):
+    async def app(scope, receive, send):
+        await api({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+    return app
+
+
+async def test_the_description_says_what_wants_a_key(client):
+    for _ in range(2):  # FastAPI keeps the description
+        described = (await client.get("/openapi.json")).json()
+    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    secured = {
+        path
+        for path, ways in described["paths"].items()
+        if any("security" in w for w in ways.values())
+    }
+    assert secured == {"/v1/classify", "/v1/models"}
+    assert "401" in described["paths"]["/v1/classify"]["post"]["responses"]
+
+
+async def test_without_keys_everybody_may_call_and_nothing_is_described():
+    transport = httpx.ASGITransport(create_api(FakeGateway()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+        assert (await client.get("/v1/models")).status_code == 200
+        assert "securitySchemes" not in (await client.get("/openapi.json")).text
+
+
+async def test_a_key_is_gone_before_anybody_could_log_it(client, gateway, monkeypatch, caplog):
+    seen = []
+    monkeypatch.setattr(gateway, "served_models", lambda: 1 / 0)
+    monkeypatch.setattr(
+        "app.http.errors.request_id_of", lambda request: seen.append(request) or "r"
+    )
+    with caplog.at_level(logging.DEBUG):
+        assert (await client.get("/v1/models", headers=bearer(KEY))).status_code == 500
+    assert "authorization" not in seen[0].headers
+    assert KEY not in caplog.text
+
+
+def test_keys_come_from_the_file_and_the_environment(key_file, monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEYS", f"{'e' * 32},{'f' * 32}\n{KEY}")
+    keys = read_keys(Settings(api_keys_file=key_file))
+    assert len(keys) == 4
+    for key in (KEY, OTHER, "e" * 32, "f" * 32):
+        assert keys.know(key.encode())
+    assert not keys.know(b"")
+    assert KEY not in repr(vars(keys))
+
+
+def test_every_key_is_compared_whichever_it_is(monkeypatch):
+    compared = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append(a) or a == b)
+    keys = Keys([KEY, OTHER, "z" * 32])
+    for key in (KEY, OTHER, "z" * 32, "nobody's"):
+        compared.clear()
+        keys.know(key.encode())
+        assert len(compared) == 3
+
+
+def test_no_keys_are_the_default():
+    assert len(read_keys(Settings())) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no key; openssl"),
+        ("# only this\n\n", "holds no key"),
+        (f"{KEY}\nsecret-but-short\n", "line 2: a key of 16 characters, the least is 24"),
+        (f"# x\n{'secret with spaces ' * 3}\n", "line 2: a key is letters, digits"),
+        ("sécret" * 10, "line 1: a key is letters"),
+    ],
+)
+def test_a_file_of_other_things_is_refused_without_showing_them(key_file, text, says):
+    key_file.write_text(text)
+    with pytest.raises(ApiKeyError, match=says) as refused:
+        read_keys(Settings(api_keys_file=key_file))
+    assert str(key_file) in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path):
+    with pytest.raises(ApiKeyError, match=r"cannot read the keys of .*nothing: No such file"):
+        read_keys(Settings(api_keys_file=tmp_path / "nothing"))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe" * 30)
+    with pytest.raises(ApiKeyError, match="is no text"):
+        read_keys(Settings(api_keys_file=tmp_path / "bytes"))
+
+
+def test_a_variable_that_is_empty_is_a_mistake(monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEYS", "")
+    with pytest.raises(ApiKeyError, match="TANDEM_API_KEYS holds no key"):
+        read_keys(Settings())
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_file_that_others_may_read_is_told(key_file, mode, is_told, caplog):
+    key_file.chmod(mode)
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        read_keys(Settings(api_keys_file=key_file))
+    assert (f"chmod 600 {key_file}" in caplog.text) == is_told

@@ -1,0 +1,234 @@
+"""Reading bodies under limits, from an ASGI channel that the test feeds."""
+
+import asyncio
+
+import pytest
+from starlette.requests import Request
+
+from app.errors import (
+    BadParameterError,
+    BodyTooLargeError,
+    ClientGoneError,
+    OverloadedError,
+    TooManyFilesError,
+)
+from app.http.body import DRAIN_FACTOR
+from app.http.body import read_body as read_one
+from app.http.body import read_files as read_form
+from app.queueing.byte_budget import ByteBudget
+
+LIMIT = 100
+BOUNDARY = "frontier"
+
+
+class Channel:
+    """Gives chunks one by one; afterwards the client is gone or the body ends."""
+
+    def __init__(self, *chunks: bytes, hangs_up: bool = False) -> None:
+        self._messages = [
+            {"type": "http.request", "body": chunk, "more_body": hangs_up or i < len(chunks) - 1}
+            for i, chunk in enumerate(chunks or (b"",))
+        ]
+        if hangs_up:
+            self._messages.append({"type": "http.disconnect"})
+        self.num_read = 0
+
+    async def receive(self) -> dict:
+        self.num_read += 1
+        return self._messages.pop(0)
+
+
+def request(channel: Channel, **headers: str) -> Request:
+    raw = [(k.replace("_", "-").encode(), v.encode("latin-1")) for k, v in headers.items()]
+    return Request({"type": "http", "method": "POST", "headers": raw}, channel.receive)
+
+
+async def read_body(request: Request, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
+    with (budget or ByteBudget(10**9)).share() as share:
+        return await read_one(request, max_bytes, share)
+
+
+async def test_chunks_are_joined():
+    assert await read_body(request(Channel(b"ab", b"", b"c")), LIMIT) == b"abc"
+
+
+async def test_an_empty_body():
+    assert await read_body(request(Channel()), LIMIT) == b""
+
+
+async def test_exactly_the_limit_passes():
+    assert len(await read_body(request(Channel(bytes(60), bytes(40))), LIMIT)) == LIMIT
+
+
+async def test_chunks_without_a_length_are_counted():
+    with pytest.raises(BodyTooLargeError, match="101 bytes or more, the limit is 100"):
+        await read_body(request(Channel(bytes(60), bytes(41))), LIMIT)
+
+
+async def test_a_length_that_says_less_than_is_sent():
+    with pytest.raises(BodyTooLargeError, match="110 bytes"):
+        await read_body(request(Channel(bytes(110)), content_length="5"), LIMIT)
+
+
+@pytest.mark.parametrize("length", ["101", "99999999999999"])
+async def test_a_length_over_the_limit_is_enough(length):
+    channel = Channel(b"short")
+    with pytest.raises(BodyTooLargeError, match=f"{length} bytes"):
+        await read_body(request(channel, content_length=length), LIMIT)
+    assert channel.num_read == 1  # still read: the client is to see the answer
+
+
+@pytest.mark.parametrize("length", ["", "-5", "x", "²", "1e3", "+7"])
+async def test_a_length_that_is_no_number_is_not_believed(length):
+    assert await read_body(request(Channel(b"body"), content_length=length), LIMIT) == b"body"
+
+
+async def test_a_little_too_much_is_read_to_its_end():
+    channel = Channel(*[bytes(50)] * 7)
+    with pytest.raises(BodyTooLargeError):
+        await read_body(request(channel), LIMIT)
+    assert channel.num_read == 7
+
+
+async def test_far_too_much_is_cut_off():
+    channel = Channel(*[bytes(LIMIT)] * 50)
+    with pytest.raises(BodyTooLargeError):
+        await read_body(request(channel), LIMIT)
+    assert channel.num_read == DRAIN_FACTOR + 1
+
+
+async def test_a_client_that_hangs_up_half_way():
+    with pytest.raises(ClientGoneError, match="after 30 bytes"):
+        await read_body(request(Channel(bytes(30), hangs_up=True)), LIMIT)
+
+
+def part(name: str, data: bytes, filename: str | None = None) -> bytes:
+    file = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+    return head.encode() + data + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+
+
+async def files_of(
+    *chunks: bytes,
+    max_bytes: int = 10_000,
+    content_type: str = f"multipart/form-data; boundary={BOUNDARY}",
+    budget: ByteBudget | None = None,
+    **channel: bool,
+) -> list[bytes]:
+    made = request(Channel(*chunks, **channel), content_type=content_type)
+    with (budget or ByteBudget(10**9)).share() as share:
+        return await read_form(made, max_bytes, 3, share)
+
+
+async def test_files_in_order_however_they_are_cut():
+    body = part("b", b"one", "1.jpg") + part("a", b"two", "2.jpg") + part("b", b"", "") + END
+    for size in (1, 7, len(body)):
+        chunks = [body[i : i + size] for i in range(0, len(body), size)]
+        assert await files_of(*chunks) == [b"one", b"two", b""]
+
+
+async def test_the_limit_of_files():
+    three = [part("f", b"x", str(i)) for i in range(3)]
+    assert len(await files_of(*three, END)) == 3
+    for count in (4, 5, 40):
+        many = [part("f", b"x", str(i)) for i in range(count)]
+        with pytest.raises(TooManyFilesError, match="more than 3 files"):
+            await files_of(*many, END)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "content_type"),
+    [
+        ([part("f", b"x", "a"), END], "multipart/form-data"),
+        ([b"\xff\xd8\xff this is a photo"], f"multipart/form-data; boundary={BOUNDARY}"),
+        ([part("f", b"x", "a")[:40], b"\r\n\r\n"], f"multipart/form-data; boundary={BOUNDARY}"),
+        ([part("f", b"x", "a"), END], "multipart/form-data; boundary="),
+        ([f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode(), END], f"multipart/x; boundary={BOUNDARY}"),
+        ([b""], f"multipart/form-data; boundary={BOUNDARY}"),
+    ],
+    ids=["no boundary", "a photo", "broken header", "empty boundary", "nameless", "empty"],
+)
+async def test_a_broken_form_is_told_how_to_send_one(chunks, content_type):
+    with pytest.raises(BadParameterError, match="curl -F"):
+        await files_of(*chunks, content_type=content_type)
+
+
+async def test_a_form_without_files():
+    with pytest.raises(BadParameterError, match="the form has no file"):
+        await files_of(END)
+
+
+@pytest.mark.parametrize("fields", [["top_k"], ["f"] * 40])
+async def test_text_fields_are_refused_rather_than_ignored(fields):
+    body = [part("files", b"x", "a"), *(part(name, b"3") for name in fields), END]
+    with pytest.raises(BadParameterError, match="text field"):
+        await files_of(*body)
+
+
+@pytest.mark.parametrize("size", [20_000, 3_000_000])
+async def test_a_form_over_the_limit_leaves_no_file_open(size):
+    """A file over 1 MB lies on disk while it is read: an open one is a ResourceWarning here."""
+    chunks = [part("f", bytes(size // 2), "a"), part("f", bytes(size), "b"), END]
+    with pytest.raises(BodyTooLargeError):
+        await files_of(*chunks, max_bytes=int(size * 0.6))
+
+
+async def test_a_client_that_hangs_up_within_a_form():
+    with pytest.raises(ClientGoneError):
+        await files_of(part("f", bytes(50), "a"), hangs_up=True)
+
+
+async def test_what_is_held_counts_until_the_request_ends():
+    budget = ByteBudget(150)
+    with budget.share() as share:
+        await read_one(request(Channel(bytes(60), bytes(40))), LIMIT, share)
+        assert budget.num_held == 100
+        with pytest.raises(OverloadedError, match=r"hold 120 bytes.*is 150; try again"):
+            await read_body(request(Channel(bytes(20), bytes(31))), LIMIT, budget)
+        assert budget.num_held == 100  # the refused one's are given back
+        assert len(await read_body(request(Channel(bytes(50))), LIMIT, budget)) == 50
+    assert budget.num_held == 0
+
+
+async def test_a_form_counts_too():
+    budget = ByteBudget(300)
+    body = part("f", bytes(300), "a") + END
+    with pytest.raises(OverloadedError):
+        await files_of(body[:200], body[200:], budget=budget)
+    assert budget.num_held == 0
+
+
+async def test_what_has_no_room_is_not_read():
+    channel = Channel(bytes(60))
+    with pytest.raises(OverloadedError):
+        await read_body(request(channel, content_length="60"), LIMIT, ByteBudget(50))
+    assert channel.num_read == 0
+
+
+async def test_what_is_only_announced_takes_no_room():
+    budget, channel = ByteBudget(100), Silent()
+    reading = asyncio.create_task(read_body(request(channel, content_length="90"), LIMIT, budget))
+    await channel.asked.wait()
+    assert len(await read_body(request(Channel(bytes(100))), LIMIT, budget)) == 100
+    reading.cancel()
+
+
+async def test_what_is_dropped_is_not_held():
+    budget = ByteBudget(LIMIT)
+    with budget.share() as share, pytest.raises(BodyTooLargeError):
+        await read_one(request(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
+    assert budget.num_held == 0
+
+
+class Silent:
+    """A client that announces a body and sends nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def receive(self) -> dict:
+        self.asked.set()
+        return await asyncio.Future()

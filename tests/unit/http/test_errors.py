@@ -1,0 +1,121 @@
+"""Every error has a status that is documented, a code of its own, and one form of JSON."""
+
+import logging
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+import app.cli.classify
+import app.launch.config  # noqa: F401  # the whole tree of errors must be there
+from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.http.errors import ERRORS
+from models.errors import NotAnImageError, TandemError
+
+
+def tree(root: type[TandemError] = TandemError) -> Iterator[type[TandemError]]:
+    yield root
+    for branch in root.__subclasses__():
+        if not branch.__module__.startswith("ray."):  # Ray makes a class for each it unwraps
+            yield from tree(branch)
+
+
+ALL = list(tree())
+UNSEEN = {499}  # the client is gone: nobody sees the status
+INTERNAL = {500}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_has_a_documented_status(kind):
+    assert kind.status in set(ERRORS) | UNSEEN | INTERNAL
+    assert kind.__doc__
+
+
+def test_a_code_stands_for_one_status():
+    statuses: dict[str, set[int]] = {}
+    for kind in ALL:
+        statuses.setdefault(kind.code, set()).add(kind.status)
+    assert {code: s for code, s in statuses.items() if len(s) > 1} == {}
+
+
+def test_two_errors_share_a_code_only_with_their_own_base():
+    for kind in ALL:
+        for other in ALL:
+            if kind.code == other.code:
+                assert issubclass(kind, other) or issubclass(other, kind), (kind, other)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_errors_survive_the_way_between_processes(kind):
+    back = pickle.loads(pickle.dumps(kind("12 is over the limit of 3")))
+    assert type(back) is kind
+    assert back.message == str(back) == "12 is over the limit of 3"
+
+
+@pytest.mark.parametrize("kind", [NotAnImageError, OverloadedError, NotReadyError, DeadlineError])
+async def test_an_error_of_the_gateway_becomes_its_status(client, gateway, kind):
+    gateway.raises = kind("what to do next")
+    answer = await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r"})
+    assert answer.status_code == kind.status
+    expected = {"code": kind.code, "message": "what to do next", "request_id": "r"}
+    assert answer.json() == {"error": expected}
+
+
+@pytest.mark.parametrize(("kind", "retry"), [(OverloadedError, "1"), (NotReadyError, "1")])
+async def test_come_back_later_says_when(client, gateway, kind, retry):
+    gateway.raises = kind("full")
+    answer = await client.post("/v1/classify", content=b"image")
+    assert answer.headers["retry-after"] == retry
+
+
+async def test_what_cannot_help_has_no_retry_after(client):
+    assert "retry-after" not in (await client.post("/v1/classify", content=b"no")).headers
+
+
+async def test_an_unexpected_error_tells_the_log_and_not_the_client(client, gateway, caplog):
+    gateway.raises = RuntimeError("secret /etc/path")
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        logging.getLogger("ray.serve").addHandler(caplog.handler)
+        answer = await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r9"})
+        logging.getLogger("ray.serve").removeHandler(caplog.handler)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert answer.json()["error"]["request_id"] == "r9"
+    assert "secret" not in answer.text
+    assert "request r9 failed" in caplog.text
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/page/nothing.js", 404),
+        ("GET", "/page/../http_api.py", 404),
+        ("GET", "/page/%2e%2e/http_api.py", 404),
+        ("GET", "/docs/assets/nothing.js", 404),
+        ("GET", "/v1/classify", 405),
+        ("DELETE", "/healthz", 405),
+        ("POST", "/page/page.js", 405),
+    ],
+)
+async def test_what_is_not_there_is_answered_in_the_same_form(client, method, path, status):
+    answer = await client.request(method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["code"] == "http"
+    assert method in error["message"]
+    assert error["request_id"]
+
+
+async def test_a_wrong_method_is_told_the_right_one(client):
+    assert (await client.get("/v1/classify")).headers["allow"] == "POST"
+
+
+async def test_ready_and_not(client, gateway):
+    assert (await client.get("/readyz")).json() == {"ready": True}
+    gateway.not_ready = NotReadyError("resnet50 does not answer")
+    answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "not_ready"
+    assert (await client.get("/healthz")).json() == {"ready": True}

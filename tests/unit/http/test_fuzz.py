@@ -1,0 +1,182 @@
+"""Whatever is sent: never a 500, errors in their one form, statuses among the documented."""
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.http.api import create_api
+from app.settings import Settings
+from tests.support.fakes import NOT_AN_IMAGE, FakeGateway
+from tests.support.raw_asgi import Asked, Header, Told, ask
+
+KEY = "k" * 32
+MAX_BODY = 2000
+EXAMPLES = settings(
+    max_examples=300,
+    derandomize=True,  # the same examples every time: a build fails for what was changed
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+# What a server lets through: h11 and httptools refuse line ends and zeros in a header.
+VALUES = st.binary(max_size=60).map(lambda raw: raw.translate(None, b"\r\n\0"))
+TIMES = st.sampled_from([b"nan", b"inf", b"-inf", b"1e309", b"-0", b"1_0", "½".encode(), b"9" * 99])
+PRIORITIES = st.sampled_from([b"u=1", b"u=9", b"u=-1", b"u", b"u=3;q=1", b"i, u=7", b"u=1, u=8"])
+KINDS = st.sampled_from(
+    [
+        b"image/jpeg",
+        b"multipart/form-data",
+        b"multipart/form-data; boundary=b",
+        b"multipart/form-data; boundary=",
+        b'multipart/form-data; boundary="b',
+        b"multipart/form-data; boundary=" + b"b" * 300,
+        b"multipart/\xff; boundary=\xff",
+        b"Multipart/Mixed; boundary=b; boundary=c",
+        b"multipart/form-data; charset=\xff; boundary=b",
+        b"multipart/form-data; charset=nothing; boundary=b",
+    ]
+)
+HEADERS = st.one_of(
+    st.tuples(st.just(b"content-type"), KINDS | VALUES),
+    st.tuples(
+        st.just(b"content-length"), st.integers(-9, 10**20).map(lambda n: b"%d" % n) | VALUES
+    ),
+    st.tuples(st.just(b"x-request-timeout-seconds"), TIMES | VALUES),
+    st.tuples(st.just(b"priority"), PRIORITIES | VALUES),
+    st.tuples(st.just(b"x-request-id"), VALUES),
+    st.tuples(
+        st.sampled_from([b"range", b"if-none-match", b"accept", b"expect", b"host", b"origin"]),
+        VALUES,
+    ),
+    st.tuples(st.binary(min_size=1, max_size=9).map(bytes.lower), VALUES),
+)
+PIECES = st.sampled_from(
+    [
+        b"--b\r\n",
+        b"--b--\r\n",
+        b"--b",
+        b"\r\n",
+        b"\r\n\r\n",
+        b'Content-Disposition: form-data; name="files"; filename="a"\r\n',
+        b'Content-Disposition: form-data; name="top_k"\r\n',
+        b"Content-Disposition: form-data\r\n",
+        b"Content-Disposition: form-data; name=\"f\"; filename*=UTF-8''%ff\r\n",
+        b'content-disposition: form-data; name="\xff"; filename="\xff"\r\n',
+        b"Content-Type: text/plain; charset=\xff\r\n",
+        b"X: " + b"y" * 400 + b"\r\n",
+        b"image",
+        b"\0" * 30,
+    ]
+)
+CHUNKS = st.lists(st.binary(max_size=120) | PIECES, min_size=1, max_size=12)
+FORM: Header = (b"content-type", b"multipart/form-data; boundary=b")
+
+
+class AnyGateway(FakeGateway):
+    """Takes any bytes."""
+
+    def _one(self, data: bytes, request_id: str) -> Any:
+        return super()._one(b"image", request_id) if data.startswith(b"image") else NOT_AN_IMAGE
+
+
+@cache
+def api() -> Any:
+    return create_api(AnyGateway(Settings(max_body_bytes=MAX_BODY, max_files=3)))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("fuzz") / "keys"
+    path.write_text(KEY)
+    path.chmod(0o600)
+    return create_api(AnyGateway(Settings(api_keys_file=path)))
+
+
+@cache
+def description() -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(ask(api(), Asked("GET", "/openapi.json")).body)
+    return described
+
+
+def check(asked: Asked, told: Told) -> None:
+    """Hold the answer to the description of the interface."""
+    ways = description()["paths"].get(asked.path, {})
+    way = ways.get(asked.method.lower())
+    documented = {int(s) for s in way["responses"]} if way else {404, 405}
+    if asked.hangs_up:
+        documented |= {499}  # nobody sees it
+    assert told.status in documented, (told.status, told.body)
+    if told.status < 400 or asked.method == "HEAD":
+        return
+    assert told.headers is not None
+    assert told.headers[b"content-type"] == b"application/json"
+    reference = {"$ref": "#/components/schemas/ErrorAnswer"}
+    jsonschema.validate(json.loads(told.body), {**reference, **description()})
+
+
+@EXAMPLES
+@given(st.lists(HEADERS, max_size=6), CHUNKS, st.booleans())
+def test_any_headers_and_any_body(headers: list[Header], chunks: list[bytes], hangs_up: bool):
+    asked = Asked(headers=headers, chunks=chunks, hangs_up=hangs_up)
+    check(asked, ask(api(), asked))
+
+
+@EXAMPLES
+@given(CHUNKS, st.booleans())
+def test_forms_of_any_pieces(chunks: list[bytes], hangs_up: bool):
+    asked = Asked(headers=[FORM], chunks=chunks, hangs_up=hangs_up)
+    told = ask(api(), asked)
+    check(asked, told)
+    if told.status == 200:
+        results = json.loads(told.body)["results"]
+        assert 1 <= len(results) <= 3
+
+
+@EXAMPLES
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["top_k", "top_k[]", "TOP_K", "x"]),
+            st.integers().map(str) | st.floats().map(str) | st.text(max_size=20),
+        ),
+        max_size=3,
+    ),
+    st.binary(max_size=40),
+)
+def test_any_parameters(parameters: list[tuple[str, str]], raw: bytes):
+    query = "&".join(f"{name}={value}" for name, value in parameters)
+    for sent in (query.encode("utf-8", "surrogatepass"), raw):
+        asked = Asked(query=sent, chunks=[b"image"])
+        check(asked, ask(api(), asked))
+
+
+@EXAMPLES
+@given(
+    st.sampled_from(
+        ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
+    ),
+    st.sampled_from(["/v1/classify", "/v1/models", "/healthz", "/readyz"])
+    | st.text(max_size=20).map(lambda text: f"/v1/{text}"),
+)
+def test_any_method_and_path(method: str, path: str):
+    asked = Asked(method, path, chunks=[b"image"])
+    told = ask(api(), asked)
+    if told.status == 307:  # a slash too many at the end of what exists
+        assert path.rstrip("/") in description()["paths"]
+    else:
+        check(asked, told)
+
+
+@EXAMPLES
+@given(value=VALUES, more=st.lists(HEADERS, max_size=3))
+def test_no_authorization_but_the_key_opens(value: bytes, more: list[Header], guarded: Any):
+    asked = Asked(headers=[*more, (b"authorization", value)], chunks=[b"image"])
+    told = ask(guarded, asked)
+    assert told.status == 401
+    assert told.headers is not None
+    assert told.headers[b"www-authenticate"].startswith(b"Bearer")
+    assert KEY.encode() not in told.body

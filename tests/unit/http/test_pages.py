@@ -1,0 +1,137 @@
+"""The page, the documentation, and the description that both can be held to."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from app.http.errors import ERRORS
+from app.responses import Classified, Results
+
+
+async def test_the_page_and_its_protection(client):
+    answer = await client.get("/")
+    assert answer.status_code == 200
+    assert "<title>Tandem" in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_head_of_the_page_has_no_body(client):
+    answer = await client.head("/")
+    assert answer.status_code == 200
+    assert answer.content == b""
+    assert int(answer.headers["content-length"]) > 1000
+    assert "content-security-policy" in answer.headers
+
+
+async def test_everything_the_page_names_is_there(client):
+    names = re.findall(r'(?:src|href)="(/[^"#]*)"', (await client.get("/")).text)
+    assert "/page/page.js" in names
+    for name in set(names):
+        answer = await client.get(name)
+        assert answer.status_code == 200, name
+        if name.startswith("/page"):
+            assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_nothing_is_loaded_from_elsewhere(client, path):
+    text = (await client.get(path)).text
+    assert re.findall(r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*', text) == []
+
+
+async def test_the_documentation_may_run_its_own_script_alone(client):
+    policy = (await client.get("/docs")).headers["content-security-policy"]
+    assert re.search(r"default-src 'none'; script-src 'self' 'sha256-[^']{44}';", policy)
+    assert "unsafe" not in policy
+
+
+async def test_the_documentation_works_without_a_network(client):
+    page = (await client.get("/docs")).text
+    assert '"validatorUrl": null' in page
+    assert re.findall("https?://", page) == []
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(assets) >= 3
+    for asset in assets:
+        assert (await client.get(asset)).status_code == 200, asset
+
+
+async def test_the_description_lists_every_error(client):
+    operation = (await openapi(client))["paths"]["/v1/classify"]["post"]
+    assert {str(s) for s in ERRORS} <= set(operation["responses"])
+    for status in ERRORS:
+        schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
+    assert "multipart/form-data" in operation["requestBody"]["content"]
+
+
+async def test_every_reference_of_the_description_leads_somewhere(client):
+    description = await openapi(client)
+    references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(description)))
+    assert references
+    for reference in references:
+        place = description
+        for part in reference.split("/"):
+            place = place[part]
+
+
+async def test_the_description_speaks_one_version_of_openapi(client):
+    description = await openapi(client)
+    assert description["openapi"].startswith("3.0.")
+    later = [key for key, value in walk(description) if is_newer_than_3_0(key, value)]
+    assert later == []  # JSON Schema 2020-12, which 3.0 (and the bundled Swagger UI) does not know
+
+
+def is_newer_than_3_0(key: str, value: object) -> bool:
+    if key.endswith(".type"):
+        return value == "null" or isinstance(value, list)
+    words = (".const", ".prefixItems", ".contentMediaType", ".$defs", ".examples")
+    return key.endswith(words)
+
+
+@pytest.mark.parametrize("name", ["Classified.skipped_members", "ServedModels.cascade_margin"])
+async def test_the_cascade_is_described(client, name):
+    model, field = name.split(".")
+    schema = (await openapi(client))["components"]["schemas"][model]
+    assert schema["properties"][field]["description"]
+    assert field not in schema["required"]
+
+
+@pytest.mark.parametrize("skipped", [None, ["b"]])
+async def test_answers_are_what_the_description_says(client, gateway, skipped):
+    gateway.skipped = skipped
+    description = await openapi(client)
+    answer = (await client.post("/v1/classify", content=b"image")).json()
+    check(answer, Classified.__name__, description)
+    form = await client.post("/v1/classify", files=[("f", ("a", b"image")), ("f", ("b", b"no"))])
+    check(form.json(), Results.__name__, description)
+    served = (await client.get("/v1/models")).json()
+    check(served, "ServedModels", description)
+    assert "cascade_margin" not in served  # none is set
+    check((await client.get("/nothing")).json(), "ErrorAnswer", description)
+
+
+def check(answer: object, name: str, description: dict) -> None:
+    jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", **description})
+
+
+def walk(node: object, place: str = ""):
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{place}.{key}", value
+            yield from walk(value, f"{place}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from walk(value, f"{place}[{index}]")
+
+
+async def openapi(client) -> dict:
+    answer = await client.get("/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()

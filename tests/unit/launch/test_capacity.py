@@ -1,0 +1,68 @@
+"""A configuration that does not fit the machine is refused before Ray waits for it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from app.launch.capacity import check_capacity, oversubscribed
+from app.launch.config import read_config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def config(**gateway: object) -> dict:
+    return {"applications": [{"deployments": [{"name": "Gateway", **gateway}]}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus"),
+    [("laptop", 1), ("separate", 2), ("xeon-one-socket", 32), ("xeon-two-sockets", 64)],
+)
+def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: int) -> None:
+    content = read_config(CONFIGS / f"{name}.yaml")
+    check_capacity(content, cpus)
+    assert oversubscribed(content) is None
+    if cpus >= 32:
+        with pytest.raises(ConfigError, match="lower num_replicas or num_cpus"):
+            check_capacity(content, cpus - 5)  # it uses what is there, but for four
+
+
+def test_the_message_names_both_numbers() -> None:
+    content = config(num_replicas=7, ray_actor_options={"num_cpus": 4})
+    with pytest.raises(ConfigError, match=r"asks for 28 CPUs \(Gateway 28\), this machine has 2"):
+        check_capacity(content, 2)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "fits"),
+    [
+        ({}, 1),  # Serve's default is a CPU
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
+        ({"autoscaling_config": {"min_replicas": 1, "initial_replicas": 2}}, 2),
+        ({"num_replicas": "auto"}, 1),
+        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 2),
+    ],
+)
+def test_what_is_asked_for(gateway: dict, fits: int) -> None:
+    check_capacity(config(**gateway), fits)
+    with pytest.raises(ConfigError):
+        check_capacity(config(**gateway), fits - 1)
+
+
+def test_replicas_that_would_share_all_cores_are_told() -> None:
+    shared = config(num_replicas=2, ray_actor_options={"num_cpus": 0.5})
+    assert "2 replicas of Gateway have 0.5 of a CPU each" in (oversubscribed(shared) or "")
+    assert oversubscribed(config(num_replicas=2, ray_actor_options={"num_cpus": 1})) is None
+
+
+def test_a_clusters_configuration_is_not_for_one_machine() -> None:
+    content = read_config(CONFIGS / "cluster.yaml")
+    told = (
+        r"asks for 3 replicas of Gateway, 2 of them on a node: this is one machine; take .*laptop"
+    )
+    with pytest.raises(ConfigError, match=told):
+        check_capacity(content, 1000)
+    for deployment in content["applications"][0]["deployments"]:
+        del deployment["max_replicas_per_node"]
+    check_capacity(content, 1000)

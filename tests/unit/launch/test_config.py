@@ -1,0 +1,249 @@
+"""serve_config.yaml read strictly: what Serve would accept in silence is refused here."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.launch.config import ConfigError, for_members, read_config, with_overrides
+from models.manifest import Manifest, read_manifest
+from models.model_set import BUNDLED_DIR
+from tests.support.tiny_networks import write_tiny_set
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = [
+    path
+    for path in [ROOT / "serve_config.yaml", *sorted((ROOT / "configs").rglob("*.yaml"))]
+    if "\n    import_path: app." in path.read_text("utf-8")
+]
+APPLICATION = {
+    "name": "tandem",
+    "import_path": "app.main:build",
+    "args": {"model_set": "imagenette"},
+    "deployments": [{"name": "Gateway", "autoscaling_config": {"min_replicas": 1}}],
+}
+GOOD = {"http_options": {"port": 8000}, "applications": [APPLICATION]}
+
+
+def write(folder: Path, content: object) -> Path:
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(content), "utf-8")
+    return path
+
+
+def with_key(content: dict, place: tuple, key: str, value: object) -> dict:
+    changed = copy.deepcopy(content)
+    target = changed
+    for step in place:
+        target = target[step]
+    target[key] = value
+    return changed
+
+
+def test_there_is_something_to_check():
+    assert SHIPPED
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_configuration_is_clean(path):
+    assert read_config(path)["applications"]
+
+
+def test_a_good_file_is_returned_as_it_is(tmp_path):
+    assert read_config(write(tmp_path, GOOD)) == GOOD
+
+
+DEPLOYMENT = ("applications", 0, "deployments", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "misspelt", "says"),
+    [
+        ((), "aplications", "aplications is no option; did you mean applications?"),
+        (("http_options",), "prot", "http_options.prot is no option; did you mean port?"),
+        (
+            ("applications", 0),
+            "import_pth",
+            "applications[0].import_pth is no option; did you mean import_path?",
+        ),
+        (
+            DEPLOYMENT,
+            "max_ongoing_request",
+            "applications[0].deployments[0].max_ongoing_request is no option; "
+            "did you mean max_ongoing_requests?",
+        ),
+        (
+            (*DEPLOYMENT, "autoscaling_config"),
+            "max_replica",
+            "applications[0].deployments[0].autoscaling_config.max_replica is no option; "
+            "did you mean max_replicas?",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_a_suggestion(tmp_path, place, misspelt, says):
+    path = write(tmp_path, with_key(GOOD, place, misspelt, 1))
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    assert says in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_every_misspelt_key_is_named_at_once(tmp_path):
+    content = with_key(with_key(GOOD, (), "zzz", 1), ("http_options",), "hots", "x")
+    with pytest.raises(ConfigError, match=r"hots is no option; did you mean host\?.*zzz is no"):
+        read_config(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "says"),
+    [
+        (("applications", 0, "args"), "modelset", "x", "modelset: Extra inputs"),
+        (("applications", 0, "args"), "max_files", 0, "max_files: .*greater than or equal to 1"),
+        (("applications", 0), "args", None, "args"),
+        (("http_options",), "port", "eighty", "port"),
+        ((), "applications", None, "applications"),
+        (DEPLOYMENT, "max_ongoing_requests", "many", "max_ongoing_requests"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says):
+    with pytest.raises(ConfigError, match=says):
+        read_config(write(tmp_path, with_key(GOOD, place, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"a: [1", "is not YAML"),
+        (b"a:\n\t- b", "is not YAML"),
+        (b"", "is empty or not a mapping"),
+        (b"- a\n- b", "is empty or not a mapping"),
+        (b"\xff\xd8\xff\xe0 a photo", "is not YAML"),
+        (b"!!python/object:os.system x", "is not YAML"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path, data, says):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=says):
+        read_config(path)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"cannot read .*; give --config FILE"):
+        read_config(tmp_path / name)
+
+
+def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
+    before = copy.deepcopy(GOOD)
+    changed = with_overrides(GOOD, "other", "0.0.0.0", 9000)
+    assert before == GOOD
+    assert changed["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    assert changed["applications"][0]["args"] == {"model_set": "other"}
+    assert changed["applications"][0]["deployments"] == APPLICATION["deployments"]
+
+
+def test_without_wishes_the_file_stands_on_loopback():
+    assert with_overrides(GOOD, None, None, None)["http_options"] == {
+        "host": "127.0.0.1",
+        "port": 8000,
+    }
+    assert with_overrides({"applications": [{}]}, None, None, None)["http_options"] == {
+        "host": "127.0.0.1",
+        "port": 8000,
+    }
+
+
+def test_other_arguments_stay_when_the_set_is_overridden():
+    content = with_key(GOOD, ("applications", 0, "args"), "max_files", 3)
+    args = with_overrides(content, "other", None, None)["applications"][0]["args"]
+    assert args == {"model_set": "other", "max_files": 3}
+
+
+def test_a_configuration_without_applications():
+    with pytest.raises(ConfigError, match="no applications"):
+        with_overrides({}, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def other_manifest(tmp_path_factory) -> Manifest:
+    gains = {"first": 1.0, "second": 2.0, "third": 3.0}
+    return read_manifest(write_tiny_set(tmp_path_factory.mktemp("set"), gains=gains))
+
+
+SEPARATE = ROOT / "configs" / "separate.yaml"
+
+
+def names(content: dict) -> list[str]:
+    return [d["name"] for d in content["applications"][0]["deployments"]]
+
+
+def test_the_bundled_members_keep_their_options():
+    content = read_config(SEPARATE)
+    manifest = read_manifest(BUNDLED_DIR / "imagenette")
+    assert for_members(content, manifest) == content
+    assert {m.name for m in manifest.members} <= set(names(content))
+
+
+def test_other_members_take_over_the_options_of_those_that_are_not_there(other_manifest):
+    content = read_config(SEPARATE)
+    fitted = for_members(content, other_manifest)
+    stages = [n for n in names(content) if n[0].isupper()]
+    assert names(fitted) == [*stages, "first", "second", "third"]
+    deployments = {d["name"]: d for d in fitted["applications"][0]["deployments"]}
+    was = {d["name"]: d for d in content["applications"][0]["deployments"]}["resnet50"]
+    for name in ("first", "second", "third"):
+        assert {**deployments[name], "name": "resnet50"} == was
+    assert read_config(SEPARATE) == content  # the input was not written to
+
+
+def test_members_without_any_options_are_left_to_serve(other_manifest):
+    arguments = {"decoder": "deployment", "members": "deployment"}
+    content = {"applications": [{"args": arguments, "deployments": [{"name": "Decoder"}]}]}
+    assert names(for_members(content, other_manifest)) == ["Decoder"]
+    assert names(for_members({"applications": [{}]}, other_manifest)) == []
+
+
+def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
+    content = read_config(SEPARATE)
+    application = content["applications"][0]
+    application["args"] |= {"members": "gateway"}
+    assert names(for_members(content, other_manifest)) == ["Gateway", "Decoder"]
+    application["args"] |= {"decoder": "gateway"}
+    assert names(for_members(content, other_manifest)) == ["Gateway"]
+
+
+POLICY = {"policy_function": "app.scaling.serve_policy:EnsemblePolicy"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (POLICY | {"policy_kwarg": {}}, "no option; did you mean policy_kwargs?"),
+        (POLICY | {"policy_kwargs": {"drains_s": 3}}, "did you mean drain_s?"),
+        (POLICY | {"policy_kwargs": {"target_utilization": 7}}, "less than or equal to 1"),
+    ],
+)
+def test_the_autoscaling_policy_is_read_as_strictly(tmp_path, policy, says):
+    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_config(write(tmp_path, content))
+
+
+def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
+    policy = {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}
+    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
+    assert read_config(write(tmp_path, content)) == content
+
+
+def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
+    content = read_config(ROOT / "configs" / "cluster.yaml")
+    fitted = for_members(content, read_manifest(write_tiny_set(tmp_path / "tiny")))
+    application = fitted["applications"][0]
+    assert application["autoscaling_policy"]["policy_function"] == POLICY["policy_function"]
+    for deployment in application["deployments"]:
+        scaling = deployment["autoscaling_config"]
+        assert scaling["upscale_delay_s"] == scaling["downscale_delay_s"] == 0
+        assert scaling["metrics_interval_s"] < scaling["look_back_period_s"]

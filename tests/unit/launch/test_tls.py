@@ -1,0 +1,131 @@
+"""TLS by Serve's options: every mistake is told before Ray starts, and HAProxy takes the rest."""
+
+import subprocess
+
+import pytest
+
+from app.errors import ConfigError
+from app.launch.grpc_options import with_grpc
+from app.launch.haproxy import HaproxyCommand
+from app.launch.serve import ServeOptions, _front
+from app.launch.tls import tls_of, without_tls
+from tests.support.certificates import Root
+
+APPLICATIONS = [{"args": {}}]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root):
+    return root.sign("service")
+
+
+def options(signed, **more):
+    return {
+        "host": "127.0.0.1",
+        "port": 8000,
+        "ssl_certfile": str(signed.certificate),
+        "ssl_keyfile": str(signed.key),
+        **{name: str(value) for name, value in more.items()},
+    }
+
+
+def test_without_the_options_there_is_none():
+    assert tls_of({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
+
+
+def test_a_pair_that_fits(signed, root):
+    found = tls_of(options(signed, ssl_ca_certs=root.path))
+    assert (found.certificate, found.key) == (signed.certificate, signed.key)
+    assert found.clients == root.path
+
+
+def test_serve_itself_gets_none_of_it(signed, root):
+    assert without_tls(options(signed, ssl_ca_certs=root.path)) == {
+        "host": "127.0.0.1",
+        "port": 8000,
+    }
+
+
+def test_a_key_of_another_certificate(signed, root):
+    wrong = options(signed) | {"ssl_keyfile": str(root.sign("other").key)}
+    with pytest.raises(ConfigError, match=r"the key is not the certificate's \(.*service.pem"):
+        tls_of(wrong)
+
+
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs"])
+def test_a_file_that_is_missing_or_something_else(signed, tmp_path, name):
+    with pytest.raises(ConfigError, match=r"No such file or directory \(.*nothing"):
+        tls_of(options(signed) | {name: str(tmp_path / "nothing")})
+    (tmp_path / "text").write_text("this is no certificate")
+    with pytest.raises(ConfigError, match=r"no certificate and key in PEM .*text"):
+        tls_of(options(signed) | {name: str(tmp_path / "text")})
+
+
+def test_a_key_with_a_passphrase_is_told_how_to_lose_it(signed, root):
+    hidden = root.sign("hidden", passphrase=b"a passphrase")
+    with pytest.raises(ConfigError, match="openssl pkey"):
+        tls_of(options(hidden))
+    with pytest.raises(ConfigError, match="openssl pkey") as refused:
+        tls_of(options(hidden, ssl_keyfile_password="a passphrase"))
+    assert "a passphrase" not in str(refused.value)
+
+
+def test_haproxy_takes_the_configuration(signed, root, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    command = HaproxyCommand(run / "haproxy", (9101, 8404))
+    command.write()
+    config = run / "haproxy.cfg"
+    for tls in (None, tls_of(options(signed, ssl_ca_certs=root.path))):
+        command.write(tls)
+        config.write_text(
+            "defaults\n    mode http\n    timeout client 9s\n    errorfile 502 /nowhere\n"
+            "frontend http_frontend\n    bind 127.0.0.1:8000\n"
+            "    bind 127.0.0.1:8001\n    default_backend b\n"
+            "frontend grpc_frontend\n    bind 127.0.0.1:9000 proto h2\n    default_backend b\n"
+            "backend b\n    timeout connect 5s\n    timeout server 9s\n    server s 127.0.0.1:1\n"
+        )
+        checked = subprocess.run(
+            [command.path, "-c", "-f", config], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stderr
+    bound = [line for line in config.read_text().splitlines() if " bind " in line]
+    assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
+    assert bound[0].endswith("verify required")
+    assert bound[1] == "    bind 127.0.0.1:8001"  # the service's is the first
+    assert bound[2].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
+    assert (run / "tls.pem.key").readlink() == signed.key
+
+
+def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
+    assert _front(content, ServeOptions(), command) == "https"
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert "ssl crt" in (tmp_path / "edits.sed").read_text()
+    assert _front(content, ServeOptions(), command) == "http"
+
+
+def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
+    command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
+    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    joining = ServeOptions(address="auto")
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
+        _front(content, joining, command)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    assert _front(content, joining, command) == "https"
+    assert "ssl_certfile" in content["http_options"]  # Serve's own proxy takes them
+
+
+def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    content = with_grpc({"http_options": options(signed), "applications": APPLICATIONS}, 9000)
+    with pytest.raises(ConfigError, match="gRPC would go in clear"):
+        _front(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))

@@ -1,0 +1,151 @@
+"""Planned capacity: enough of it, not more than it takes, and nothing assumed in silence."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from app.planning.costs import planned_costs, read_costs
+from app.planning.plan import Costs, Wish, plan
+from models.model_set import load_model_set
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import write_tiny_set
+
+APART = Costs(
+    {"Gateway": 6.0, "Decoder": 5.0, "one": 20.0, "other": 15.0}, ("one", "other"), 4.0, "test"
+)
+TOGETHER = Costs({"Gateway": 34.0}, ("one", "other"), 1.4, "test")
+WISH = Wish(rate=200, p99_ms=100, node_cores=16, survive_nodes=1)
+
+
+@pytest.mark.parametrize("costs", [APART, TOGETHER], ids=["apart", "together"])
+def test_what_is_left_when_nodes_die_carries_the_load(costs):
+    found = plan(WISH, costs)
+    left = found.nodes - WISH.survive_nodes
+    for name, ms in costs.cpu_ms.items():
+        capacity = found.replicas_per_node[name] * left * costs.cores(name) * 1e3 / ms
+        assert found.utilization_survived[name] == pytest.approx(WISH.rate / capacity)
+        assert found.utilization_survived[name] <= 0.7
+    taken = sum(found.replicas_per_node[name] * costs.cores(name) for name in costs.cpu_ms)
+    assert taken <= WISH.node_cores - 1
+    assert costs.alone_ms < found.p99_ms <= WISH.p99_ms
+
+
+def test_as_few_nodes_as_do():
+    """10.2 cores at 0.7 busy fit a node of 16: one carries it, and one is spare."""
+    assert plan(WISH, TOGETHER).nodes == 2
+    assert plan(replace(WISH, survive_nodes=0), TOGETHER).nodes == 1
+    assert plan(replace(WISH, survive_nodes=0, rate=400), TOGETHER).nodes == 2
+
+
+def test_a_tighter_p99_takes_more():
+    loose = plan(replace(WISH, p99_ms=500), TOGETHER)
+    tight = plan(replace(WISH, p99_ms=60), TOGETHER)
+    assert tight.p99_ms <= 60
+    assert tight.nodes > loose.nodes
+    assert tight.utilization_survived["Gateway"] < loose.utilization_survived["Gateway"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"p99_ms": 30}, "one image alone takes 38.2 ms"),
+        ({"p99_ms": 38.3}, "a p99 of 38.3 ms is not kept even by"),
+        ({"node_cores": 4}, "do not fit"),
+    ],
+)
+def test_what_cannot_be_is_said(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        plan(replace(WISH, **changes), TOGETHER)
+
+
+def test_costs_of_the_bundled_set_come_from_its_record():
+    manifest = load_model_set("imagenette").manifest
+    recorded = manifest.accuracy[-1].cpu_ms_per_image
+    together, apart = (planned_costs(manifest, "INT8", apart=a) for a in (False, True))
+    members = sum(of["INT8"] for of in recorded.values())
+    assert members < together.cpu_ms["Gateway"] < members + 10
+    assert together.is_together
+    assert not apart.is_together
+    assert apart.steps == (("Gateway",), ("Decoder",), ("resnet50", "densenet169"))
+    assert str(manifest.accuracy[-1].measured) in together.source
+
+
+def test_a_set_that_was_never_measured_says_so(tmp_path):
+    manifest = load_model_set(str(write_tiny_set(tmp_path / "tiny"))).manifest
+    assert "none: a guess" in planned_costs(manifest, "INT8", apart=True).source
+
+
+def bench_result(**by_stage):
+    return {
+        "machine": {"cpu": "Some CPU", "cores": 8},
+        "runs": [{"service_cpu_ms_by_stage": by_stage}],
+    }
+
+
+def test_costs_from_a_bench(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(bench_result(Gateway=30.0, Ray=1.0, HAProxy=0.5)))
+    costs = read_costs(path, ("one", "other"))
+    assert costs == Costs(
+        {"Gateway": 30.0}, ("one", "other"), 1.5, "costs.json, on Some CPU, 8 cores"
+    )
+
+
+def test_costs_from_the_projects_own_measurement():
+    path = Path(__file__).parents[2] / "load" / "results" / "share-before-tracing.json"
+    costs = read_costs(path, ("resnet50", "densenet169"))
+    assert costs.is_together
+    # The set's record and the constants beside it say the same within a tenth.
+    expected = planned_costs(load_model_set("imagenette").manifest, "INT8", apart=False)
+    assert costs.cpu_ms["Gateway"] == pytest.approx(expected.cpu_ms["Gateway"], rel=0.1)
+    assert costs.around_ms == pytest.approx(expected.around_ms, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("no JSON", "has no CPU time by stage"),
+        ("[]", "has no CPU time by stage"),
+        ('{"runs": []}', "tandem bench --concurrency 16 --json costs.json"),
+        (json.dumps(bench_result()), "has the stages none"),
+        (json.dumps(bench_result(Gateway=1, one=2)), "all or none"),
+        (json.dumps(bench_result(Gateway=1, cats=2)), "cats"),
+        (json.dumps(bench_result(Gateway=0)), "has the stages Gateway"),
+    ],
+)
+def test_a_file_without_costs_is_refused(tmp_path, content, says):
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        read_costs(path, ("one", "other"))
+
+
+def test_the_command_says_what_it_takes_and_what_it_assumed():
+    result = tandem("plan", "--rate", 200, "--p99-ms", 100, "--node-cores", 32)
+    assert result.exit_code == 0, result.output
+    assert "nodes of 32 cores for 200 requests/s, 400 predictions/s" in result.stdout
+    for word in ("record", "SMT", "Poisson", "simulation", "--costs"):
+        assert word in result.stdout
+
+
+def test_the_command_as_json():
+    result = tandem("plan", "--rate", 100, "--apart", "--survive-nodes", 0, "--json", "-")
+    found = json.loads(result.stdout)
+    assert found["nodes"] == 1
+    assert set(found["stages"]) == {"Gateway", "Decoder", "resnet50", "densenet169"}
+    assert len(found["assumed"]) == 7
+    assert any("max_replicas_per_node" in line for line in found["assumed"])
+    together = json.loads(tandem("plan", "--rate", 100, "--json", "-").stdout)
+    assert len(together["assumed"]) == 6
+    assert not any("max_replicas_per_node" in line for line in together["assumed"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--rate", "0"), ("--rate", "nan"), ("--p99-ms", "-1"), ("--apart", "--costs", "x")],
+)
+def test_the_command_refuses(arguments):
+    assert isinstance(tandem("plan", *arguments).exception, ConfigError)

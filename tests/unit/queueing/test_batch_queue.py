@@ -1,0 +1,227 @@
+"""The batch queue on a network whose every run the test ends itself."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from app.errors import OverloadedError
+from app.queueing.batch_queue import BatchQueue
+from app.queueing.batch_records import BatchResult, Ran
+from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
+
+
+async def test_a_lone_image_starts_at_once_and_alone():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    (future,) = queue.submit([image(7)])
+    await settle()
+    assert network.batches == [[7]]  # no timer: nothing but the loop's next turns
+    network.now += 0.5
+    network.finish()
+    result = await future
+    assert number_of(result) == 7
+    assert (result.queued_s, result.infer_s, result.batch_size) == (0.0, 0.5, 1)
+
+
+async def test_while_a_batch_runs_the_next_one_grows():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    futures = queue.submit([image(0)])
+    await settle()
+    for number in range(1, 7):
+        futures += queue.submit([image(number)])
+        await settle()
+    assert network.batches == [[0]]
+    assert len(queue) == 6
+    await network.finish_all()
+    assert network.batches == [[0], [1, 2, 3, 4], [5, 6]]
+    assert [number_of(await f) for f in futures] == list(range(7))
+    assert [(await f).batch_size for f in futures] == [1, 4, 4, 4, 4, 2, 2]
+
+
+async def test_the_time_in_the_queue_is_told_apart_from_the_run():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    queue.submit([image(0)])
+    await settle()
+    (second,) = queue.submit([image(1)])
+    network.now += 2.0
+    network.finish()
+    await settle()
+    network.now += 0.25
+    network.finish()
+    result = await second
+    assert (result.queued_s, result.infer_s) == (2.0, 0.25)
+
+
+async def test_the_worker_ends_when_idle_and_starts_again():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    for number in (1, 2):
+        before = asyncio.all_tasks()
+        (future,) = queue.submit([image(number)])
+        await network.finish_all()
+        assert number_of(await future) == number
+        assert asyncio.all_tasks() == before
+
+
+async def test_a_full_queue_takes_all_or_none():
+    network = SteppedNetwork()
+    queue = make_queue(network, max_queued=3)
+    running = queue.submit([image(0)])
+    await settle()
+    queued = queue.submit([image(1), image(2)])
+    with pytest.raises(OverloadedError, match=r"2 images are queued, 2 more .* into 3"):
+        queue.submit([image(3), image(4)])
+    assert len(queue) == 2
+    queued += queue.submit([image(3)])  # exactly the room there is
+    await network.finish_all()
+    assert [number_of(await f) for f in running + queued] == [0, 1, 2, 3]
+
+
+async def test_an_image_that_makes_its_batch_fail_fails_alone():
+    network = SteppedNetwork(bad={2})
+    queue = make_queue(network)
+    futures = queue.submit([image(n) for n in range(4)])
+    await network.finish_all()
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(answers[2], ValueError)
+    assert [number_of(answers[n]) for n in (0, 1, 3)] == [0, 1, 3]
+    assert [answers[n].batch_size for n in (0, 1, 3)] == [1, 1, 1]
+
+
+async def test_images_of_different_shapes_do_not_spoil_each_other():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    odd = np.zeros((5, 4, 3), np.uint8)
+    futures = queue.submit([image(1), odd, image(2)])
+    await network.finish_all()
+    assert [number_of(await f) for f in futures] == [1, 0, 2]
+
+
+async def test_a_wrong_number_of_rows_is_an_error_not_somebody_elses_answer():
+    async def run(batch):
+        return np.zeros((len(batch) + 1, 2), np.float32)
+
+    queue = BatchQueue(run, range(1, 5), 64)
+    futures = queue.submit([image(1), image(2)])
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert [str(a) for a in answers] == ["the network gave 2 rows for 1 images"] * 2
+
+
+async def test_a_caller_that_leaves_while_its_batch_runs_spoils_nothing():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    futures = queue.submit([image(0), image(1)])
+    await settle()
+    futures[0].cancel()
+    network.finish()
+    assert number_of(await futures[1]) == 1
+    (after,) = queue.submit([image(2)])
+    await network.finish_all()
+    assert number_of(await after) == 2
+
+
+async def test_a_caller_that_leaves_while_its_batch_fails_is_not_run_again():
+    network = SteppedNetwork(bad={1})
+    queue = make_queue(network)
+    futures = queue.submit([image(0), image(1)])
+    await settle()
+    futures[0].cancel()
+    await network.finish_all()
+    assert isinstance(futures[1].exception(), ValueError)
+    assert network.batches == [[0, 1], [1]]
+
+
+async def test_ten_thousand_callers_that_all_leave():
+    network = SteppedNetwork()
+    queue = make_queue(network, max_queued=10_001)
+    (first,) = queue.submit([image(0)])
+    await settle()
+    callers = [asyncio.ensure_future(waiting(queue, n)) for n in range(10_000)]
+    await settle()
+    assert len(queue) == 10_000
+    for caller in callers:
+        caller.cancel()
+    (last,) = queue.submit([image(1)])
+    await network.finish_all()
+    assert number_of(await first) == 0
+    assert number_of(await last) == 1
+    assert len(network.batches) == 2  # none of the ten thousand was run
+    assert len(queue) == 0
+    assert all(caller.cancelled() for caller in callers)
+
+
+async def waiting(queue: BatchQueue, number: int) -> BatchResult:
+    (future,) = queue.submit([image(number)])
+    return await future
+
+
+async def test_the_places_of_callers_that_left_are_free_again():
+    network = SteppedNetwork()
+    queue = make_queue(network, max_queued=2)
+    queue.submit([image(0)])
+    await settle()
+    gone = queue.submit([image(1), image(2)])
+    for future in gone:
+        future.cancel()
+    (taken,) = queue.submit([image(3)])
+    await network.finish_all()
+    assert number_of(await taken) == 3
+
+
+async def test_nothing_to_submit_is_no_error():
+    network = SteppedNetwork()
+    assert make_queue(network).submit([]) == []
+    await settle()
+    assert network.batches == []
+
+
+def test_the_helpers_themselves():
+    assert number_of(BatchResult(image(70_000)[0, 0], 0, 0, 1, 0, None)) == 70_000
+    run: Callable[..., Awaitable] = SteppedNetwork().run
+    assert asyncio.iscoroutinefunction(run)
+
+
+async def test_who_keeps_a_record_hears_of_every_batch():
+    network, heard = SteppedNetwork(bad={3}), []
+
+    def note(ran: Ran) -> int:
+        heard.append(ran)
+        return len(heard)
+
+    queue = BatchQueue(network.run, (1, 2), 64, network.clock, on_batch=note)
+    (first,) = queue.submit([image(0)], tag="a")
+    await settle()
+    others = queue.submit([image(1)], tag="b") + queue.submit([image(2)])
+    (bad,) = queue.submit([image(3)], tag="c")
+    network.now += 2.0
+    await network.finish_all()
+    assert [(ran.tags, ran.error is None) for ran in heard] == [
+        (("a",), True),
+        (("b", None), True),
+        (("c",), False),
+    ]
+    assert (heard[0].started, heard[0].ended) == (0.0, 2.0)
+    assert [(await f).noted for f in (first, *others)] == [1, 2, 2]
+    assert [(await f).started for f in (first, *others)] == [0.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="3"):
+        await bad
+
+
+async def test_the_report_tells_length_age_and_fill():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    assert queue.report() == (0, 0.0, 0, 0, 0.0)
+    queue.submit([image(0)])
+    await settle()
+    queue.submit([image(n) for n in range(1, 7)])
+    network.now += 0.5
+    assert queue.report() == (6, 0.5, 1, 1, 0.25)  # one image in a batch that could have four
+    await network.finish_all()
+    report = queue.report()
+    assert (report.num_waiting, report.oldest_age_s) == (0, 0.0)
+    assert (report.num_batches, report.num_images) == (3, 7)  # of 1, 4 and 2
+    assert report.mean_fill == 7 / 12

@@ -1,0 +1,142 @@
+"""The two lanes: order within each, no starvation, and who gets into which."""
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import BadParameterError
+from app.queueing.batch_queue import BatchQueue
+from app.queueing.priority import BULK_EVERY, lane_of
+from tests.support.steps import SteppedNetwork, image, settle
+
+BOUNDED = settings(max_examples=150, deadline=None, database=None)
+BULK = 1000  # numbers from here on are bulk images
+
+
+async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[int]:
+    """Submit (count, is_bulk) at once; return the order in which the images ran."""
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, max_batch_size + 1), 10_000, network.clock)
+    numbers = {False: 0, True: BULK}
+    for count, is_bulk in submissions:
+        first = numbers[is_bulk]
+        numbers[is_bulk] += count
+        lane = "bulk" if is_bulk else "interactive"
+        queue.submit([image(first + i) for i in range(count)], math.inf, lane)
+    await network.finish_all()
+    return [number for batch in network.batches for number in batch]
+
+
+SUBMISSIONS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=8)
+
+
+@BOUNDED
+@given(submissions=SUBMISSIONS, max_batch_size=st.integers(1, 9))
+def test_each_lane_is_in_order_and_nothing_is_lost(submissions, max_batch_size):
+    ran = asyncio.run(run(submissions, max_batch_size))
+    interactive, bulk = [n for n in ran if n < BULK], [n for n in ran if n >= BULK]
+    assert interactive == sorted(interactive)
+    assert bulk == sorted(bulk)
+    assert len(ran) == len(set(ran)) == sum(count for count, _ in submissions)
+
+
+@BOUNDED
+@given(interactive=st.integers(1, 60), bulk=st.integers(1, 60), max_batch_size=st.integers(1, 9))
+def test_neither_lane_starves(interactive, bulk, max_batch_size):
+    """While both wait, one place of eight is bulk's; the others are interactive's."""
+    ran = asyncio.run(run([(bulk, True), (interactive, False)], max_batch_size))
+    is_bulk = [number >= BULK for number in ran]
+    both = is_bulk[: min(len(ran) - is_bulk[::-1].index(False), _last(is_bulk) + 1)]
+    expected = [(place + 1) % BULK_EVERY == 0 for place in range(len(both))]
+    assert both == expected
+
+
+def _last(values: list[bool]) -> int:
+    return len(values) - 1 - values[::-1].index(True)
+
+
+async def test_an_interactive_image_overtakes_a_form():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 5), 100, network.clock)
+    queue.submit([image(BULK + i) for i in range(20)], math.inf, "bulk")
+    await settle()  # the first four run
+    queue.submit([image(1)])
+    await network.finish_all()
+    assert network.batches[0] == [BULK, BULK + 1, BULK + 2, BULK + 3]
+    assert 1 in network.batches[1]
+
+
+async def test_ten_thousand_callers_that_all_leave_cost_nothing_more():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 9), 10_000, network.clock)
+    futures = queue.submit([image(i) for i in range(10_000)])
+    await settle()
+    for future in futures:
+        future.cancel()
+    await network.finish_all()
+    assert len(network.batches) == 1  # what had begun
+    assert len(queue) == 0
+    assert len(queue.submit([image(i) for i in range(10_000)])) == 10_000
+
+
+async def test_the_age_of_the_oldest_that_somebody_wants():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 2), 100, network.clock)
+    assert queue.oldest_age_s == 0
+    queue.submit([image(0)])
+    await settle()
+    gone = queue.submit([image(1)], math.inf, "bulk")
+    network.now = 2.0
+    queue.submit([image(2)])
+    network.now = 5.0
+    assert queue.oldest_age_s == 5.0
+    gone[0].cancel()
+    assert queue.oldest_age_s == 3.0
+    await network.finish_all()
+
+
+async def test_settings_change_while_it_works():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 9), 100, network.clock)
+    queue.submit([image(i) for i in range(20)])
+    await settle()
+    queue.max_batch_size = 2
+    await network.finish_all()
+    assert [len(batch) for batch in network.batches] == [8, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("priority", "num_images", "lane"),
+    [
+        (None, 1, "interactive"),
+        (None, 2, "bulk"),
+        ("u=3", 5, "interactive"),
+        ("u=0, i", 5, "interactive"),
+        ("i, u=7", 1, "bulk"),
+        ("u = 4", 1, "bulk"),
+        ("i", 1, "interactive"),
+        ("", 3, "bulk"),
+        ("urgent", 1, "interactive"),
+        ("xu=7", 1, "interactive"),
+    ],
+)
+def test_who_gets_into_which_lane(priority, num_images, lane):
+    assert lane_of(priority, num_images) == lane
+
+
+@pytest.mark.parametrize("priority", ["u=8", "u=99999999999999999999999999"])
+def test_an_urgency_that_is_none(priority):
+    with pytest.raises(BadParameterError, match="0 to 7"):
+        lane_of(priority, 1)
+
+
+@given(st.text(max_size=40), st.integers(1, 64))
+@settings(max_examples=300, deadline=None)
+def test_any_header_is_a_lane_or_refused(priority, num_images):
+    try:
+        assert lane_of(priority, num_images) in ("interactive", "bulk")
+    except BadParameterError:
+        assert "u" in priority

@@ -1,0 +1,103 @@
+"""Turns: who goes next, and how many at a time."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.queueing.batch_queue import BatchQueue
+from app.queueing.scheduler import Turns
+from tests.support.steps import SteppedNetwork, image, number_of, settle
+
+
+def queues_of(turns: Turns, networks: list[SteppedNetwork], sizes: tuple[int, ...] = (1, 2, 4)):
+    clock = networks[0].clock
+    return [BatchQueue(network.run, sizes, 100, clock, turns) for network in networks]
+
+
+async def test_two_queues_share_one_place_oldest_first():
+    networks = [SteppedNetwork(), SteppedNetwork()]
+    first, second = queues_of(Turns(1), networks)
+    first.submit([image(0)])
+    await settle()
+    networks[0].now = 1.0
+    second.submit([image(1)])
+    networks[0].now = 2.0
+    first.submit([image(2)])
+    await settle()
+    assert [n.batches for n in networks] == [[[0]], []]
+    networks[0].finish()
+    await settle()
+    assert [n.batches for n in networks] == [[[0]], [[1]]]  # it waited longer than 2
+    networks[1].finish()
+    await settle()
+    assert [n.batches for n in networks] == [[[0], [2]], [[1]]]
+    await networks[0].finish_all()
+
+
+async def test_two_places_run_two_batches_of_one_queue():
+    network = SteppedNetwork(max_running=2)
+    (queue,) = queues_of(Turns(2), [network])
+    futures = queue.submit([image(n) for n in range(6)])
+    await settle()
+    assert network.batches == [[0, 1, 2, 3], [4, 5]]
+    await network.finish_all()
+    assert [number_of(await f) for f in futures] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "batches"),
+    [(1, [1]), (3, [2, 1]), (4, [4]), (5, [4, 1]), (7, [4, 2, 1]), (9, [4, 4, 1])],
+)
+async def test_no_batch_is_padded_when_a_smaller_size_is_filled(num_waiting, batches):
+    network = SteppedNetwork()
+    (queue,) = queues_of(Turns(1), [network])
+    queue.submit([image(n) for n in range(num_waiting)])
+    await network.finish_all()
+    assert [len(batch) for batch in network.batches] == batches
+
+
+async def test_images_of_one_turn_of_the_loop_share_a_batch():
+    network = SteppedNetwork()
+    (queue,) = queues_of(Turns(1), [network])
+    for number in range(4):
+        queue.submit([image(number)])
+    await settle()
+    assert network.batches == [[0, 1, 2, 3]]
+    await network.finish_all()
+
+
+async def test_fewer_than_the_smallest_size_go_at_once():
+    network = SteppedNetwork()
+    (queue,) = queues_of(Turns(1), [network], sizes=(4, 8))
+    queue.submit([image(n) for n in range(3)])
+    await settle()
+    assert network.batches == [[0, 1, 2]]  # the runtime pads
+    await network.finish_all()
+    await network.finish_all()
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(
+    num_places=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40),
+)
+def test_no_place_is_free_while_an_image_waits(num_places: int, steps: list[tuple[int, int]]):
+    async def play() -> None:
+        networks = [SteppedNetwork(max_running=4) for _ in range(3)]
+        queues, futures = queues_of(Turns(num_places), networks), []
+        for which, count in steps:
+            if not count and networks[which].is_running:
+                networks[which].finish()
+            futures += queues[which].submit([image(len(futures) + n) for n in range(count)])
+            await settle()
+            running = sum(network.num_running for network in networks)
+            assert running <= num_places
+            assert running == num_places or not any(len(queue) for queue in queues)
+        for _ in range(len(futures)):
+            for network in networks:
+                await network.finish_all()
+        assert sorted(number_of(f.result()) for f in futures) == list(range(len(futures)))
+
+    asyncio.run(play())

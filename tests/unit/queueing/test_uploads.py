@@ -1,0 +1,136 @@
+"""Bodies that are on their way: for how long, and who gives way when there is no place left."""
+
+import asyncio
+
+import pytest
+
+from app.errors import OverloadedError, SlowBodyError
+from app.queueing import uploads as module
+from app.queueing.admission import ALWAYS, Admission
+from app.queueing.uploads import Readers
+from tests.support.hand_clock import HandClock
+
+
+async def never() -> None:
+    await asyncio.Future()
+
+
+async def read(readers: Readers, begun: asyncio.Event) -> None:
+    async with readers.arriving(3600):
+        begun.set()
+        await never()
+
+
+async def reading(readers: Readers) -> asyncio.Task[None]:
+    begun = asyncio.Event()
+    task = asyncio.create_task(read(readers, begun))
+    await begun.wait()
+    return task
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for():
+    with pytest.raises(SlowBodyError, match=r"not there after 0 s.*x-request-timeout-seconds"):
+        async with Readers().arriving(0):
+            await never()
+
+
+async def test_one_that_comes_in_time():
+    readers = Readers()
+    async with readers.arriving(3600):
+        await asyncio.sleep(0)
+    assert not readers.cut_slowest()
+
+
+async def test_an_error_goes_through_as_it_is():
+    readers = Readers()
+    with pytest.raises(OverloadedError):
+        async with readers.arriving(3600):
+            raise OverloadedError("no room for these bytes")
+    assert not readers.cut_slowest()
+
+
+async def test_the_first_of_the_slow_is_cut(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    readers = Readers()
+    first, second = await reading(readers), await reading(readers)
+    assert readers.cut_slowest()
+    with pytest.raises(SlowBodyError, match="others waited for the place"):
+        await first
+    assert not second.done()
+    assert readers.cut_slowest()
+    assert not readers.cut_slowest()
+    with pytest.raises(SlowBodyError):
+        await second
+
+
+async def test_who_has_just_begun_is_not_cut():
+    readers = Readers()
+    task = await reading(readers)
+    assert not readers.cut_slowest()
+    task.cancel()
+
+
+async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
+    admission = Admission(1)
+    slow = asyncio.create_task(_admitted(admission))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        admission.admit().__enter__()
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    with admission.admit():
+        with pytest.raises(SlowBodyError):
+            await slow
+        assert admission.num_under_way == 1
+
+
+async def test_slow_uploads_have_half_of_the_places(monkeypatch):
+    """HAProxy counts them too, and would let nobody through to have them cut."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    admission = Admission(10)
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(10)]
+    await asyncio.sleep(0)
+    with admission.admit():
+        await asyncio.wait(slow, return_when=asyncio.FIRST_EXCEPTION)
+        assert [task.done() for task in slow] == [True] * 5 + [False] * 5
+    for task in slow:
+        task.cancel()
+    told = await asyncio.gather(*slow, return_exceptions=True)
+    assert sum(isinstance(error, SlowBodyError) for error in told) == 5
+
+
+async def _admitted(admission: Admission) -> None:
+    with admission.admit():
+        async with admission.arriving(3600):
+            await never()
+
+
+async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
+    """Twenty of them for ten seconds would make it look as if a request took ten."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    clock = HandClock()
+    admission = Admission(100, clock)
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
+    await asyncio.sleep(0)
+    assert admission.num_under_way == 2 * ALWAYS
+    for _ in range(100):
+        clock.now += 10.0
+        with admission.admit(1.0):
+            clock.now += 0.01
+    for task in slow:
+        task.cancel()
+
+
+async def test_who_has_just_begun_counts_as_being_ahead():
+    clock = HandClock()
+    admission = Admission(100, clock)
+    for _ in range(100):
+        with admission.admit():
+            clock.now += 0.1
+    reading = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match=r"32 requests are under way and take 3\.2 s"):
+        admission.admit(3.0).__enter__()
+    with admission.admit(4.0):
+        pass
+    for task in reading:
+        task.cancel()
