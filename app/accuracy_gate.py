@@ -1,4 +1,4 @@
-"""The gate: a set whose INT8 networks lost too much accuracy is not served by accident."""
+"""Refuses to serve a model set whose INT8 networks lost more accuracy than it allows."""
 
 from app.errors import UnverifiedError
 from app.settings import Settings
@@ -6,7 +6,7 @@ from models.ledger import Verdict, judge
 from models.manifest import Manifest
 
 
-def check_ledger(manifest: Manifest, settings: Settings) -> Verdict:
+def check_accuracy(manifest: Manifest, settings: Settings) -> Verdict:
     """Return what the set's accuracy record says of it.
 
     Raises:

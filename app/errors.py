@@ -1,4 +1,7 @@
-"""Errors of a request's way through the graph, beside :mod:`models.errors`' errors of images."""
+"""The errors of serving, each with its HTTP status and code.
+
+:mod:`models.errors` has the base class and the errors of images and model sets.
+"""
 
 from models.errors import TandemError
 

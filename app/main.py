@@ -13,17 +13,17 @@ import logging
 from ray import serve
 from ray.serve import Application
 
-from app.accuracy_gate import check_ledger
+from app.accuracy_gate import check_accuracy
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.environment import answer_timeout_s
-from app.messages import InGateway
+from app.messages import InProcess
 from app.settings import Place, Settings
 from models.model_set import load_model_set
 
-NEAR = {"request_router_class": "app.calls.locality_router:NearRouter"}
+LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
 
 
@@ -31,7 +31,7 @@ def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
     answer_timeout_s(settings.answer_timeout_s, settings.request_timeout_s)  # or it says why not
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
-    verdict = check_ledger(manifest, settings)
+    verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
     decoder = _placed(settings.decoder, "Decoder", Decoder, settings)
@@ -44,8 +44,8 @@ def build(settings: Settings) -> Application:
     return ingress.bind(settings, decoder, members, combiner)
 
 
-def _placed(place: Place, name: str, stage: type, *args: object) -> Application | InGateway:
+def _placed(place: Place, name: str, stage: type, *args: object) -> Application | InProcess:
     """Return a stage as a deployment of its own, or for the Gateway to make in its process."""
     if place == "gateway":
-        return InGateway(stage, args)
-    return serve.deployment(name=name, request_router_config=NEAR)(stage).bind(*args)
+        return InProcess(stage, args)
+    return serve.deployment(name=name, request_router_config=LOCALITY_ROUTING)(stage).bind(*args)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from app.calls.hedge import SHARE_OF_TIME, Budget, hedged
-from app.calls.retry import again
+from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
+from app.calls.retry import retry
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
 
 T = TypeVar("T")
-_second_calls = Budget()  # of this process
+_second_calls = HedgeBudget()  # of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Decoded:
     images: Pixels  # (K, H, W, 3) uint8 BGR
     faults: dict[int, Fault]  # by position in the request
     decode_ms: tuple[float, ...]  # per good image
-    served: str = ""  # the model set's fingerprint; of all stages alike
+    model_set_fingerprint: str = ""  # the model set's fingerprint; of all stages alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class MemberAnswer:
     queue_ms: tuple[float, ...]  # per image
     infer_ms: tuple[float, ...]  # of the batch that the image was in
     batch_size: tuple[int, ...]
-    served: str = ""
+    model_set_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,20 @@ class Combined:
     members: dict[str, list[Prediction]]
     agreement: bool  # all members that answered have the same top-1
     entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
-    served: str = ""
+    model_set_fingerprint: str = ""
 
 
 @dataclass(frozen=True)
-class InGateway:
+class InProcess:
     """A stage that the Gateway makes in its own process, when its replica starts."""
 
     stage: Callable[..., Any]
     args: tuple[Any, ...]
 
 
-def made(stage: Any, *shared: Any) -> Any:
+def instantiate(stage: Any, *shared: Any) -> Any:
     """Make a stage of the Gateway's process, with what such stages share; a handle stays one."""
-    return stage.stage(*stage.args, *shared) if isinstance(stage, InGateway) else stage
+    return stage.stage(*stage.args, *shared) if isinstance(stage, InProcess) else stage
 
 
 async def call(stage: Any, method: str, *args: Any, left_s: float) -> Any:
@@ -84,4 +84,6 @@ async def call(stage: Any, method: str, *args: Any, left_s: float) -> Any:
     remote = getattr(bound, "remote", None)
     if remote is None:
         return await bound(*args)
-    return await hedged(lambda: again(lambda: remote(*args)), SHARE_OF_TIME * left_s, _second_calls)
+    return await hedged(
+        lambda: retry(lambda: remote(*args)), HEDGE_AFTER_SHARE * left_s, _second_calls
+    )

@@ -1,4 +1,4 @@
-"""The JSON of the HTTP interface, as pydantic models: what /docs shows and tests compare with."""
+"""Response models of the HTTP interface (pydantic): what /docs shows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from app.messages import Combined, Fault
 
 
-class Answered(BaseModel):
+class Prediction(BaseModel):
     """One class and its probability, 0..1."""
 
     index: int
@@ -23,10 +23,10 @@ class MemberOpinion(BaseModel):
 
     label: str
     probability: float
-    predictions: list[Answered]
+    predictions: list[Prediction]
 
 
-class Stage(BaseModel):
+class StageTiming(BaseModel):
     """One bar of the timeline; times in ms from the request's arrival at the Gateway.
 
     ``read`` is the body, ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine`` the
@@ -45,14 +45,14 @@ class Timings(BaseModel):
     """Where the request's milliseconds went."""
 
     total: float
-    stages: list[Stage]
+    stages: list[StageTiming]
 
 
 class Classified(BaseModel):
     """The answer for one image."""
 
     model_set: str
-    predictions: list[Answered]
+    predictions: list[Prediction]
     members: dict[str, MemberOpinion]
     agreement: bool = Field(description="all members have the same first choice")
     degraded: bool = Field(description="fewer members answered than were asked")
@@ -140,14 +140,14 @@ def classified(
     """
     members = {}
     for name, predictions in combined.members.items():
-        rows = [Answered(**asdict(prediction)) for prediction in predictions]
+        rows = [Prediction(**asdict(prediction)) for prediction in predictions]
         first = rows[0]
         members[name] = MemberOpinion(
             label=first.label, probability=first.probability, predictions=rows
         )
     return Classified(
         model_set=model_set,
-        predictions=[Answered(**asdict(prediction)) for prediction in combined.predictions],
+        predictions=[Prediction(**asdict(prediction)) for prediction in combined.predictions],
         members=members,
         agreement=combined.agreement,
         degraded=bool(missing),

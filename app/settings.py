@@ -1,4 +1,4 @@
-"""Every setting of the application, in one place: the ``args:`` of serve_config.yaml.
+"""The settings of the application: ``args`` in serve_config.yaml.
 
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 """

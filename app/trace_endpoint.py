@@ -1,4 +1,4 @@
-"""Whether ``trace_endpoint`` is an address that its exporter takes, found before Ray starts."""
+"""Checks that ``trace_endpoint`` is an address that its exporter takes."""
 
 from urllib.parse import urlsplit
 

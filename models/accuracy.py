@@ -1,4 +1,4 @@
-"""What an evaluation found, as it is kept in a manifest: the ledger's entries."""
+"""The accuracy record of a manifest: what evaluations measured."""
 
 from datetime import date
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""API keys as text: how they look, the file that holds them, and the one that a client sends.
+"""API keys as text: their form, the file of keys, and the key that a client sends.
 
 A key never becomes part of a message, and no command takes one as an argument: ps would show it.
 """

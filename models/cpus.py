@@ -1,4 +1,4 @@
-"""How many CPUs this process may really use."""
+"""How many CPUs this process may use: affinity and cgroup quota considered."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The combiner's arithmetic: members' probabilities in, average and readable labels out."""
+"""The combiner's arithmetic: weighted average, top-k, entropy."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Every error that a caller may see, each with its HTTP status and a stable code.
+"""The errors that a caller may see, each with its HTTP status and a stable code.
 
 A message carries the offending value, the limit, and what to do next. Every constructor hands all
 of its arguments to ``Exception``: errors cross process borders by pickle, which calls the class

@@ -1,4 +1,4 @@
-"""What is not installed with the service is asked for by name, not by a traceback."""
+"""Names the extra to install when an optional dependency is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

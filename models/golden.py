@@ -1,4 +1,4 @@
-"""The golden check: a network must still answer here what it answered where the set was made.
+"""The golden check: a network must answer generated images as it did where the set was made.
 
 Hashes tell a damaged file; this tells a damaged result: an instruction set on which INT8 saturates,
 a driver that rounds otherwise, another version of OpenVINO. Generated images go through each

@@ -1,4 +1,4 @@
-"""What a set's networks answered where it was made: ``golden.json``, read and written."""
+"""``golden.json``: the members' recorded answers to the golden images."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Bytes of a JPEG, PNG or WebP file -> the uint8 tensor that the networks take.
+"""Decodes JPEG, PNG and WebP files to the uint8 tensor that the networks take.
 
 The one place where pixels are made: serving, calibration and evaluation all call ``read_image``.
 Limits are checked on the header, before anything is allocated. ICC profiles are ignored: numbers

@@ -1,4 +1,4 @@
-"""Lays transparency over white, and brings 16-bit samples down to their high byte."""
+"""Composites transparency over white, and reduces 16-bit samples to 8 bits."""
 
 import cv2
 import numpy as np

@@ -1,4 +1,4 @@
-"""Names the format of some bytes by the first few of them, whether it is decoded here or not.
+"""Recognises image formats by their first bytes.
 
 Signatures are from each format's specification; those of boxes (HEIC, AVIF) are the brands
 registered at mp4ra.org.

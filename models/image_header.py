@@ -1,4 +1,4 @@
-"""Reads what an image file says about itself, before any pixel is decoded or allocated.
+"""Reads an image's format and size from its header, without decoding pixels.
 
 Three small parsers, by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third edition) and
 WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of the body.

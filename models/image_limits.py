@@ -1,4 +1,4 @@
-"""Refuses a file by its header and its end, before any pixel is decoded or allocated."""
+"""Rejects a file by its header and its end, before any pixel is decoded or allocated."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Antialiased resize of a crop: the pixels that Pillow's BILINEAR gives, without Pillow.
+"""Antialiased resize of a crop, with the results of Pillow's BILINEAR filter.
 
 A pixel of the result is a weighted mean of source pixels under a triangle, two source-to-result
 scales wide (one pixel each side when enlarging): Pillow's ``ImagingResample``, and so torchvision's

@@ -1,4 +1,4 @@
-"""May this set be served? What its accuracy record says of the networks that are there now."""
+"""Judges a model set by its accuracy record: verified, unmeasured, or dropped."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a model set says of itself: ``manifest.yaml``, the owner of every fact about the set.
+"""``manifest.yaml``: everything that a model set says of itself.
 
 Nothing else in the project knows an input size, a class count or a member's name.
 """

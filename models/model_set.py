@@ -1,4 +1,4 @@
-"""Finding, loading and verifying model sets on disk."""
+"""Finds, loads and verifies model sets on disk."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The pieces that manifests and ledgers are made of: strict frozen records, and files by hash."""
+"""Strict frozen records for manifests and ledgers, and files identified by hash."""
 
 import hashlib
 from pathlib import Path, PurePosixPath

@@ -1,4 +1,4 @@
-"""One compiled network: OpenVINO on the CPU, for a few fixed batch sizes, padding up to the next.
+"""A compiled network: OpenVINO on the CPU, for a few fixed batch sizes.
 
 DenseNet169 compiled for a dynamic batch dimension took 33 ms for one image where static shapes take
 23 (INT8, one thread): hence one compilation per size. The wheel uses TBB, which knows neither

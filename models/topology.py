@@ -1,4 +1,4 @@
-"""The machine's real cores: the logical CPUs of each, and the NUMA node it is on.
+"""The machine's physical cores, their logical CPUs and NUMA nodes, and replicas placed on them.
 
 Read from sysfs, the kernel's own description (admin-guide/cputopology.rst).
 """
@@ -38,7 +38,7 @@ def read_cores(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> lis
     return sorted(siblings.values())
 
 
-def plan(cores: Sequence[Core], num_cpus: int) -> list[tuple[int, ...]]:
+def place_replicas(cores: Sequence[Core], num_cpus: int) -> list[tuple[int, ...]]:
     """Divide the cores into places of ``num_cpus`` logical CPUs for as many replicas as fit.
 
     A place never spans two NUMA nodes (each has its own memory) and no two places share a core (its

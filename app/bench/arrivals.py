@@ -1,4 +1,4 @@
-"""When requests are sent in an open loop: drawn in advance, whatever the service does."""
+"""Arrival times of an open loop: a Poisson process, drawn before the load starts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Runs load in a process of its own: what it costs is its own, and is counted."""
+"""Runs the load generator in a child process, so that its CPU time is not the service's."""
 
 import asyncio
 import multiprocessing
@@ -54,11 +54,13 @@ class Started:
     """The child is there and begins."""
 
 
-Report = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 T = TypeVar("T", Started, Run)
 
 
-def run_load(load: Load, service: psutil.Process | None, report: Report = lambda _: None) -> Run:
+def run_load(
+    load: Load, service: psutil.Process | None, report: ReportProgress = lambda _: None
+) -> Run:
     """Run ``load`` in a new process and return what it gave.
 
     Raises:
@@ -85,7 +87,7 @@ def run_load(load: Load, service: psutil.Process | None, report: Report = lambda
     return run
 
 
-def _receive(pipe: Connection, load: Load, report: Report, until: type[T]) -> T:
+def _receive(pipe: Connection, load: Load, report: ReportProgress, until: type[T]) -> T:
     deadline = time.monotonic() + load.duration_s + load.target.timeout_s + GRACE_S
     while time.monotonic() < deadline:
         if not pipe.poll(0.5):

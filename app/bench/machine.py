@@ -1,4 +1,4 @@
-"""What a result says of the machine and the versions it was made with."""
+"""Describes the machine, the versions and the CPU flags that a result was measured with."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""The bound of one image alone: decode it, then run both members, with nothing else going on."""
+"""Latency of one image without a server: decode it, then run the members in parallel."""
 
 import time
 from collections.abc import Callable, Sequence

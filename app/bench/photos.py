@@ -1,4 +1,4 @@
-"""What is sent: photos of a folder, or drawn ones where the bound needs none in particular."""
+"""The photos that a load consists of: read from a folder, or drawn."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The CPU time of a service on this machine: its whole process tree, Ray and HAProxy included."""
+"""CPU time of a service's whole process tree on this machine, Ray and HAProxy included."""
 
 from urllib.parse import urlsplit
 

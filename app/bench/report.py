@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.samples import Summary
-from app.bench.upper_bound import Limit
+from app.bench.upper_bound import UpperBound
 from models.extras import needs_extra
 
 
@@ -61,7 +61,7 @@ def _load(summary: Summary) -> str:
     return f"{summary.offered:g}" + ("/s" if summary.kind == "open" else " clients")
 
 
-def show_limit(console: Console, limit: Limit) -> None:
+def show_upper_bound(console: Console, limit: UpperBound) -> None:
     """Print every setup that was tried, and the bound."""
     table = Table("streams", "threads each", "batch", "images/s")
     for tried in limit.setups:

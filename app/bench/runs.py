@@ -1,4 +1,4 @@
-"""The runs of ``tandem bench``: loads one after the other, or the bound."""
+"""Runs of ``tandem bench``: one load after another, or the upper bound."""
 
 import ssl
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from rich.markup import escape
 from app.bench.client import Target
 from app.bench.generator import Load, Progress, run_load
 from app.bench.process_tree import service_root
-from app.bench.report import knee, plot, show_limit, show_runs
+from app.bench.report import knee, plot, show_runs, show_upper_bound
 from app.bench.samples import summarise
-from app.bench.upper_bound import measure_limit
+from app.bench.upper_bound import measure_upper_bound
 from app.errors import ConfigError
 from models.model_set import load_model_set, search_path
 from models.record import Precision
@@ -35,7 +35,7 @@ class Options:
     plot: Path | None
 
 
-def run_limit(
+def run_upper_bound(
     bodies: list[bytes], model_set: str, precision: str, duration_s: float, *, quiet: bool
 ) -> dict[str, Any]:
     """Measure the bound, show it unless ``quiet``, and return it as plain values."""
@@ -44,7 +44,7 @@ def run_limit(
     chosen: Precision = "INT8" if precision == "INT8" else "FP16"
     loaded = load_model_set(model_set, search_path())
     with err.status("measuring") as status:
-        found = measure_limit(
+        found = measure_upper_bound(
             loaded,
             bodies,
             chosen,
@@ -52,7 +52,7 @@ def run_limit(
             report=lambda text: status.update(escape(text)),
         )
     if not quiet:
-        show_limit(out, found)
+        show_upper_bound(out, found)
     return {"model_set": loaded.name, "limit": found.as_json()}
 
 

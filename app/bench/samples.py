@@ -1,4 +1,4 @@
-"""What one run of load gave: every request's times and fate, and the figures made of them."""
+"""Results of one load test: every request's times and outcome, and their summary."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""The bound: the same networks and the same decoder in one process, no server, all cores busy.
+"""The upper bound: the same decoder and networks in one process, without a server, all cores busy.
 
 Every worker thread does the whole way of a batch: decode, then each member on an infer request of
 its own. Which batch size and how many streams are best is found by trying; setups take turns.
@@ -21,7 +21,7 @@ from models.model_set import ModelSet
 from models.record import Precision
 from models.runtime import CompiledNetwork, RuntimeOptions
 
-Report = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Tried:
+class SetupResult:
     """What one setup reached."""
 
     setup: Setup
@@ -42,7 +42,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Limit:
+class UpperBound:
     """What this machine can do without a server."""
 
     precision: Precision
@@ -50,7 +50,7 @@ class Limit:
     best: Setup
     images_per_s: float
     latency_ms: float  # of one image: decode, then the members in parallel or one by one
-    setups: list[Tried]
+    setups: list[SetupResult]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -58,7 +58,7 @@ class Limit:
         return {**asdict(self), "setups": rows}
 
 
-class Pipeline:
+class InProcessPipeline:
     """The networks compiled for one setup, and the loop that keeps them busy."""
 
     def __init__(self, model_set: ModelSet, precision: Precision, setup: Setup) -> None:
@@ -96,18 +96,20 @@ class Pipeline:
         return average(rows, self._weights)
 
 
-def measure_limit(
+def measure_upper_bound(
     model_set: ModelSet,
     bodies: Sequence[bytes],
     precision: Precision = "INT8",
     *,
     rounds: int = 3,
     seconds: float = 2.0,
-    report: Report = lambda _: None,
-) -> Limit:
+    report: ReportProgress = lambda _: None,
+) -> UpperBound:
     """Try every setup in turns, ``rounds`` times ``seconds`` each, and take the best median."""
     report("compiling")
-    pipelines = [Pipeline(model_set, precision, setup) for setup in setups(available_cpus())]
+    pipelines = [
+        InProcessPipeline(model_set, precision, setup) for setup in setups(available_cpus())
+    ]
     num_batches = [_batches_for(p, bodies, seconds) for p in pipelines]
     found: list[list[float]] = [[] for _ in pipelines]
     for number in range(rounds):
@@ -117,13 +119,15 @@ def measure_limit(
     report("latency of one image")
     rates = [median(values) for values in found]
     best = int(np.argmax(rates))
-    return Limit(
+    return UpperBound(
         precision=precision,
         num_photos=len(bodies),
         best=pipelines[best].setup,
         images_per_s=round(rates[best], 2),
         latency_ms=round(OneImage(model_set, precision).measure(bodies), 2),
-        setups=[Tried(p.setup, round(rate, 2)) for p, rate in zip(pipelines, rates, strict=True)],
+        setups=[
+            SetupResult(p.setup, round(rate, 2)) for p, rate in zip(pipelines, rates, strict=True)
+        ],
     )
 
 
@@ -135,7 +139,7 @@ def setups(cores: int) -> list[Setup]:
     ]
 
 
-def _batches_for(pipeline: Pipeline, bodies: Sequence[bytes], seconds: float) -> int:
+def _batches_for(pipeline: InProcessPipeline, bodies: Sequence[bytes], seconds: float) -> int:
     """Return how many batches take about ``seconds``; running a few warms up as well."""
     streams, size = pipeline.setup.streams, pipeline.setup.batch_size
     rate = pipeline.run(bodies, 2 * streams)

@@ -1,4 +1,4 @@
-"""Replicas that were sent a call and have said nothing since: they hang, or cannot be reached.
+"""Failure detector: replicas that have not acknowledged a call within ``SUSPECT_AFTER_S``.
 
 A replica says how many calls it has when it takes one, before it begins to work: that a healthy one
 has much to do does not keep it from saying so.
@@ -7,11 +7,11 @@ has much to do does not keep it from saying so.
 import time
 from collections.abc import Callable, Hashable, Iterable
 
-SILENT_AFTER_S = 1.0
-ASK_EVERY_S = 1.0
+SUSPECT_AFTER_S = 1.0
+PROBE_EVERY_S = 1.0
 
 
-class Silence:
+class FailureDetector:
     """What was asked of whom, and when; of replicas by their ids."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -19,29 +19,29 @@ class Silence:
         self._unheard_since: dict[Hashable, float] = {}
         self._next_ask: dict[Hashable, float] = {}
 
-    def asked(self, replica: Hashable) -> None:
+    def call_sent(self, replica: Hashable) -> None:
         """Note that a call was sent."""
         self._unheard_since.setdefault(replica, self._clock())
 
-    def heard(self, replica: Hashable) -> None:
+    def heard_from(self, replica: Hashable) -> None:
         """Note a sign of life."""
         self._unheard_since.pop(replica, None)
         self._next_ask.pop(replica, None)
 
-    def keep(self, replicas: Iterable[Hashable]) -> None:
+    def retain(self, replicas: Iterable[Hashable]) -> None:
         """Forget all but these."""
         for gone in self._unheard_since.keys() - set(replicas):
-            self.heard(gone)
+            self.heard_from(gone)
 
-    def is_silent(self, replica: Hashable) -> bool:
+    def is_suspected(self, replica: Hashable) -> bool:
         """Whether nothing came back for too long."""
         since = self._unheard_since.get(replica)
-        return since is not None and self._clock() - since > SILENT_AFTER_S
+        return since is not None and self._clock() - since > SUSPECT_AFTER_S
 
-    def is_to_be_asked(self, replica: Hashable) -> bool:
+    def should_probe(self, replica: Hashable) -> bool:
         """Whether it is time to ask a silent one how it is; true once every so often."""
         now = self._clock()
         if now < self._next_ask.get(replica, now):
             return False
-        self._next_ask[replica] = now + ASK_EVERY_S
+        self._next_ask[replica] = now + PROBE_EVERY_S
         return True

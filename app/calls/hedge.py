@@ -1,4 +1,4 @@
-"""A call that has no answer after half of its time is made a second time; the first answer counts.
+"""Hedged calls: a call without an answer after half of its time is made a second time.
 
 A replica that hangs, or whose node cannot be reached any more, raises nothing: without this every
 request that is there when a link is cut would wait until its time is over. By then the router knows
@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-SHARE_OF_TIME = 0.5
+HEDGE_AFTER_SHARE = 0.5
 # Second calls for each first one, in the long run: a stage that is slow because it has too much to
 # do must not get twice as much. And how many may have been saved up.
 PER_CALL, MOST_SAVED = 0.1, 20.0
 
 
-class Budget:
+class HedgeBudget:
     """How many second calls there may be."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Budget:
         return True
 
 
-async def hedged(call: Callable[[], Awaitable[T]], after_s: float, budget: Budget) -> T:
+async def hedged(call: Callable[[], Awaitable[T]], after_s: float, budget: HedgeBudget) -> T:
     """Return the answer of the first call, or of a second one that is made after ``after_s``.
 
     There is no second one when no time is left (``after_s`` is not positive). Of two the other one

@@ -1,11 +1,12 @@
-"""Which replica of a stage is called: one on the caller's node, unless another is less busy.
+"""Routes a call to a replica on the caller's node, unless one elsewhere is less busy.
 
 A call carries decoded images (150 KB each at 224 px), and every image goes to every member. Serve's
 own router takes two replicas of all by chance, so that of two nodes' traffic half crosses the
 network; its locality option stays on the node until the replica there is full, however long its
 queue. This one weighs both: a replica elsewhere is taken when its queue is shorter by more than
-``SLACK``, whatever the distance (tests/load/locality.py). And one that says nothing any more is
-called by nobody (:mod:`app.calls.failure_detector`), long before Serve's health checks find it.
+``LOCALITY_SLACK``, whatever the distance (tests/load/locality.py). And one that says nothing any
+more is called by nobody (:mod:`app.calls.failure_detector`), long before Serve's health checks find
+it.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 
-from app.calls.failure_detector import Silence
+from app.calls.failure_detector import FailureDetector
 
 T = TypeVar("T")
-SLACK = 1  # calls under way by which the near queue may be the longer one
+LOCALITY_SLACK = 1  # calls under way by which the near queue may be the longer one
 
 
-def choose(
+def rank_replicas(
     near: Sequence[T], far: Sequence[T], queue_len: Callable[[T], int | None]
 ) -> list[list[T]]:
     """Return candidates in ranks, the preferred first: at most two replicas.
@@ -44,31 +45,31 @@ def choose(
     queues = queue_len(here), queue_len(there)
     if queues[0] is None or queues[1] is None:
         return [[here, there]]
-    return [[here], [there]] if queues[0] <= queues[1] + SLACK else [[there], [here]]
+    return [[here], [there]] if queues[0] <= queues[1] + LOCALITY_SLACK else [[there], [here]]
 
 
-class NearRouter(PowerOfTwoChoicesRequestRouter):
+class LocalityRouter(PowerOfTwoChoicesRequestRouter):
     """Serve's router, but for the choice; the ``request_router_config`` of the stages names it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._silence = Silence()
+        self._failure_detector = FailureDetector()
         self._asking: set[asyncio.Task[None]] = set()
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         """Note a call that is sent: the replica will say that it has it."""
         super().on_send_request(replica_id)
-        self._silence.asked(replica_id)
+        self._failure_detector.call_sent(replica_id)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """Note what a replica says of its queue."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-        self._silence.heard(replica_id)
+        self._failure_detector.heard_from(replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take what Serve says there is."""
         super().update_replicas(replicas)
-        self._silence.keep(one.replica_id for one in replicas)
+        self._failure_detector.retain(one.replica_id for one in replicas)
 
     async def choose_replicas(
         self,
@@ -81,15 +82,17 @@ class NearRouter(PowerOfTwoChoicesRequestRouter):
         candidates = self._speaking(candidate_replicas)
         near = [one for one in candidates if one.node_id == self._self_node_id]
         far = [one for one in candidates if one.node_id != self._self_node_id]
-        return choose(near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id))
+        return rank_replicas(
+            near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id)
+        )
 
     def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
         """Return those that are not silent, or all if all are; ask the silent ones how they are."""
-        silent = [one for one in replicas if self._silence.is_silent(one.replica_id)]
+        silent = [one for one in replicas if self._failure_detector.is_suspected(one.replica_id)]
         if not silent:
             return replicas
         for replica in silent:
-            if self._silence.is_to_be_asked(replica.replica_id):
+            if self._failure_detector.should_probe(replica.replica_id):
                 task = self._event_loop.create_task(self._ask(replica))
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
@@ -98,4 +101,4 @@ class NearRouter(PowerOfTwoChoicesRequestRouter):
     async def _ask(self, replica: RunningReplica) -> None:
         for one, queue_len in await self._probe_queue_lens([replica], 0):
             if queue_len is not None:
-                self._silence.heard(one.replica_id)
+                self._failure_detector.heard_from(one.replica_id)

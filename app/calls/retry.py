@@ -1,4 +1,4 @@
-"""A call that ended with its replica is made again, on another one: classifying changes nothing.
+"""Retries a call whose replica died, on another one: classifying is idempotent.
 
 Serve sends a call again itself when the replica was gone before it had the call; when it dies with
 the call, the caller is told, since Serve cannot know whether a second time does harm.
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 # A request that kills whoever runs it must not go through all replicas: it gets two more.
 MAX_CALLS = 3
-PAUSE_S = (
+RETRY_PAUSE_S = (
     0.05  # in which Serve's router marks the replica; the deadline ends this wait as any other
 )
 
 
-async def again(call: Callable[[], Awaitable[T]], pause_s: float = PAUSE_S) -> T:
+async def retry(call: Callable[[], Awaitable[T]], pause_s: float = RETRY_PAUSE_S) -> T:
     """Make a call until a replica lives through it, ``MAX_CALLS`` times at most.
 
     Raises:

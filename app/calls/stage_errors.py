@@ -1,4 +1,4 @@
-"""What went wrong in a stage, whichever process it runs in, as an error of our tree."""
+"""Translates what a stage's call raises, Ray's errors included, into :class:`TandemError`."""
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, RayServeException

@@ -1,4 +1,4 @@
-"""``tandem bench``: load on a running service, or with --limit the bound of this machine."""
+"""``tandem bench``: loads a running service, or measures this machine's upper bound (--limit)."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ Duration = Annotated[
 WarmUp = Annotated[float, typer.Option(help="s of 8 clients before, not counted", min=0)]
 ObjectiveMs = Annotated[float, typer.Option(help="goodput: answered within this", min=0)]
 Seed = Annotated[int, typer.Option(help="of the arrival times")]
-Limit = Annotated[
+UpperBound = Annotated[
     bool, typer.Option("--limit", help="no server: what this machine can do in one process")
 ]
 LimitSet = Annotated[str, typer.Option(help="of --limit")]
@@ -45,7 +45,7 @@ def bench(
     seed: Seed = 20,
     json_file: JsonFile = None,
     plot: Plot = None,
-    limit: Limit = False,
+    limit: UpperBound = False,
     model_set: LimitSet = "imagenette",
     precision: LimitPrecision = "INT8",
     key_file: KeyFile = None,
@@ -58,7 +58,7 @@ def bench(
     from app.bench.client import Target
     from app.bench.machine import describe
     from app.bench.photos import drawn_photos, photos_in
-    from app.bench.runs import Options, run_limit, run_loads
+    from app.bench.runs import Options, run_loads, run_upper_bound
 
     for path in (json_file, plot):
         check_can_write(path)
@@ -66,7 +66,9 @@ def bench(
     told = str(images) if images else "drawn photos of 500 x 375"
     facts = {"machine": describe(), "images": told, "num_images": len(bodies)}
     if limit:
-        result = run_limit(bodies, model_set, precision, duration, quiet=str(json_file) == "-")
+        result = run_upper_bound(
+            bodies, model_set, precision, duration, quiet=str(json_file) == "-"
+        )
     else:
         clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
         rates = numbers(rate, "--rate") if rate else []

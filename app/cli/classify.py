@@ -1,4 +1,4 @@
-"""``tandem classify``: files, folders and globs to a running service; labels as a table or JSON."""
+"""``tandem classify``: sends files, folders and globs to a running service."""
 
 import asyncio
 import glob
@@ -24,7 +24,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
-Row = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
+ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
 
 
 class NothingToClassifyError(TandemError):
@@ -92,11 +92,11 @@ async def _run(
 
 async def _answers(
     client: httpx.AsyncClient, files: list[Path], url: str, top_k: int
-) -> AsyncIterator[Row]:
+) -> AsyncIterator[ClassifiedFile]:
     """Yield one row per file, in order, a few requests being under way at a time."""
     slots = asyncio.Semaphore(CONCURRENCY)
 
-    async def ask(file: Path) -> Row:
+    async def ask(file: Path) -> ClassifiedFile:
         async with slots:
             return {"file": str(file), **await _ask(client, file, url, top_k)}
 
@@ -109,7 +109,7 @@ async def _answers(
             task.cancel()
 
 
-async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> Row:
+async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> ClassifiedFile:
     try:
         data = await asyncio.to_thread(file.read_bytes)
     except OSError as error:
@@ -134,11 +134,11 @@ def _is_ours(row: Any) -> bool:
     return isinstance(row, dict) and ("predictions" in row or isinstance(row.get("error"), dict))
 
 
-def _error(code: str, message: str) -> Row:
+def _error(code: str, message: str) -> ClassifiedFile:
     return {"error": {"code": code, "message": message}}
 
 
-def _add(table: Table, row: Row) -> None:
+def _add(table: Table, row: ClassifiedFile) -> None:
     name = escape(row["file"])  # brackets in names and labels are no markup
     if error := row.get("error"):
         table.add_row(name, "[red]failed[/]", "", escape(error["message"]))

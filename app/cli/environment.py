@@ -1,4 +1,4 @@
-"""``tandem environment``: what a node of a Ray cluster must have before ``ray start``."""
+"""``tandem environment``: prints the variables that a cluster node needs before ``ray start``."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``tandem``: the command line. Each command's work is done in a module of its own."""
+"""The ``tandem`` command line: every command, and how errors become one line and an exit code."""
 
 from importlib.metadata import entry_points, version
 from pathlib import Path

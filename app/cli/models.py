@@ -1,4 +1,4 @@
-"""``tandem models``: which sets there are, and whether their files are what the manifests say."""
+"""``tandem models``: lists the model sets and verifies their files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that results go to: checked before minutes of measuring, written in one step after."""
+"""Result files: checked before the measurement, written atomically after it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""``tandem plan``: nodes and replicas for a rate and a p99, and what that assumes."""
+"""``tandem plan``: prints the nodes and replicas for an arrival rate and a p99."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from app.planning.plan import Costs, Plan, Wish
+    from app.planning.plan import Costs, Plan, Requirements
 
 out = Console(soft_wrap=True, highlight=False)
 
@@ -20,7 +20,7 @@ Rate = Annotated[float, typer.Option(help="images/s that arrive")]
 P99Ms = Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")]
 NodeCores = Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not", min=1)]
 SurviveNodes = Annotated[int, typer.Option(help="nodes that may die at a time", min=0)]
-ModelSet = Annotated[str, typer.Option(help="name of a set, or its folder")]
+ModelSetOption = Annotated[str, typer.Option(help="name of a set, or its folder")]
 CostsFile = Annotated[
     Path | None,
     typer.Option("--costs", help="of tandem bench --json, on a machine like your nodes"),
@@ -35,7 +35,7 @@ def plan(
     p99_ms: P99Ms = 100.0,
     node_cores: NodeCores = 32,
     survive_nodes: SurviveNodes = 1,
-    model_set: ModelSet = "imagenette",
+    model_set: ModelSetOption = "imagenette",
     costs: CostsFile = None,
     apart: Apart = False,
     json_file: JsonFile = None,
@@ -46,7 +46,7 @@ def plan(
     what tandem bench measured on a machine like your nodes.
     """
     from app.planning.costs import planned_costs, read_costs
-    from app.planning.plan import Wish
+    from app.planning.plan import Requirements
     from app.planning.plan import plan as make_plan
     from models.model_set import load_model_set
 
@@ -59,22 +59,22 @@ def plan(
     if costs is not None and apart:
         raise ConfigError("--apart and --costs: where the stages ran is in the file already")
     known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", apart=apart)
-    wish = Wish(rate, p99_ms, node_cores, survive_nodes)
-    found = make_plan(wish, known)
-    assumed = assumptions(wish, known)
+    needs = Requirements(rate, p99_ms, node_cores, survive_nodes)
+    found = make_plan(needs, known)
+    assumed = assumptions(needs, known)
     if str(json_file) != "-":
-        _show(wish, known, found)
+        _show(needs, known, found)
         out.print("assumed:")
         for line in assumed:
             out.print(f"  - {line}")
-    write_json(json_file, as_json(wish, known, found) | {"assumed": assumed})
+    write_json(json_file, as_json(needs, known, found) | {"assumed": assumed})
 
 
-def _show(wish: "Wish", costs: "Costs", found: "Plan") -> None:
-    dead = wish.survive_nodes
+def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
+    dead = needs.survive_nodes
     out.print(
-        f"[bold]{found.nodes} nodes[/] of {wish.node_cores} cores for {wish.rate:g} requests/s, "
-        f"{wish.rate * len(costs.members):g} predictions/s; p99 {found.p99_ms:.0f} ms"
+        f"[bold]{found.nodes} nodes[/] of {needs.node_cores} cores for {needs.rate:g} requests/s, "
+        f"{needs.rate * len(costs.members):g} predictions/s; p99 {found.p99_ms:.0f} ms"
         + (f" with {dead} of them dead" if dead else "")
     )
     table = Table()
@@ -97,7 +97,7 @@ def _show(wish: "Wish", costs: "Costs", found: "Plan") -> None:
     )
 
 
-def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
+def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
     """Return what the plan takes for granted."""
     from app.planning.plan import HTTP_MS, UTILIZATIONS
 
@@ -116,21 +116,21 @@ def assumptions(wish: "Wish", costs: "Costs") -> list[str]:
         "a core of the node does what a core did there, with all of them busy: memory bandwidth, "
         "clock and SMT are not in it",
         f"{costs.around_ms:.1f} CPU-ms an image for Ray and HAProxy, at least one core a node",
-        f"images of one request each, Poisson arrivals of {wish.rate:g} a second, evenly over "
-        f"replicas; no stage over {UTILIZATIONS[0]:.0%} busy (nodes dead: {wish.survive_nodes})",
+        f"images of one request each, Poisson arrivals of {needs.rate:g} a second, evenly over "
+        f"replicas; no stage over {UTILIZATIONS[0]:.0%} busy (nodes dead: {needs.survive_nodes})",
         "p99 from a simulation of the queues; the network is not in it",
         *([] if costs.is_together else [spread]),
     ]
 
 
-def as_json(wish: "Wish", costs: "Costs", found: "Plan") -> dict[str, Any]:
+def as_json(needs: "Requirements", costs: "Costs", found: "Plan") -> dict[str, Any]:
     """Return plain values."""
     return {
-        "rate": wish.rate,
-        "predictions_per_s": wish.rate * len(costs.members),
-        "p99_ms": wish.p99_ms,
-        "node_cores": wish.node_cores,
-        "survive_nodes": wish.survive_nodes,
+        "rate": needs.rate,
+        "predictions_per_s": needs.rate * len(costs.members),
+        "p99_ms": needs.p99_ms,
+        "node_cores": needs.node_cores,
+        "survive_nodes": needs.survive_nodes,
         "nodes": found.nodes,
         "simulated_p99_ms": round(found.p99_ms, 1),
         "stages": {

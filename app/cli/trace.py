@@ -1,4 +1,4 @@
-"""``tandem trace``: where a request's milliseconds went, from the spans kept on this machine."""
+"""``tandem trace``: draws a request's timeline from the spans kept on this machine."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""``tandem tune``: measure this machine, show the trade-off, write the configuration."""
+"""``tandem tune``: measures this machine, shows the trade-off, writes a configuration."""
 
 import math
 import time
@@ -26,7 +26,7 @@ PLOTS = (".png", ".svg")
 P99Ms = Annotated[
     float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
 ]
-ModelSet = Annotated[
+ModelSetOption = Annotated[
     str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
 ]
 ConfigFile = Annotated[
@@ -42,7 +42,7 @@ Force = Annotated[bool, typer.Option("--force", help="overwrite the file of --wr
 def tune(
     p99_ms: P99Ms = None,
     images: Images = None,
-    model_set: ModelSet = None,
+    model_set: ModelSetOption = None,
     config: ConfigFile = None,
     write: Write = None,
     json_file: JsonFile = None,
@@ -63,7 +63,7 @@ def tune(
     """
     from app.bench.machine import describe
     from app.tune.job import prepare
-    from app.tune.pareto import choose
+    from app.tune.pareto import recommended
     from app.tune.report import as_json, show
     from app.tune.report import plot as draw
 
@@ -72,7 +72,7 @@ def tune(
     job = prepare(config, model_set, images)
     machine, is_quiet = describe(), str(json_file) == "-"
     points, took_s = _search(job, seconds)
-    chosen = choose(points, p99_ms)
+    chosen = recommended(points, p99_ms)
     if not is_quiet:
         show(out, points, chosen)
         out.print(f"{len(points)} points on {job.told} in {took_s / 60:.1f} min")

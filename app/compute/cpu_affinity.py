@@ -1,8 +1,8 @@
-"""Cores of its own for every replica of a machine, by agreement among their processes.
+"""CPU affinity: gives every replica of a machine cores of its own.
 
 OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here the
-first replica takes the first free place of the plan, the next one the next. A place is held by
-locks on files, which the kernel gives back however the process ends.
+first replica takes the first free place of :func:`models.topology.place_replicas`, the next one the
+next. A place is held by file locks, which the kernel releases however the process ends.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.topology import Core, plan, read_cores
+from models.topology import Core, place_replicas, read_cores
 
 logger = logging.getLogger("ray.serve")
 LOCKS = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"
@@ -25,7 +25,7 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
     None if every place is taken: then it stays where it is, and a warning says so.
     """
     cores = read_cores()
-    place = claim(plan(cores, num_cpus), locks)
+    place = claim(place_replicas(cores, num_cpus), locks)
     if place is None:
         logger.warning(
             "no %d CPUs of one NUMA node are free of other replicas on this machine (%s): this one "

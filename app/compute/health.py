@@ -1,4 +1,4 @@
-"""Whether a member's network still works: what Serve is told when it asks after a replica."""
+"""Liveness of one member's network; backs Serve's ``check_health``."""
 
 import time
 from collections.abc import Callable, Iterator

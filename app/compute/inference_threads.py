@@ -1,4 +1,4 @@
-"""The cores of one process: how many it may use, and the threads that run networks on them."""
+"""The threads that run networks, sized by the cores that a replica may use."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import ray
 
 from app.compute.cpu_affinity import keep_to_own_cores
-from app.queueing.scheduler import Turns
+from app.queueing.scheduler import BatchScheduler
 from app.settings import Settings
 from models.cpus import available_cpus
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Workers:
+class InferenceThreads:
     """``num`` batches at a time, each on a thread of its own, off the replica's loop.
 
     All members of a process share one of these. A thread only waits for OpenVINO, whose own threads
@@ -27,12 +27,12 @@ class Workers:
 
     def __init__(self, num: int, threads_each: int = 1) -> None:
         self.num, self.threads_each = num, threads_each
-        self.turns = Turns(num)
+        self.scheduler = BatchScheduler(num)
         self._threads = ThreadPoolExecutor(num, "infer")
 
     @property
     def cores(self) -> int:
-        """Cores that the workers keep busy together."""
+        """Cores that the threads keep busy together."""
         return self.num * self.threads_each
 
     async def run(self, work: Callable[[T], R], value: T) -> R:
@@ -40,8 +40,8 @@ class Workers:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, value)
 
 
-def replica_workers(settings: Settings, num_sharing: int = 1) -> Workers:
-    """Return this replica's workers, on cores of its own if the settings say so.
+def replica_inference_threads(settings: Settings, num_sharing: int = 1) -> InferenceThreads:
+    """Return this replica's threads, on cores of its own if the settings say so.
 
     ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
     """
@@ -56,7 +56,7 @@ def replica_workers(settings: Settings, num_sharing: int = 1) -> Workers:
             settings.streams,
             cores,
         )
-    return workers_for(cores, settings.streams)
+    return inference_threads_for(cores, settings.streams)
 
 
 def replica_cores(at_most: int) -> int:
@@ -72,7 +72,7 @@ def _whole_cpus() -> int:
     return int(context.get_assigned_resources().get("CPU", 0))
 
 
-def workers_for(cores: int, streams: int) -> Workers:
+def inference_threads_for(cores: int, streams: int) -> InferenceThreads:
     """Share ``cores`` among ``streams`` batches at a time; 0, or too many: one on every core."""
     num = min(streams, cores) if streams else cores
-    return Workers(num, max(1, cores // num))
+    return InferenceThreads(num, max(1, cores // num))

@@ -10,14 +10,14 @@ from opentelemetry.trace import SpanContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.compute.health import Health
-from app.compute.inference_threads import Workers, replica_workers
+from app.compute.inference_threads import InferenceThreads, replica_inference_threads
 from app.deployments.loopback import keep_to_loopback
 from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
 from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.replica import start_metrics
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import QueueReport, Ran
+from app.queueing.batch_records import ExecutedBatch, QueueReport
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
@@ -45,23 +45,27 @@ class QueueConfig(BaseModel):
 class Classifier:
     """Runs one member; the network works on threads of its own, off the replica's loop."""
 
-    def __init__(self, settings: Settings, member: str, workers: Workers | None = None) -> None:
-        """Compile and check a member; ``workers`` are those of members in the same process."""
+    def __init__(
+        self, settings: Settings, member: str, threads: InferenceThreads | None = None
+    ) -> None:
+        """Compile and check a member; ``threads`` are those of members in the same process."""
         keep_to_loopback()
         pipeline.start(settings)
         start_metrics()
         self._name = member
         model_set = load_model_set(settings.model_set, settings.model_search)
-        self._workers = workers or replica_workers(settings, len(model_set.manifest.members))
+        self._inference_threads = threads or replica_inference_threads(
+            settings, len(model_set.manifest.members)
+        )
         options = RuntimeOptions(
-            num_threads=self._workers.cores,
-            num_streams=self._workers.num,
+            num_threads=self._inference_threads.cores,
+            num_streams=self._inference_threads.num,
             batch_sizes=settings.batch_sizes,
             cache_dir=settings.compile_cache,
         )
         self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
-        self._served = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.precision)
         self._input_size = manifest.image.input_size
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
@@ -69,12 +73,12 @@ class Classifier:
         self._health = Health(member)
         self._metrics = MemberMetrics(member, self.report)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
-        self._usage = Usage(self._workers.cores, expected_ms)
+        self._usage = Usage(self._inference_threads.cores, expected_ms)
         self._queue = BatchQueue(
             self._infer,
             self._network.batch_sizes,
             settings.max_queued_images,
-            turns=self._workers.turns,
+            scheduler=self._inference_threads.scheduler,
             on_batch=self._ran,
         )
 
@@ -157,13 +161,13 @@ class Classifier:
             tuple(result.queued_s * 1e3 for result in results),
             tuple(result.infer_s * 1e3 for result in results),
             tuple(result.batch_size for result in results),
-            self._served,
+            self._fingerprint,
         )
 
-    def _ran(self, ran: Ran) -> SpanContext | None:
+    def _ran(self, ran: ExecutedBatch) -> SpanContext | None:
         self._metrics.ran(ran)
         return record_run(self._name, ran)
 
     async def _infer(self, batch: Pixels) -> Probabilities:
         with self._health.run():
-            return await self._workers.run(self._network.infer, batch)
+            return await self._inference_threads.run(self._network.infer, batch)

@@ -20,7 +20,7 @@ class Combiner:
         pipeline.start(settings)
         start_metrics()
         model_set = load_model_set(settings.model_set, settings.model_search)
-        self._served = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.precision)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self._usage = Usage(1, COMBINE_CPU_MS)
@@ -49,4 +49,4 @@ class Combiner:
         own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
         firsts = {predictions[0].index for predictions in own.values()}
         best, agreement = top_k(row, self._labels, k), len(firsts) == 1
-        return Combined(best, own, agreement, entropy(row), self._served)
+        return Combined(best, own, agreement, entropy(row), self._fingerprint)

@@ -43,7 +43,7 @@ class Decoder:
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         model_set = load_model_set(settings.model_set, settings.model_search)
         self._rule = model_set.manifest.image.rule
-        self._served = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.precision)
         self._max_pixels = settings.max_pixels
         self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
         self._usage = Usage(replica_cores(settings.decode_threads), DECODE_CPU_MS)
@@ -79,7 +79,7 @@ class Decoder:
                 times_ms.append((one.ended - one.started) * 1e3)
         size = self._rule.input_size
         images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
-        return Decoded(images, faults, tuple(times_ms), self._served)
+        return Decoded(images, faults, tuple(times_ms), self._fingerprint)
 
     def _decode_one(self, data: bytes, expires: float) -> _Done:
         started = time.monotonic()

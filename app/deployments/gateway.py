@@ -11,20 +11,20 @@ from fastapi import FastAPI
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.calls.stage_errors import OF_RAY, as_tandem
-from app.compute.inference_threads import replica_workers
+from app.compute.inference_threads import replica_inference_threads
 from app.environment import answer_timeout_s
 from app.errors import MORE_TIME, DeadlineError
 from app.graph.cascade import cascade_of
-from app.graph.members import Group, Members
+from app.graph.members import MemberResults, Members
 from app.graph.readiness import Readiness
 from app.graph.request import ClassifyRequest
-from app.graph.rolling_update import Siblings, check_served, handed_over
+from app.graph.rolling_update import PeerGateways, check_same_model_set, handed_over
 from app.grpc.interface import answer_classify
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
 from app.http.api import create_api
 from app.http.auth import read_keys
-from app.messages import Combined, Decoded, Fault, InGateway, call, made
+from app.messages import Combined, Decoded, Fault, InProcess, call, instantiate
 from app.metrics.replica import start_metrics
 from app.metrics.responses import record_answers
 from app.queueing.admission import Admission
@@ -48,17 +48,17 @@ class Gateway:
         pipeline.start(settings, is_ingress=True)
         start_metrics()
         self._model_set = load_model_set(settings.model_set, settings.model_search)
-        has_own = any(isinstance(member, InGateway) for member in members.values())
-        workers = replica_workers(settings) if has_own else None
-        self._decoder, self._combiner = made(decoder), made(combiner)
-        every = {name: made(member, workers) for name, member in members.items()}
-        own = (name for name, member in members.items() if isinstance(member, InGateway))
+        has_own = any(isinstance(member, InProcess) for member in members.values())
+        threads = replica_inference_threads(settings) if has_own else None
+        self._decoder, self._combiner = instantiate(decoder), instantiate(combiner)
+        every = {name: instantiate(member, threads) for name, member in members.items()}
+        own = (name for name, member in members.items() if isinstance(member, InProcess))
         self._own_members = [every[name] for name in own]
         policy, patience_s = settings.answer_policy, settings.member_patience_s
-        self._served = self._model_set.fingerprint(settings.precision)
-        self._members = Members(every, policy, patience_s, served=self._served)
-        self._cascade = cascade_of(every, settings, self._served)
-        self._siblings = Siblings(self._through_the_graph)
+        self._fingerprint = self._model_set.fingerprint(settings.precision)
+        self._members = Members(every, policy, patience_s, fingerprint=self._fingerprint)
+        self._cascade = cascade_of(every, settings, self._fingerprint)
+        self._peers = PeerGateways(self._through_the_graph)
         self._has_started = len(self._own_members) == len(every)
         self._readiness = Readiness(self.classify)
         self.answer_timeout_s = answer_timeout_s(
@@ -67,7 +67,7 @@ class Gateway:
         self.keys = read_keys(settings)
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
         # Without members of its own the process computes on its one loop.
-        cores = workers.cores if workers else 1
+        cores = threads.cores if threads else 1
         self._usage = Usage(cores, gateway_cpu_ms(self._model_set.manifest, settings))
         self.admission = Admission(settings.max_concurrent_requests, on_refused=self._usage.refused)
 
@@ -122,7 +122,7 @@ class Gateway:
         try:
             with self._usage.under_way(num_counted):
                 async with asyncio.timeout(request.left_s):
-                    return await self._siblings.classify(request)
+                    return await self._peers.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:.3g} s; "
@@ -131,7 +131,7 @@ class Gateway:
         except OF_RAY as error:
             raise as_tandem(error) from error
 
-    async def take_over(self, *fields: Any) -> list[Classified | Fault]:
+    async def handle_forwarded(self, *fields: Any) -> list[Classified | Fault]:
         """Answer a request of another Gateway, whose members were replaced.
 
         See :mod:`app.graph.rolling_update`.
@@ -149,8 +149,8 @@ class Gateway:
             decoded: Decoded = await call(
                 self._decoder, "decode", request.files, left_s, left_s=left_s
             )
-        check_served(decoded.served, self._served)
-        groups: list[Group] = []
+        check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
+        groups: list[MemberResults] = []
         if len(decoded.images):
             members = self._cascade if self._cascade and request.may_skip else self._members
             groups = await members.ask(decoded.images, request)
@@ -160,7 +160,7 @@ class Gateway:
         for group, answers in zip(groups, combined, strict=True):
             for row, (place, one) in enumerate(zip(group.images, answers, strict=True)):
                 timings = timeline.of_image(
-                    row, decoding, decoded.decode_ms[place], group.hops, group.answers
+                    row, decoding, decoded.decode_ms[place], group.call_times, group.answers
                 )
                 good[place] = classified(
                     one,
@@ -175,12 +175,12 @@ class Gateway:
         in_order = iter([good[place] for place in range(len(good))])
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
-    async def _combine(self, group: Group, request: ClassifyRequest) -> list[Combined]:
+    async def _combine(self, group: MemberResults, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in group.answers.items()}
         combined: list[Combined] = await call(
             self._combiner, "combine", rows, request.top_k, left_s=request.left_s
         )
-        check_served(combined[0].served, self._served)
+        check_same_model_set(combined[0].model_set_fingerprint, self._fingerprint)
         return combined
 
     async def check_ready(self) -> None:

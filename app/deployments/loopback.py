@@ -1,4 +1,4 @@
-"""Serve's own gRPC servers, kept to loopback where the Ray below them is on loopback alone.
+"""Binds Serve's gRPC servers to loopback where Ray itself listens on loopback alone.
 
 Serve binds them to all interfaces and has no option for it: the one of each replica that answers
 gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call each other,

@@ -1,4 +1,4 @@
-"""The members of the ensemble, asked at the same time."""
+"""Asks the members of the ensemble in parallel and collects their results."""
 
 import asyncio
 import time
@@ -8,26 +8,26 @@ from typing import Any
 
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
-from app.graph.quorum import Trust, enough_of, has_succeeded, needed_of
+from app.graph.quorum import CircuitBreaker, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
-from app.graph.rolling_update import check_served
-from app.graph.timeline import Span
+from app.graph.rolling_update import check_same_model_set
+from app.graph.timeline import Interval
 from app.messages import MemberAnswer, call
 from app.settings import AnswerPolicy
 from models.runtime import Pixels
 
-Asked = asyncio.Task[tuple[MemberAnswer, Span]]
+Asked = asyncio.Task[tuple[MemberAnswer, Interval]]
 LATE = "late"
 NOT_ASKED = "not_asked"  # it failed lately
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MemberResults:
     """Images of a request that the same members answered."""
 
     images: tuple[int, ...]  # their places among the request's good images
     answers: dict[str, MemberAnswer]  # by member, a row per image of ``images``
-    hops: dict[str, Span]
+    call_times: dict[str, Interval]
     skipped: tuple[str, ...] = ()  # members that were not asked, on purpose
     missing: dict[str, str] = field(default_factory=dict)  # members that should have, and why not
 
@@ -36,7 +36,7 @@ class Members:
     """What the graph has of members: handles, or objects in this process, by name.
 
     ``policy`` says how many of them must answer, ``patience_s`` how long the others are waited for
-    once so many have. ``served`` is the model set that they must be of.
+    once so many have. ``fingerprint`` is the model set that they must be of.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Members:
         members: Mapping[str, Any],
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
-        trust: Trust | None = None,
-        served: str = "",
+        breaker: CircuitBreaker | None = None,
+        fingerprint: str = "",
     ) -> None:
-        self._members, self._served = members, served
+        self._members, self._fingerprint = members, fingerprint
         self.needed = needed_of(policy, len(members))
         self._patience_s = patience_s
-        self._trust = trust or Trust()
+        self._breaker = breaker or CircuitBreaker()
 
     async def ask(
         self, images: Pixels, request: ClassifyRequest, needed: int | None = None
-    ) -> list[Group]:
+    ) -> list[MemberResults]:
         """Send the one tensor to all at once; it was resolved before it is fanned out.
 
         ``needed`` of them must answer, by default as many as the policy says.
@@ -76,25 +76,25 @@ class Members:
         missing |= dict.fromkeys((name for name in self._members if name not in tasks), NOT_ASKED)
         done = {name: task.result() for name, task in tasks.items() if name not in missing}
         answers = {name: answer for name, (answer, _) in done.items()}
-        hops = {name: hop for name, (_, hop) in done.items()}
-        return [Group(tuple(range(len(images))), answers, hops, missing=missing)]
+        call_times = {name: call_time for name, (_, call_time) in done.items()}
+        return [MemberResults(tuple(range(len(images))), answers, call_times, missing=missing)]
 
     async def _ask(
         self, name: str, images: Pixels, request: ClassifyRequest
-    ) -> tuple[MemberAnswer, Span]:
-        with request.timeline.measure() as hop:
+    ) -> tuple[MemberAnswer, Interval]:
+        with request.timeline.measure() as call_time:
             member, left_s = self._members[name], request.left_s
             answer: MemberAnswer = await call(
                 member, "classify", images, left_s, request.lane, left_s=left_s
             )
-        check_served(answer.served, self._served)
-        return answer, hop
+        check_same_model_set(answer.model_set_fingerprint, self._fingerprint)
+        return answer, call_time
 
     def _chosen(self, needed: int) -> list[str]:
         """Return whom to ask: everybody, unless enough others are trusted."""
         if needed == len(self._members):
             return list(self._members)
-        chosen = [name for name in self._members if self._trust.is_asked(name)]
+        chosen = [name for name in self._members if self._breaker.allows(name)]
         return chosen if len(chosen) >= needed else list(self._members)
 
     def _judge(self, tasks: Mapping[str, Asked], waited_s: float) -> dict[str, str]:
@@ -105,13 +105,13 @@ class Members:
         missing = {}
         for name, task in tasks.items():
             if has_succeeded(task):
-                self._trust.answered(name)
+                self._breaker.succeeded(name)
                 continue
             error = _error_of(task)
             missing[name] = LATE if error is None else as_tandem(error).code
             is_its_fault = waited_s >= self._patience_s if error is None else _is_down(error)
             if is_its_fault:
-                self._trust.failed(name)
+                self._breaker.failed(name)
         return missing
 
 

@@ -1,4 +1,4 @@
-"""What a request may ask for besides its images, the same over HTTP and over gRPC."""
+"""Checks the parameters of a request, the same over HTTP and gRPC."""
 
 import math
 
@@ -6,7 +6,7 @@ from app.errors import BadParameterError
 from app.messages import Fault
 from models.errors import TandemError
 
-TIMEOUT = "x-request-timeout-seconds"
+TIMEOUT_HEADER = "x-request-timeout-seconds"
 SHOWN = 40  # characters of a client's value that an error repeats
 
 # What a client is told when the fault is ours; the exception itself is the log's.
@@ -32,7 +32,7 @@ def checked_top_k(top_k: int, num_classes: int) -> int:
     return top_k
 
 
-def timeout_s_of(given: str) -> float:
+def parse_timeout_s(given: str) -> float:
     """Return the seconds that the client gives its request.
 
     Raises:
@@ -44,5 +44,7 @@ def timeout_s_of(given: str) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise BadParameterError(f"{TIMEOUT} is {given[:SHOWN]!r}; give seconds as a number above 0")
+        raise BadParameterError(
+            f"{TIMEOUT_HEADER} is {given[:SHOWN]!r}; give seconds as a number above 0"
+        )
     return seconds

@@ -1,4 +1,4 @@
-"""How many members must answer, how long the others are waited for, and who is not asked.
+"""The answer policy: how many members must answer, and a circuit breaker for those that fail.
 
 With the policy ``all`` every member must answer. ``quorum`` takes more than half of them, ``any``
 one: what is missing then is said in the answer, which is *degraded*.
@@ -11,8 +11,8 @@ from typing import Any
 
 from app.settings import AnswerPolicy
 
-TRIAL_EVERY_S = 1.0
-SHARE_OF_TIME = 0.9  # of what is left: the rest is for combining what came
+RETRY_AFTER_S = 1.0
+WAIT_SHARE = 0.9  # of what is left: the rest is for combining what came
 
 
 def needed_of(policy: AnswerPolicy, num_members: int) -> int:
@@ -20,33 +20,34 @@ def needed_of(policy: AnswerPolicy, num_members: int) -> int:
     return {"all": num_members, "quorum": num_members // 2 + 1, "any": 1}[policy]
 
 
-class Trust:
-    """A member that failed or was late is left out, but for one trial a second.
+class CircuitBreaker:
+    """Leaves out members that failed or were late, but for one trial call a second.
 
     Otherwise every request would wait for a member that is down, and queue at it.
+    (M. Nygard, Release It!, 2007.)
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._next_trial: dict[str, float] = {}  # of those that are not trusted
+        self._next_trial: dict[str, float] = {}  # by member whose circuit is open
 
-    def is_asked(self, name: str) -> bool:
-        """Whether to ask a member now; asking one that is not trusted is its trial."""
+    def allows(self, name: str) -> bool:
+        """Whether to ask a member now; the call that an open circuit allows is its trial."""
         if name not in self._next_trial:
             return True
         now = self._clock()
         if now < self._next_trial[name]:
             return False
-        self._next_trial[name] = now + TRIAL_EVERY_S
+        self._next_trial[name] = now + RETRY_AFTER_S
         return True
 
-    def answered(self, name: str) -> None:
-        """Trust a member from now on."""
+    def succeeded(self, name: str) -> None:
+        """Close the circuit: the member is asked again."""
         self._next_trial.pop(name, None)
 
     def failed(self, name: str) -> None:
-        """Leave a member out from now on."""
-        self._next_trial[name] = self._clock() + TRIAL_EVERY_S
+        """Open the circuit: the member is left out, but for a trial call now and then."""
+        self._next_trial[name] = self._clock() + RETRY_AFTER_S
 
 
 async def enough_of(
@@ -59,7 +60,7 @@ async def enough_of(
     deadline ends that).
     """
     clock = asyncio.get_running_loop().time
-    until = None if needed == len(tasks) else clock() + left_s * SHARE_OF_TIME
+    until = None if needed == len(tasks) else clock() + left_s * WAIT_SHARE
     pending = set(tasks.values())
     is_enough = False
     while pending:

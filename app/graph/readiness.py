@@ -1,4 +1,4 @@
-"""Whether the graph answers: found out with an image of its own, however many ask."""
+"""Readiness probe: sends a small image through the whole graph and remembers the outcome."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""One request on its way through the graph, whichever interface it came by."""
+"""A classification request as the graph sees it, whichever interface it came through."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A rolling update: for a while, replicas of two model sets are there beside each other.
+"""During a rolling update, replicas of the old and of the new model set serve side by side.
 
 Where stages are deployments of their own, Serve replaces each at its own pace. An answer must come
 from one set alone, and no request may fail: so every stage says which set it serves, a new Gateway
@@ -19,25 +19,25 @@ from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.responses import Classified
 
-Answers = list[Classified | Fault]
-Graph = Callable[[ClassifyRequest], Awaitable[Answers]]
+RequestAnswers = list[Classified | Fault]
+Graph = Callable[[ClassifyRequest], Awaitable[RequestAnswers]]
 AGAIN_AFTER_S = 0.05
 
 
-def check_served(theirs: str, ours: str) -> None:
+def check_same_model_set(theirs: str, ours: str) -> None:
     """Raise :class:`OtherSetError` if a stage says that it serves another model set than ours."""
     if theirs and theirs != ours:
         raise OtherSetError(UPDATING)
 
 
-class Siblings:
+class PeerGateways:
     """The replicas of the Gateway, of which some may be newer than this one."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._handle: Any = None
 
-    async def classify(self, request: ClassifyRequest) -> Answers:
+    async def classify(self, request: ClassifyRequest) -> RequestAnswers:
         """Send a request through the graph; while that has stages of another set, try again.
 
         The caller limits the time.
@@ -47,22 +47,22 @@ class Siblings:
                 return await self._graph(request)
             except OtherSetError as error:
                 # A probe asks after this Gateway's own stages.
-                if request.is_probe or (handle := self._sibling()) is None:
+                if request.is_probe or (handle := self._peer()) is None:
                     raise error
             try:
-                return await self._hand_over(handle, request)
+                return await self._forward(handle, request)
             except OtherSetError:
                 await asyncio.sleep(AGAIN_AFTER_S)
 
-    async def _hand_over(self, handle: Any, request: ClassifyRequest) -> Answers:
+    async def _forward(self, handle: Any, request: ClassifyRequest) -> RequestAnswers:
         fields = (request.files, request.top_k, request.left_s, request.request_id, request.lane)
         try:
-            answers: Answers = await handle.take_over.remote(*fields)
+            answers: RequestAnswers = await handle.handle_forwarded.remote(*fields)
         except OF_RAY as error:
             raise as_tandem(error) from error
         return answers
 
-    def _sibling(self) -> Any:
+    def _peer(self) -> Any:
         """Return a handle of this deployment; None outside of Serve."""
         if self._handle is None:
             try:
@@ -74,6 +74,6 @@ class Siblings:
 
 
 def handed_over(*fields: Any) -> ClassifyRequest:
-    """Make the request anew from what :class:`Siblings` handed over."""
+    """Make the request anew from what :class:`PeerGateways` handed over."""
     files, top_k, left_s, request_id, lane = fields
     return ClassifyRequest(files, top_k, left_s, request_id, Timeline(), lane)

@@ -1,4 +1,4 @@
-"""A request's own clock: when each stage ran, seen from the Gateway.
+"""A request's timeline: start and duration of every stage, as the Gateway's clock sees them.
 
 Only durations come from other processes, so nodes need no common clock: what a member reports is
 placed in the middle of the call that the Gateway timed, the rest being transport.
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.responses import Stage, Timings
+from app.responses import StageTiming, Timings
 from app.tracing.spans import current_parent, record
 
 
 @dataclass
-class Span:
+class Interval:
     """Start and end in ms from the request's arrival."""
 
     start_ms: float = 0.0
@@ -32,20 +32,20 @@ class Timeline:
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._parent = current_parent()
-        self.reading = Span()
-        self.combining = Span()
+        self.reading = Interval()
+        self.combining = Interval()
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
         return time.monotonic() - self._started
 
     @contextmanager
-    def measure(self, name: str | None = None) -> Iterator[Span]:
+    def measure(self, name: str | None = None) -> Iterator[Interval]:
         """Time a block; the span's end is set when the block is left.
 
         A block with a name is a span of the request's trace too, if it has one.
         """
-        span = Span(start_ms=self.elapsed_s() * 1e3)
+        span = Interval(start_ms=self.elapsed_s() * 1e3)
         try:
             yield span
         finally:
@@ -57,9 +57,9 @@ class Timeline:
     def of_image(
         self,
         row: int,
-        decoding: Span,
+        decoding: Interval,
         decode_ms: float,
-        hops: Mapping[str, Span],
+        call_times: Mapping[str, Interval],
         answers: Mapping[str, MemberAnswer],
     ) -> Timings:
         """Return the stages of one image, the ``row``-th of what the members answered."""
@@ -69,7 +69,7 @@ class Timeline:
         ]
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
-            start = hops[name].centred(queue_ms + infer_ms)
+            start = call_times[name].centred(queue_ms + infer_ms)
             size = answer.batch_size[row]
             stages.append(_stage("queue", start, queue_ms, name))
             stages.append(_stage("infer", start + queue_ms, infer_ms, name, size))
@@ -84,8 +84,8 @@ def _stage(
     duration_ms: float,
     member: str | None = None,
     batch_size: int | None = None,
-) -> Stage:
-    return Stage(
+) -> StageTiming:
+    return StageTiming(
         stage=stage,
         member=member,
         start_ms=round(start_ms, 3),

@@ -1,4 +1,4 @@
-"""One gRPC call: its metadata, and how it ends for the client, the trace and the metrics."""
+"""One gRPC call: its metadata, its status, and its record in trace and metrics."""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""The gRPC side of the Gateway: ``Ensemble.Classify``, as ``tandem.proto`` says."""
+"""The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
 
 import asyncio
 import logging

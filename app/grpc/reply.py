@@ -1,4 +1,4 @@
-"""The answer as a message: :mod:`app.responses`' models, field by field."""
+"""Renders the response models of :mod:`app.responses` as protobuf messages."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A request's message and metadata, read under the same limits as over HTTP."""
+"""Reads images and metadata of a gRPC request under the same limits as over HTTP."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from app.settings import Settings
 
 # The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
 # tandem serve has HAProxy copy it (app/launch/haproxy.py).
-DEADLINE = "x-grpc-timeout"
+DEADLINE_METADATA = "x-grpc-timeout"
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # The client's clock began when it sent the request, and its answer has to travel.
@@ -61,8 +61,8 @@ def timeout_s_of(metadata: Mapping[str, str], default_s: float) -> float:
 
     """
     seconds = [default_s]
-    if (given := metadata.get(parameters.TIMEOUT)) is not None:
-        seconds.append(parameters.timeout_s_of(given))
-    if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE, "")):
+    if (given := metadata.get(parameters.TIMEOUT_HEADER)) is not None:
+        seconds.append(parameters.parse_timeout_s(given))
+    if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE_METADATA, "")):
         seconds.append(SHARE_OF_DEADLINE * int(found[1]) * UNIT_S[found[2]])
     return min(seconds)

@@ -1,4 +1,4 @@
-"""Which gRPC status a fault has; the application itself counts in HTTP's numbers."""
+"""Maps HTTP statuses, which the application counts in, to gRPC status codes."""
 
 import grpc
 

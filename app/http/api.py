@@ -1,11 +1,11 @@
-"""The HTTP interface: routes, parameters, errors. What an answer holds is :mod:`app.responses`'."""
+"""The HTTP interface: routes and their parameters, parsed and rendered."""
 
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 
-from app.graph.parameters import TIMEOUT, checked_top_k, timeout_s_of
+from app.graph.parameters import TIMEOUT_HEADER, checked_top_k, parse_timeout_s
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.http.auth import require_keys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.deployments.gateway import Gateway
 
 # Serve counts the same header from a moment earlier and would answer 408 in plain text: be first.
-SHARE_OF_TIME = 0.9
+CLIENT_TIME_SHARE = 0.9
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {
@@ -128,5 +128,7 @@ def _json(answer: Classified | Results) -> Response:
 
 def _timeout_s(request: Request, default_s: float) -> float:
     """Return the request's time; the header can only shorten it."""
-    given = request.headers.get(TIMEOUT)
-    return default_s if given is None else min(SHARE_OF_TIME * timeout_s_of(given), default_s)
+    given = request.headers.get(TIMEOUT_HEADER)
+    return (
+        default_s if given is None else min(CLIENT_TIME_SHARE * parse_timeout_s(given), default_s)
+    )

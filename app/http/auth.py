@@ -1,4 +1,4 @@
-"""Who may call: bearer keys (RFC 6750), compared before anything of the body is looked at."""
+"""Authentication by bearer keys (RFC 6750), before any of the body is read."""
 
 import hashlib
 import hmac
@@ -21,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 # Everything else wants a key, so that a new route does too. A load balancer's probes have none; the
 # page must be there before it can ask for one; what these tell is in the public repository.
-OPEN = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 OPEN_BELOW = ("/page/", "/docs/assets/")
 ERROR = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
 REFUSED = {"description": ERRORS[401]["description"], "content": {"application/json": ERROR}}
@@ -122,7 +122,7 @@ class KeyedRequests:
 
 def _is_open(scope: Scope) -> bool:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path in OPEN or path.startswith(OPEN_BELOW)
+    return path in OPEN_PATHS or path.startswith(OPEN_BELOW)
 
 
 def _refusal(request: Request, error: UnauthorizedError, *, is_given: bool) -> ASGIApp:
@@ -136,7 +136,7 @@ def _with_security(description: dict[str, Any]) -> dict[str, Any]:
     """Say in the interface's description which operations want a key."""
     description["components"].setdefault("securitySchemes", {})["key"] = SCHEME
     for path, operations in description["paths"].items():
-        if path not in OPEN:
+        if path not in OPEN_PATHS:
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
                 operation["responses"].setdefault("401", REFUSED)

@@ -1,4 +1,4 @@
-"""Reading a request's body under its limits, before anything is allocated for it."""
+"""Reads request bodies and multipart forms under their limits."""
 
 from collections.abc import AsyncGenerator
 

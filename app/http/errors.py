@@ -1,4 +1,4 @@
-"""Errors on HTTP: statuses, the one JSON form, and when to come back."""
+"""Renders errors as HTTP responses: status, the JSON form, ``Retry-After``."""
 
 import logging
 import uuid

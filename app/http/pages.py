@@ -1,4 +1,4 @@
-"""What a browser gets: the page, and the interface's description with everything it needs."""
+"""Serves the web page and the interface's description, with all assets from this machine."""
 
 import base64
 import hashlib

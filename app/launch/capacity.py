@@ -1,4 +1,4 @@
-"""Whether a configuration fits this machine: found before Ray waits for CPUs that never come."""
+"""Checks before Ray starts that the initial replicas fit the CPUs of this machine."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""serve_config.yaml, read strictly: Serve itself ignores a key it does not know, at four levels."""
+"""Reads serve_config.yaml strictly: an unknown key, which Serve ignores, is an error here."""
 
 import difflib
 from pathlib import Path

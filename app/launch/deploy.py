@@ -1,4 +1,4 @@
-"""The service on a running Ray: deploy the configuration, wait until every member answers."""
+"""Deploys the configuration on a running Ray and waits until every member answers."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ import httpx
 from app.errors import ConfigError  # config_file imports ray: too early, see fast_serve
 from app.launch.stop_request import StopRequest
 
-Report = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 # A traceback's last line; nothing but the message is said of our own errors.
 RAISED = re.compile(
     r"^(?:models|app)\.[\w.]+: (?P<ours>.*)|^(?P<other>[\w.]+(?:Error|Exception): .*)", re.MULTILINE
@@ -35,7 +35,9 @@ def deploy(config: dict[str, Any]) -> None:
     client.deploy_apps(schema, _blocking=False)
 
 
-def wait_ready(url: str, stop: StopRequest, report: Report, timeout_s: float = 300.0) -> bool:
+def wait_ready(
+    url: str, stop: StopRequest, report: ReportProgress, timeout_s: float = 300.0
+) -> bool:
     """Wait until /readyz says so; return False when asked to stop first.
 
     Raises:

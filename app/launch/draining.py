@@ -1,11 +1,11 @@
-"""Before a service stops: let its replicas answer what is under way."""
+"""Graceful shutdown: lets the replicas answer the requests that are under way."""
 
 import contextlib
 import time
 from typing import Any
 
 ANSWERS_WITHIN_S = 3.0  # a controller that is well
-PAUSE_S = 0.1
+POLL_EVERY_S = 0.1
 
 
 def drain(client: Any, timeout_s: float) -> bool:
@@ -28,7 +28,7 @@ def drain(client: Any, timeout_s: float) -> bool:
     ends = time.monotonic() + timeout_s
 
     def applications() -> list[str]:
-        left_s = max(PAUSE_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
+        left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
         details = ray.get(controller.get_serve_instance_details.remote(), timeout=left_s)
         return list(details["applications"])
 
@@ -36,6 +36,6 @@ def drain(client: Any, timeout_s: float) -> bool:
     with contextlib.suppress(Exception):
         client.delete_apps(applications(), blocking=False)
         while applications() and time.monotonic() < ends:
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_EVERY_S)
         return True
     return False

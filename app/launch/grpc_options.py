@@ -1,4 +1,4 @@
-"""The ``grpc_options`` of serve_config.yaml, which are off unless somebody asks for a port."""
+"""The ``grpc_options`` of serve_config.yaml, off unless a port is asked for."""
 
 from typing import Any
 

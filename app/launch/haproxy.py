@@ -1,4 +1,4 @@
-"""The HAProxy that Serve starts; what Serve has no option for is edited into its configuration."""
+"""Edits the configuration of the HAProxy that Serve starts, where Serve has no option."""
 
 import contextlib
 import importlib.util
@@ -31,12 +31,12 @@ SILENT_S = 30  # a client in the middle of a body
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 256  # that HAProxy has open beside two for each connection
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
-DEADLINE = (
+COPY_DEADLINE = (
     "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
     "if { req.hdr(grpc-timeout) -m found }"
 )
 # What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
-ANSWERS = {
+ERROR_RESPONSES = {
     400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
     408: ("slow_request", f"headers and body did not begin to arrive within {BEGIN_WITHIN_S} s"),
     502: ("broken_off", "the service broke off while it answered; try again"),
@@ -131,7 +131,7 @@ def edits(ports: tuple[int, int] | None, certificate: str | None, *, refuses: bo
     waits = [] if refuses else [BEGIN]
     lines.append(_append("frontend http_frontend", [*_removals(), *waits]))
     # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
-    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), DEADLINE]))
+    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), COPY_DEADLINE]))
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +142,7 @@ def for_clusters() -> str:
     a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
     that was just started, and has heard of no application, says 503 where Serve says 404.
     """
-    unknown = _error(*ANSWERS[503])
+    unknown = _error(*ERROR_RESPONSES[503])
     early = (
         r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
         rf"content-type application/json hdr retry-after 1 string '{unknown}'@"
@@ -196,7 +196,7 @@ def _answers() -> list[str]:
     return [
         f"http-error status {status} content-type application/json string '{_error(*answer)}'"
         + (" hdr retry-after 1" if status == 503 else "")
-        for status, answer in ANSWERS.items()
+        for status, answer in ERROR_RESPONSES.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The environment that makes Serve fast, and the HAProxy it starts, kept to this run."""
+"""The environment and HAProxy files of one run, isolated from other services on the machine."""
 
 import contextlib
 import tempfile

@@ -1,4 +1,4 @@
-"""TCP ports: whether one can be listened on, who has it, and one that is free."""
+"""TCP ports: checks that one is free, names its owner, finds a free one."""
 
 import contextlib
 import random

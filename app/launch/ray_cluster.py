@@ -1,4 +1,4 @@
-"""The Ray below the service: one of our own, stopped without a trace, or a cluster joined."""
+"""Starts and stops a local Ray, or joins a running cluster."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""``tandem serve``: check everything that can be checked, then start, show progress, wait, stop."""
+"""``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def default_config() -> Path:
 
 def _checked_config(options: ServeOptions) -> dict[str, Any]:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
-    from app.accuracy_gate import check_ledger
+    from app.accuracy_gate import check_accuracy
     from app.http.auth import read_keys
     from app.launch.config import for_members, read_config, with_overrides
     from app.settings import Settings
@@ -127,7 +127,7 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
-    verdict = check_ledger(model_set.manifest, settings)
+    verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")
     content = for_members(content, model_set.manifest)

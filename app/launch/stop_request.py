@@ -1,4 +1,4 @@
-"""Signals as a request to stop, however often they come."""
+"""Turns SIGINT, SIGTERM and SIGHUP into a request to stop, however often they come."""
 
 import signal
 import threading

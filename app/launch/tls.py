@@ -1,4 +1,4 @@
-"""TLS of the service's own port, by Serve's options (http_options.ssl_...)."""
+"""TLS of the service's own port, from Serve's options (http_options.ssl_...)."""
 
 import ssl
 from collections.abc import Mapping

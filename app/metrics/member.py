@@ -1,4 +1,4 @@
-"""A member's metrics: its batches as they run, its queue now and then, its golden check."""
+"""Metrics of one member: executed batches, queue length and age, golden check."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from app.metrics.table import (
     QUEUE_AGE_MS,
     QUEUE_LENGTH,
 )
-from app.queueing.batch_records import QueueReport, Ran
+from app.queueing.batch_records import ExecutedBatch, QueueReport
 
 QUEUE_EVERY_S = 1.0
 
@@ -27,7 +27,7 @@ class MemberMetrics:
         self._member, self._report = member, report
         self._is_watching = False
 
-    def ran(self, ran: Ran) -> None:
+    def ran(self, ran: ExecutedBatch) -> None:
         """Count a batch that was run."""
         if not meter.is_on:
             return

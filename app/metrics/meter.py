@@ -1,4 +1,4 @@
-"""The process's one meter: what is counted here goes to Ray every few seconds.
+"""The meter of this process: aggregates counts and sends them to Ray every few seconds.
 
 A call of Ray's API costs microseconds, one of these a tenth of that. Nothing raises: trouble with
 metrics is logged once, switches them off, and is no request's trouble.

@@ -1,4 +1,4 @@
-"""The machine's own figures: CPU utilisation and how it varies, memory, power."""
+"""Metrics of the machine: CPU utilisation and its variation, memory, power."""
 
 from collections.abc import Callable
 from statistics import fmean, pvariance

@@ -1,4 +1,4 @@
-"""The replica's side: starts the meter where Serve runs us, and a thread that feeds it."""
+"""Starts the meter in a replica, and the thread that flushes it."""
 
 import logging
 import threading

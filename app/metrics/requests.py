@@ -1,4 +1,4 @@
-"""Requests by route and status, seen from outside the interfaces."""
+"""Metrics of requests: count and latency by route and status."""
 
 import asyncio
 import time

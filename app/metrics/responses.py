@@ -1,10 +1,10 @@
-"""What an answer tells: where its time went, whether the members agree, how sure they are."""
+"""Metrics of answers: latency by stage, agreement and entropy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from app.metrics.meter import meter
 from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
-from app.responses import Classified, Stage
+from app.responses import Classified, StageTiming
 
 OF_REQUEST = frozenset({"read", "combine"})  # the same span in the answer of every image
 
@@ -22,7 +22,7 @@ def record_answers(answers: Sequence[Classified], entropies: Iterable[float]) ->
     meter.count(ENTROPY, by=sum(entropies))
 
 
-def stages_of(answers: Sequence[Classified]) -> Iterator[Stage]:
+def stages_of(answers: Sequence[Classified]) -> Iterator[StageTiming]:
     """Return every stage that ran for a request once, though each answer tells its request's."""
     for number, answer in enumerate(answers):
         for stage in answer.timings_ms.stages:

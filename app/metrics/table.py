@@ -1,4 +1,4 @@
-"""Every metric: its name, what it says, its tags. The dashboard and alert rules name one more.
+"""Every metric: its name, description and tags; dashboard and alert rules name no other.
 
 Ray adds ``ray_`` before a name and ``_total`` after a counter's, and tags of its own: deployment,
 replica, application, and the node's address.

@@ -1,4 +1,4 @@
-"""The costs that a plan starts from: the set's record, or what tandem bench measured."""
+"""CPU cost of an image by stage: from the set's accuracy record, or from a benchmark's JSON."""
 
 import json
 from pathlib import Path

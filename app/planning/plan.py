@@ -1,4 +1,4 @@
-"""How many nodes a load takes, from measured costs: pure, and every assumption is said.
+"""Capacity planning: the fewest nodes that carry an arrival rate within a p99.
 
 Each node gets the same replicas. They are sized for the nodes that are left when some die; the p99
 is simulated (:mod:`app.planning.simulator`) on those, with Poisson arrivals.
@@ -57,7 +57,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Requirements:
     """What the service is to do."""
 
     rate: float  # images/s
@@ -77,65 +77,65 @@ class Plan:
     p99_ms: float  # then
 
 
-def plan(wish: Wish, costs: Costs, seed: int = 20) -> Plan:
+def plan(needs: Requirements, costs: Costs, seed: int = 20) -> Plan:
     """Return the fewest nodes that keep the p99.
 
     Raises:
         ConfigError: no number of nodes does.
 
     """
-    if wish.p99_ms < costs.alone_ms:
+    if needs.p99_ms < costs.alone_ms:
         raise ConfigError(
-            f"a p99 of {wish.p99_ms:g} ms is not to be had: one image alone takes "
+            f"a p99 of {needs.p99_ms:g} ms is not to be had: one image alone takes "
             f"{costs.alone_ms:.1f} ms; ask for more, or serve smaller networks"
         )
     lowest, tried = math.inf, 0
-    for nodes, per_node in _layouts(wish, costs):
-        p99_ms = _simulated_p99_ms(wish.rate, nodes, per_node, costs, seed)
-        if p99_ms <= wish.p99_ms:
-            every = nodes + wish.survive_nodes
+    for nodes, per_node in _layouts(needs, costs):
+        p99_ms = _simulated_p99_ms(needs.rate, nodes, per_node, costs, seed)
+        if p99_ms <= needs.p99_ms:
+            every = nodes + needs.survive_nodes
             return Plan(
                 every,
                 per_node,
-                _utilization(wish.rate, every, per_node, costs),
-                _utilization(wish.rate, nodes, per_node, costs),
+                _utilization(needs.rate, every, per_node, costs),
+                _utilization(needs.rate, nodes, per_node, costs),
                 p99_ms,
             )
         lowest, tried = min(lowest, p99_ms), nodes
     if not tried:
         raise ConfigError(
-            f"{wish.rate:g} images/s do not fit {MAX_NODES} nodes of {wish.node_cores} cores, one "
-            f"of them for Ray and HAProxy: a replica of each stage takes "
+            f"{needs.rate:g} images/s do not fit {MAX_NODES} nodes of {needs.node_cores} cores, "
+            f"one of them for Ray and HAProxy: a replica of each stage takes "
             f"{sum(costs.cores(name) for name in costs.cpu_ms):g}"
         )
     raise ConfigError(
-        f"a p99 of {wish.p99_ms:g} ms is not kept even by {tried} nodes that are "
+        f"a p99 of {needs.p99_ms:g} ms is not kept even by {tried} nodes that are "
         f"{UTILIZATIONS[-1]:.0%} busy: {lowest:.0f} ms; ask for more, or serve smaller networks"
     )
 
 
-def _layouts(wish: Wish, costs: Costs) -> Iterator[tuple[int, dict[str, int]]]:
+def _layouts(needs: Requirements, costs: Costs) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield ever roomier nodes and replicas on each: as few as keep a utilisation."""
     seen = None
     for utilization in UTILIZATIONS:
-        found = _fewest_nodes(wish, costs, utilization)
+        found = _fewest_nodes(needs, costs, utilization)
         if found is not None and found != seen:
             seen = found
             yield found
 
 
 def _fewest_nodes(
-    wish: Wish, costs: Costs, utilization: float
+    needs: Requirements, costs: Costs, utilization: float
 ) -> tuple[int, dict[str, int]] | None:
     needed = {
-        name: math.ceil(wish.rate * ms / (1e3 * costs.cores(name) * utilization))
+        name: math.ceil(needs.rate * ms / (1e3 * costs.cores(name) * utilization))
         for name, ms in costs.cpu_ms.items()
     }
     for nodes in range(1, MAX_NODES + 1):
-        around = wish.rate * costs.around_ms / (1e3 * utilization * nodes)
+        around = needs.rate * costs.around_ms / (1e3 * utilization * nodes)
         per_node = {name: math.ceil(number / nodes) for name, number in needed.items()}
         taken = sum(number * costs.cores(name) for name, number in per_node.items())
-        if taken + max(1.0, around) <= wish.node_cores:
+        if taken + max(1.0, around) <= needs.node_cores:
             return nodes, per_node
     return None
 

@@ -1,11 +1,11 @@
-"""The policy in the simulator, fed as Serve feeds it."""
+"""The autoscaling policy connected to the simulator."""
 
 from collections.abc import Mapping, Sequence
 
 from app.planning.simulated_service import Service
 from app.planning.simulator import SimReplica, known
 from app.scaling.demand import StageMeter, demand
-from app.scaling.policy import ScalingOptions, Stage, State, decide
+from app.scaling.policy import ScalingOptions, StageState, State, decide
 
 
 class PolicyAutoscaler:
@@ -26,7 +26,7 @@ class PolicyAutoscaler:
             meter.update({id(replica): list(known(replica, now)) for replica in running[name]})
             cpu_ms = meter.cpu_ms() or stage.cpu_ms
             limits = (stage.min_replicas, stage.max_replicas)
-            stages[name] = Stage(cpu_ms, stage.cores, *limits, targets[name])
+            stages[name] = StageState(cpu_ms, stage.cores, *limits, targets[name])
         arriving = demand(self._meters)
         if arriving is None:
             return {}

@@ -1,4 +1,4 @@
-"""What the simulator is given, and what it gives back."""
+"""The simulator's input (stages and limits) and output (latencies, replicas)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Service:
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """What came of it; one entry of the lists per second, one latency per answered image."""
 
     replicas: dict[str, list[int]]  # ready ones

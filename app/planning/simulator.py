@@ -1,6 +1,6 @@
-"""A simulated service, without Ray: images through the stages' queues, replicas that come and go.
+"""Discrete-event simulation of the service: queues, batches, replicas that start and stop.
 
-Discrete events. A replica has cores and one queue; a free core takes what waits, at most a batch,
+A replica has cores and one queue; a free core takes what waits, at most a batch,
 as :mod:`app.queueing.batch_queue` does, and is busy for its images' CPU time. An image goes from
 step to step; stages of one step have it at the same time. Two replicas are drawn and the one with
 less to do gets it, as Serve routes. What HTTP and the network take is not in it.
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.planning.simulated_service import Outcome, Service
-from app.scaling.usage import Report
+from app.planning.simulated_service import Service, SimulationOutcome
+from app.scaling.usage import UsageReport
 
 TICK_S = 0.5  # Serve's control loop (app.environment.serve_environment)
 REPORT_S = 1.0  # metrics_interval_s; a report is known one such interval later
@@ -34,7 +34,7 @@ class SimReplica:
     is_ready: bool = False
     is_ending: bool = False
     queue: deque["_Image"] = field(default_factory=deque)
-    reports: list[Report] = field(default_factory=list)
+    reports: list[UsageReport] = field(default_factory=list)
     batch_images: int = 0
 
     @property
@@ -83,12 +83,14 @@ class Simulation:
         self._targets = {name: stage.initial for name, stage in service.stages.items()}
         self._events: list[tuple[float, int, SimReplica, list[_Image] | None]] = []
         self._num_events, self._now, self._under_way = 0, 0.0, 0
-        self.outcome = Outcome({n: [] for n in service.stages}, {n: [] for n in service.stages})
+        self.outcome = SimulationOutcome(
+            {n: [] for n in service.stages}, {n: [] for n in service.stages}
+        )
         for name, number in self._targets.items():
             for _ in range(number):
                 self._add(name).is_ready = True
 
-    def run(self, arrivals: Sequence[float], until: float) -> Outcome:
+    def run(self, arrivals: Sequence[float], until: float) -> SimulationOutcome:
         """Play arrivals (s from the start, rising) until the end or until all are answered."""
         ticks = (n * TICK_S for n in range(1, math.ceil(until / TICK_S) + 1))
         coming, tick = iter([*arrivals, math.inf]), next(ticks)
@@ -196,7 +198,7 @@ class Simulation:
             for r in running[name]:
                 waiting = self._under_way / len(running[name]) if is_front else r.num_ongoing
                 counts = (r.num_arrived, r.num_done, waiting, r.cpu_ms)
-                r.reports.append(Report(self._now, *counts, stage.cores, stage.cpu_ms))
+                r.reports.append(UsageReport(self._now, *counts, stage.cores, stage.cpu_ms))
         self.outcome.under_way.append(self._under_way)
 
     def _scale(self, name: str, target: int) -> None:
@@ -219,6 +221,6 @@ class Simulation:
         heapq.heappush(self._events, (self._now + after_s, self._num_events, replica, batch))
 
 
-def known(replica: SimReplica, now: float) -> Iterator[Report]:
+def known(replica: SimReplica, now: float) -> Iterator[UsageReport]:
     """Return the reports that have reached the controller: one interval after they were made."""
     return (report for report in replica.reports[-12:] if report.at <= now - REPORT_S)

@@ -1,4 +1,4 @@
-"""Who is let in: refusing at once, before a body is read, is kinder than a timeout later."""
+"""Admission control: refuses what could not be answered in time, before the body is read."""
 
 import math
 import time
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from app.errors import OverloadedError
-from app.queueing.service_rate import Pace
-from app.queueing.uploads import Readers
+from app.queueing.service_rate import ServiceRate
+from app.queueing.uploads import Uploads
 
 # Fewer than this are let in whatever the pace: they fill a batch or two, and a pace that was
 # measured while something hung must not keep them out.
@@ -25,13 +25,13 @@ class Admission:
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_requests, self._on_refused = max_requests, on_refused
-        self._pace = Pace(clock)
-        self.readers = Readers()
+        self._service_rate = ServiceRate(clock)
+        self.uploads = Uploads()
 
     @property
     def num_under_way(self) -> int:
         """How many requests are under way."""
-        return self._pace.num_there + self.readers.num
+        return self._service_rate.num_present + self.uploads.num
 
     @contextmanager
     def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
@@ -47,13 +47,13 @@ class Admission:
         except OverloadedError:
             self._on_refused()
             raise
-        self._pace.came()
+        self._service_rate.arrived()
         try:
             yield
         except BaseException:
-            self._pace.gave_up()
+            self._service_rate.abandoned()
             raise
-        self._pace.done()
+        self._service_rate.done()
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
@@ -65,25 +65,25 @@ class Admission:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        self._pace.gave_up()
+        self._service_rate.abandoned()
         try:
-            async with self.readers.arriving(within_s):
+            async with self.uploads.arriving(within_s):
                 yield
         finally:
-            self._pace.came()
+            self._service_rate.arrived()
 
     def _make_room(self) -> None:
         """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""
-        while 2 * self.readers.num > self._max_requests:
-            if not self.readers.cut_slowest():
+        while 2 * self.uploads.num > self._max_requests:
+            if not self.uploads.cut_slowest():
                 return
 
     def _check(self, timeout_s: float) -> None:
         self._make_room()
         # Who has just begun to read is soon among those that are worked on.
-        num = self._pace.num_there + self.readers.num_fresh
-        wait_s = self._pace.wait_s(num)
-        if self.num_under_way >= self._max_requests and not self.readers.cut_slowest():
+        num = self._service_rate.num_present + self.uploads.num_fresh
+        wait_s = self._service_rate.wait_s(num)
+        if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
             told = f"{self.num_under_way} requests are under way, the limit"
             raise OverloadedError(*_refusal(told, wait_s))
         if num >= ALWAYS and wait_s > timeout_s:

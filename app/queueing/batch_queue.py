@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
-from app.queueing.batch_records import BatchResult, QueueReport, Ran, Waiting
-from app.queueing.priority import Lane, Lanes
-from app.queueing.scheduler import Turns
-from app.queueing.service_rate import Pace
+from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
+from app.queueing.priority import Lane, PriorityQueue
+from app.queueing.scheduler import BatchScheduler
+from app.queueing.service_rate import ServiceRate
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
@@ -31,7 +31,7 @@ class BatchQueue:
     A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
     batch costs as much as a full one. Callers that went away or that cannot be answered in time are
     dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
-    the one at fault fails. Queues with the same ``turns`` share the cores.
+    the one at fault fails. Queues with the same ``scheduler`` share the cores.
     """
 
     def __init__(
@@ -40,20 +40,20 @@ class BatchQueue:
         batch_sizes: Iterable[int],
         max_queued: int,
         clock: Callable[[], float] = time.monotonic,
-        turns: Turns | None = None,
-        on_batch: Callable[[Ran], Any] = lambda _: None,
+        scheduler: BatchScheduler | None = None,
+        on_batch: Callable[[ExecutedBatch], Any] = lambda _: None,
     ) -> None:
         self._run, self._on_batch = run, on_batch
         self._sizes = sorted(batch_sizes)
         self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
         self.max_queued = max_queued
         self._clock = clock
-        self._waiting: Lanes[Waiting] = Lanes()
+        self._waiting: PriorityQueue[Waiting] = PriorityQueue()
         self._num_batches = self._num_images = self._num_places = 0
-        self._pace = Pace(clock)
+        self._service_rate = ServiceRate(clock)
         self.fastest_s = 0.0  # of all runs: no batch takes less
-        self._turns = turns or Turns()
-        self._turns.join(self)
+        self._scheduler = scheduler or BatchScheduler()
+        self._scheduler.join(self)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -95,7 +95,7 @@ class BatchQueue:
             raise DeadlineError(
                 f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
             )
-        self._check_pace(timeout_s, lane)
+        self._check_wait(timeout_s, lane)
         if len(images) > self.max_queued - len(self._waiting):
             self._waiting.forget_the_gone()
         if len(images) > self.max_queued - len(self._waiting):
@@ -106,16 +106,16 @@ class BatchQueue:
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
         self._waiting.extend(added, lane)
-        self._pace.came(len(added))
+        self._service_rate.arrived(len(added))
         for entry in added:
             entry.future.add_done_callback(self._left)
-        self._turns.call()
+        self._scheduler.call()
         return [entry.future for entry in added]
 
-    def _check_pace(self, timeout_s: float, lane: Lane) -> None:
+    def _check_wait(self, timeout_s: float, lane: Lane) -> None:
         """Refuse what would wait for longer than it has; a batch or two always may wait."""
         ahead = self._waiting.num_ahead(lane)
-        wait_s = self._pace.wait_s(ahead)
+        wait_s = self._service_rate.wait_s(ahead)
         if ahead > 2 * self.max_batch_size and wait_s > timeout_s:
             raise DeadlineError(
                 f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left; "
@@ -125,9 +125,9 @@ class BatchQueue:
     def _left(self, future: asyncio.Future[BatchResult]) -> None:
         """Keep the pace; the image was answered, or its caller has no more use for an answer."""
         if future.cancelled() or future.exception() is not None:
-            self._pace.gave_up()
+            self._service_rate.abandoned()
         else:
-            self._pace.done()
+            self._service_rate.done()
 
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
@@ -171,17 +171,17 @@ class BatchQueue:
             return
         infer_s = self._clock() - started
         self.fastest_s = min(self.fastest_s or infer_s, infer_s)
-        noted = self._note(batch, started)
+        batch_span = self._note(batch, started)
         for entry, row in zip(batch, rows, strict=True):
             if not entry.future.done():  # cancelled meanwhile; setting it would raise
                 waited = started - entry.arrived
                 entry.future.set_result(
-                    BatchResult(row, waited, infer_s, len(batch), started, noted)
+                    BatchResult(row, waited, infer_s, len(batch), started, batch_span)
                 )
 
     def _note(self, batch: list[Waiting], started: float, error: Exception | None = None) -> Any:
         tags = tuple(entry.tag for entry in batch)
-        return self._on_batch(Ran(started, self._clock(), tags, error))
+        return self._on_batch(ExecutedBatch(started, self._clock(), tags, error))
 
 
 def _fail(entry: Waiting, error: Exception) -> None:

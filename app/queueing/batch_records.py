@@ -1,4 +1,4 @@
-"""What a batch queue tells of its images, its batches and itself."""
+"""Records of the batch queue: an image's result, an executed batch, the queue's state."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class BatchResult(NamedTuple):
     infer_s: float  # the batch's own run
     batch_size: int
     started: float  # of the batch's run, by the queue's clock
-    noted: Any  # what ``on_batch`` returned
+    batch_span: Any  # what ``on_batch`` returned
 
 
-class Ran(NamedTuple):
+class ExecutedBatch(NamedTuple):
     """A batch that has been run, for who keeps a record of it."""
 
     started: float  # by the queue's clock

@@ -1,4 +1,4 @@
-"""The bytes of request bodies that one Gateway holds at a time."""
+"""Limits the bytes of request bodies that one Gateway holds at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The batch queue's two lanes: who waits for an answer, and who has many.
+"""A queue of two priorities: interactive images first, bulk images without starvation.
 
 A form of 64 files must not keep a single photo waiting. Interactive images go first; of every
 ``BULK_EVERY`` places one is for bulk images if any wait, so that neither lane starves.
@@ -18,7 +18,7 @@ URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
 DEFAULT_URGENCY = 3
 
 
-class HasFuture(Protocol):
+class Entry(Protocol):
     """What waits in a lane: done() when nobody wants it any more."""
 
     def is_gone(self) -> bool:
@@ -26,10 +26,10 @@ class HasFuture(Protocol):
         ...
 
 
-T = TypeVar("T", bound=HasFuture)
+T = TypeVar("T", bound=Entry)
 
 
-class Lanes(Generic[T]):
+class PriorityQueue(Generic[T]):
     """Two queues, each in order of arrival."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns: so many batches run at a time in a process, one on each core, of whichever queue.
+"""Schedules batches of several queues on one set of cores, one batch per core at a time.
 
 Members that share a process share its cores. If each had cores of its own, those of the cheaper
 member would stand still until the dearer one is done; with turns every core works while an image
@@ -23,7 +23,7 @@ class Queue(Protocol):
         ...
 
 
-class Turns:
+class BatchScheduler:
     """Gives each free place to the queue whose image has waited longest."""
 
     def __init__(self, num_at_once: int = 1) -> None:

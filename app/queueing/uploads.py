@@ -1,4 +1,4 @@
-"""Requests whose body is still on its way: bounded in time, and the slowest gives way."""
+"""Uploads under way: bounds their time, and cancels the slowest when its slot is needed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 from app.errors import SlowBodyError
 
-PATIENCE_S = 1.0  # a body that has taken less is nobody's place to take
+SLOW_AFTER_S = 1.0  # a body that has taken less is nobody's place to take
 
 
-class Readers:
+class Uploads:
     """Knows them in the order of their arrival."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Readers:
         if not self._since:
             return 0
         now = asyncio.get_running_loop().time()
-        return sum(now - started < PATIENCE_S for started in self._since.values())
+        return sum(now - started < SLOW_AFTER_S for started in self._since.values())
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
@@ -57,7 +57,7 @@ class Readers:
         if not self._since:
             return False
         loop, (timer, started) = asyncio.get_running_loop(), next(iter(self._since.items()))
-        if loop.time() - started < PATIENCE_S:
+        if loop.time() - started < SLOW_AFTER_S:
             return False
         del self._since[timer]
         timer.reschedule(loop.time())

@@ -1,4 +1,4 @@
-"""What an image is expected to cost in each stage, until it is measured.
+"""Expected CPU cost of an image in each stage, until it is measured.
 
 The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
 for photos of 500 x 375 (tests/load/results/ladder.json, share-before-tracing.json; two cores with

@@ -1,4 +1,4 @@
-"""From replicas' reports to what the policy needs: arrival rate, backlog, cost of an image.
+"""Computes arrival rate, backlog and cost per image from the replicas' usage reports.
 
 Pure like the policy. A report's times are its replica's own: no two clocks are compared.
 """
@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 
 from app.scaling.policy import SIGMAS, Demand
-from app.scaling.usage import Report
+from app.scaling.usage import UsageReport
 
-Reports = Mapping[Hashable, Sequence[Report]]  # by replica, oldest first
+UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
 
 # A rate is counted over the shortest of these that has enough arrivals: a step shows soon, and few
 # images a second are not taken for a change.
@@ -26,10 +26,10 @@ class StageMeter:
     """One stage: the last reports of each of its replicas."""
 
     def __init__(self) -> None:
-        self._of: dict[Hashable, deque[Report]] = {}
+        self._of: dict[Hashable, deque[UsageReport]] = {}
         self._cpu_ms: float | None = None
 
-    def update(self, reports: Reports) -> None:
+    def update(self, reports: UsageReports) -> None:
         """Add the reports that are new; replicas that have none any more are forgotten."""
         self._of = {replica: self._of.get(replica, deque()) for replica in reports}
         for replica, found in reports.items():
@@ -40,7 +40,7 @@ class StageMeter:
                 kept.popleft()
 
     @property
-    def latest(self) -> list[Report]:
+    def latest(self) -> list[UsageReport]:
         """The last report of each replica."""
         return [kept[-1] for kept in self._of.values() if kept]
 
@@ -90,7 +90,7 @@ class StageMeter:
         """Return what the replicas expect of an image; None before one has reported."""
         return max((report.expected_cpu_ms for report in self.latest), default=None)
 
-    def _spans(self, window_s: float) -> list[tuple[Report, Report]]:
+    def _spans(self, window_s: float) -> list[tuple[UsageReport, UsageReport]]:
         """Return for each replica the reports that bound its last ``window_s``, as far as known."""
         spans = []
         for kept in self._of.values():

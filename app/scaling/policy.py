@@ -1,4 +1,4 @@
-"""The autoscaling policy: a pure function from what is measured to replicas of every stage.
+"""The autoscaling policy: a pure function from measured demand to replicas of every stage.
 
 An image visits every stage, so all are sized for one and the same rate, each by what an image costs
 there. Nothing here knows Ray, and time is passed in.
@@ -35,7 +35,7 @@ class ScalingOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageState:
     """What is known of one stage."""
 
     cpu_ms: float  # of an image
@@ -91,7 +91,7 @@ USUAL_WORK = 3.0  # nor are those of so many times an image's own CPU time
 
 
 def decide(
-    stages: Mapping[str, Stage],
+    stages: Mapping[str, StageState],
     demand: Demand,
     state: State,
     now: float,
@@ -123,7 +123,7 @@ def decide(
     return Decision(targets, State(rate, costs, history))
 
 
-def _excess(demand: Demand, stages: Mapping[str, Stage]) -> float:
+def _excess(demand: Demand, stages: Mapping[str, StageState]) -> float:
     """Return how many images are under way beyond what is usual at this rate."""
     usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
     return max(0.0, demand.backlog - demand.rate * usual_s)

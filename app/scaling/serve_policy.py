@@ -1,4 +1,4 @@
-"""The policy as Ray Serve calls it: the application's ``autoscaling_policy``, in the controller.
+"""Adapts the policy to Ray Serve's application-level ``autoscaling_policy``.
 
 Serve hands over what replicas told (``record_autoscaling_stats``) and applies each deployment's own
 limits and delays to what comes back; the delays are to be 0, the policy has its own.
@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.config import AutoscalingContext
 
-from app.scaling.demand import Reports, StageMeter, demand
-from app.scaling.policy import ScalingOptions, Stage, State, decide
-from app.scaling.usage import FIGURES, Report
+from app.scaling.demand import StageMeter, UsageReports, demand
+from app.scaling.policy import ScalingOptions, StageState, State, decide
+from app.scaling.usage import FIGURES, UsageReport
 
 logger = logging.getLogger("ray.serve")
 
@@ -77,13 +77,13 @@ class EnsemblePolicy:
             if context.deployment_name in decision.targets
         }
 
-    def _stage(self, context: AutoscalingContext, meter: StageMeter) -> Stage | None:
+    def _stage(self, context: AutoscalingContext, meter: StageMeter) -> StageState | None:
         """Return what is known of a deployment; None while it is not enough to size it."""
         given = self._options.cpu_ms.get(context.deployment_name) if self._options else None
         cpu_ms = meter.cpu_ms() or given or meter.expected_cpu_ms()
         if not cpu_ms or not meter.cores:
             return None
-        return Stage(
+        return StageState(
             cpu_ms,
             meter.cores,
             max(1, context.capacity_adjusted_min_replicas),  # an image needs every stage
@@ -92,12 +92,12 @@ class EnsemblePolicy:
         )
 
 
-def reports_in(raw_metrics: Mapping[str, Mapping[Any, Any]]) -> Reports:
+def reports_in(raw_metrics: Mapping[str, Mapping[Any, Any]]) -> UsageReports:
     """Return the replicas' reports from Serve's series, one for each figure and replica."""
     series = [raw_metrics.get(name, {}) for name in FIGURES]
     return {
         replica: [
-            Report(points[0].timestamp, *(point.value for point in points))
+            UsageReport(points[0].timestamp, *(point.value for point in points))
             for points in zip(*(of[replica] for of in series), strict=True)
         ]
         for replica in series[0]

@@ -1,4 +1,4 @@
-"""What a replica tells the autoscaling policy of itself: images, CPU time, cores."""
+"""Usage of a replica, as it reports it to the autoscaling policy: images, CPU time, cores."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 
-class Report(NamedTuple):
+class UsageReport(NamedTuple):
     """A replica's figures at one moment; counts are since it began."""
 
     at: float  # s, by the replica's clock
@@ -18,7 +18,7 @@ class Report(NamedTuple):
     expected_cpu_ms: float  # of an image, until it is measured
 
 
-FIGURES = Report._fields[1:]  # as Serve's controller keeps them, each a series of its own
+FIGURES = UsageReport._fields[1:]  # as Serve's controller keeps them, each a series of its own
 
 
 class Usage:
@@ -50,7 +50,7 @@ class Usage:
 
     def figures(self) -> dict[str, float]:
         """Return what Serve's ``record_autoscaling_stats`` is to return."""
-        report = Report(
+        report = UsageReport(
             0.0,
             self._num_arrived,
             self._num_done,

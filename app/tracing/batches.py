@@ -1,15 +1,15 @@
-"""A member's spans: the batch, and in every request's own trace its images' wait and inference."""
+"""Spans of a member: every batch, and in a request's trace its images' queueing and inference."""
 
 import time
 from collections.abc import Sequence
 
 from opentelemetry.trace import SpanContext
 
-from app.queueing.batch_records import BatchResult, Ran
+from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing.spans import Parent, Value, record, record_batch
 
 
-def record_run(member: str, ran: Ran) -> SpanContext | None:
+def record_run(member: str, ran: ExecutedBatch) -> SpanContext | None:
     """Record an executed batch if a request in it is traced; return the batch's span.
 
     The tags of its images are the requests' spans (:class:`Parent`), or None where not traced.
@@ -29,7 +29,7 @@ def record_results(parent: Parent, member: str, results: Sequence[BatchResult]) 
         facts: dict[str, Value] = {"tandem.member": member, "tandem.image": index}
         record("queue", parent, result.started - result.queued_s, result.started, facts)
         facts = facts | {"tandem.batch_size": result.batch_size}
-        links = [result.noted] if result.noted is not None else []
+        links = [result.batch_span] if result.batch_span is not None else []
         ended = result.started + result.infer_s
         record("infer", parent, result.started, ended, facts, links)
 

@@ -1,4 +1,4 @@
-"""The exporter that ``trace_exporter`` names, with OpenTelemetry's own variables honoured."""
+"""Makes the exporter that ``trace_exporter`` names; OpenTelemetry's variables are honoured."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""The HTTP side of a trace: the request's span gets its name, the client the trace's identity."""
+"""ASGI middleware that names the request's span and returns its trace id."""
 
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id

@@ -1,4 +1,4 @@
-"""Spans in files of this machine, one JSON object a line; the oldest files go when it is too much.
+"""Keeps spans in files on this machine, one JSON object a line, within a size limit.
 
 Every process writes a file of its own and begins a new one now and then, so nothing is shared and
 nothing is rewritten.

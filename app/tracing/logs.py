@@ -1,4 +1,4 @@
-"""Log lines of a traced request carry its trace id; Serve itself adds the request's id."""
+"""Adds the trace id to the log lines of a traced request."""
 
 import logging
 

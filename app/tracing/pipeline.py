@@ -1,4 +1,4 @@
-"""From an ended span to its sinks: the local files and the exporter that the settings choose.
+"""The span pipeline: passes ended spans to local files and to the exporter.
 
 Serve asks for the span processors before it makes a stage, which alone knows the settings: the
 pipeline is made empty and gets its sinks when the stage starts.

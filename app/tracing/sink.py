@@ -1,4 +1,4 @@
-"""One place that spans go to: bounded, on a thread of its own, and honest about what it loses."""
+"""A bounded buffer of spans in front of one exporter, sent by a thread of its own."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
 BATCH = 512
 EVERY_MS = 1000.0
-PAUSE_S = 10.0  # after a failure
+RETRY_AFTER_S = 10.0  # after a failure
 
 
 class Sink:
@@ -81,7 +81,7 @@ class _Counted(SpanExporter):
 
     def _tell(self, *, failed: bool, why: str) -> None:
         if failed:
-            self._try_again_at = time.monotonic() + PAUSE_S
+            self._try_again_at = time.monotonic() + RETRY_AFTER_S
         if failed and not self.is_failing:
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "

@@ -1,4 +1,4 @@
-"""Spans of what has been measured: a stage runs first and is recorded when it is over.
+"""Records spans of stages after they ran, from their measured times.
 
 Nothing here costs anything for a request that is not sampled: it has no :class:`Parent`. A span
 that is begun, held and ended by the SDK costs 0.1 ms, a tenth of what tracing may; these are over

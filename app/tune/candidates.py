@@ -1,4 +1,4 @@
-"""What is tried: ways to share the cores among replicas and streams, each with its batch sizes."""
+"""The search space: ways to divide the cores among replicas and streams, with batch sizes."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -10,7 +10,7 @@ MAX_CANDIDATES = 24
 
 
 @dataclass(frozen=True, order=True)
-class Layout:
+class ReplicaLayout:
     """How the cores are shared; changing it means new processes, compiled anew."""
 
     replicas: int
@@ -33,7 +33,7 @@ class Layout:
 class Candidate:
     """A layout and the batch sizes that its queues form."""
 
-    layout: Layout
+    layout: ReplicaLayout
     batch_sizes: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def candidates(cores: int) -> list[Candidate]:
     return [Candidate(layout, of) for layout in sorted(found) for of in sizes]
 
 
-def layouts(cores: int) -> list[Layout]:
+def layouts(cores: int) -> list[ReplicaLayout]:
     """Return every way to share the cores without a rest, the likeliest to be good first.
 
     That is one stream a core, which is best for throughput, then one stream of all cores, best for
@@ -62,7 +62,9 @@ def layouts(cores: int) -> list[Layout]:
     replicas = sorted(
         (n for n in range(1, min(cores, MAX_REPLICAS) + 1) if cores % n == 0), key=_oddness
     )
-    by_replicas = [[Layout(n, cores // n, s) for s in _streams(cores // n)] for n in replicas]
+    by_replicas = [
+        [ReplicaLayout(n, cores // n, s) for s in _streams(cores // n)] for n in replicas
+    ]
     return [layout for row in zip_longest(*by_replicas) for layout in row if layout is not None]
 
 

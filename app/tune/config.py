@@ -1,4 +1,4 @@
-"""The configuration that is written: the one given, with what was measured in its places."""
+"""Writes the measured values into a configuration."""
 
 import copy
 import math

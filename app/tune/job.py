@@ -1,4 +1,4 @@
-"""What is tuned: the configuration, its settings, and photos to measure with."""
+"""The input of a tuning run: configuration, settings and photos."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from app.accuracy_gate import check_ledger
+from app.accuracy_gate import check_accuracy
 from app.bench.photos import drawn_photos, photos_in
 from app.errors import ConfigError
 from app.launch.config import read_config, with_overrides
@@ -39,7 +39,7 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
     settings = Settings.model_validate(content["applications"][0].get("args", {}))
     check_place(settings, path)
     loaded = load_model_set(settings.model_set, settings.model_search)
-    check_ledger(loaded.manifest, settings)
+    check_accuracy(loaded.manifest, settings)
     for member in loaded.manifest.members:
         loaded.network_path(member.name, settings.precision)
     if images is None:

@@ -1,4 +1,4 @@
-"""Which measured points are worth having, and which of them is chosen."""
+"""The Pareto front of throughput against p99, and the recommended point on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ NEARLY = 0.97  # of the best throughput: within what machines waver; then the sm
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunResult:
     """What one run gave."""
 
     throughput: float  # images/s of all replicas
@@ -66,7 +66,7 @@ def is_near_front(point: Point, points: Sequence[Point], slack: float) -> bool:
     )
 
 
-def choose(points: Sequence[Point], p99_ms: float | None = None) -> Point | None:
+def recommended(points: Sequence[Point], p99_ms: float | None = None) -> Point | None:
     """Return the point to serve with; None if no p99 is within ``p99_ms`` (None: any will do).
 
     The highest throughput. Of those within 3 % of it the one that needs least memory: fewer

@@ -1,4 +1,4 @@
-"""The parent's end of a replica: start it, ask it, notice when it dies, end it."""
+"""Controls a replica's child process: starts it, sends loads, notices its death, ends it."""
 
 import multiprocessing
 import signal
@@ -11,11 +11,18 @@ from typing import Any, TypeVar
 
 from app.errors import ConfigError
 from app.settings import Settings
-from app.tune.replica import REQUEST_S, Answered, Failed, Load, Ready, serve_loads
+from app.tune.replica import (
+    REQUEST_S,
+    LoadMeasured,
+    LoadRequest,
+    ReplicaFailed,
+    ReplicaReady,
+    serve_loads,
+)
 
 START_S = 600.0  # to compile every batch size of every member, on a slow machine without a cache
 GRACE_S = 15.0  # beyond a run's time and its requests' own
-T = TypeVar("T", Ready, Answered)
+T = TypeVar("T", ReplicaReady, LoadMeasured)
 
 
 class ReplicaProcess:
@@ -42,25 +49,25 @@ class ReplicaProcess:
         finally:
             theirs.close()
 
-    def wait_ready(self) -> Ready:
+    def wait_ready(self) -> ReplicaReady:
         """Wait until its networks are compiled.
 
         Raises:
             ConfigError: they could not be, or the process died.
 
         """
-        return self._receive(Ready, START_S)
+        return self._receive(ReplicaReady, START_S)
 
-    def ask(self, load: Load) -> None:
+    def ask(self, load: LoadRequest) -> None:
         """Begin a run; :meth:`answer` waits for its end."""
         try:
             self._pipe.send(load)
         except OSError:
             raise self._death() from None
 
-    def answer(self, load: Load) -> Answered:
+    def answer(self, load: LoadRequest) -> LoadMeasured:
         """Wait for what the run gave, as :meth:`wait_ready` does."""
-        return self._receive(Answered, 2 * load.seconds + REQUEST_S + GRACE_S)
+        return self._receive(LoadMeasured, 2 * load.seconds + REQUEST_S + GRACE_S)
 
     def stop(self) -> None:
         """End the process at once; it has nothing to clean up."""
@@ -70,7 +77,7 @@ class ReplicaProcess:
 
     def _receive(self, kind: type[T], timeout_s: float) -> T:
         message = self._next(time.monotonic() + timeout_s)
-        if isinstance(message, Failed):
+        if isinstance(message, ReplicaFailed):
             raise ConfigError(f"a replica failed: {message.message}")
         if not isinstance(message, kind):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""One replica as a process of its own: the graph on its own cores, and the clients that load it."""
+"""The child process of a tuning run: one replica of the graph, and the clients that load it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from app.deployments.gateway import Gateway
 from app.errors import ConfigError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
-from app.messages import Fault, InGateway
+from app.messages import Fault, InProcess
 from app.settings import Settings
 from models.errors import TandemError
 from models.model_set import load_model_set
@@ -33,7 +33,7 @@ OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadRequest:
     """So many closed loops for so long; queues form batches up to ``max_batch_size``."""
 
     clients: int
@@ -42,14 +42,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReplicaReady:
     """The networks are compiled; ``num_bytes`` of memory are used."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True)
-class Answered:
+class LoadMeasured:
     """What a run gave; the ramp is not in it."""
 
     throughput: float  # images/s
@@ -57,7 +57,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Failed:
+class ReplicaFailed:
     """Why there is no answer."""
 
     message: str
@@ -73,7 +73,7 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
     try:
         gateway = build_graph(settings)
         bodies: list[bytes] = pickle.loads(photos.read_bytes())
-        pipe.send(Ready(psutil.Process().memory_info().rss))
+        pipe.send(ReplicaReady(psutil.Process().memory_info().rss))
         with asyncio.Runner() as runner:
             while True:
                 load = pipe.recv()
@@ -83,18 +83,20 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
         return
     except Exception as error:
         is_ours = isinstance(error, TandemError)
-        pipe.send(Failed(str(error) if is_ours else f"{type(error).__name__}: {error}"))
+        pipe.send(ReplicaFailed(str(error) if is_ours else f"{type(error).__name__}: {error}"))
 
 
 def build_graph(settings: Settings) -> Gateway:
     """Make the Gateway with every stage in this process, as ``app.main`` does, without Ray."""
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
-    members = {m.name: InGateway(Classifier, (settings, m.name)) for m in manifest.members}
-    decoder, combiner = InGateway(Decoder, (settings,)), InGateway(Combiner, (settings,))
+    members = {m.name: InProcess(Classifier, (settings, m.name)) for m in manifest.members}
+    decoder, combiner = InProcess(Decoder, (settings,)), InProcess(Combiner, (settings,))
     return Gateway(settings, decoder, members, combiner)
 
 
-async def closed_loops(gateway: Gateway, bodies: Sequence[bytes], load: Load) -> Answered:
+async def closed_loops(
+    gateway: Gateway, bodies: Sequence[bytes], load: LoadRequest
+) -> LoadMeasured:
     """Let ``load.clients`` send one photo after another, the photos in turn.
 
     Raises:
@@ -121,5 +123,7 @@ async def closed_loops(gateway: Gateway, bodies: Sequence[bytes], load: Load) ->
     await asyncio.gather(*(client() for _ in range(load.clients)))
     num_in_time = sum(now < end for now in finished)
     if num_in_time:
-        return Answered(num_in_time / load.seconds, latencies_ms)
-    return Answered(len(finished) / (max(finished) - begin), latencies_ms)  # slower than the run
+        return LoadMeasured(num_in_time / load.seconds, latencies_ms)
+    return LoadMeasured(
+        len(finished) / (max(finished) - begin), latencies_ms
+    )  # slower than the run

@@ -1,4 +1,4 @@
-"""What was found, as a table, as JSON and as a plot."""
+"""Reports a tuning run as a table, JSON and a plot."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The search: a short round of all candidates, then the best at every load, in repeated rounds.
+"""Successive halving: a short round of all candidates, then repeated rounds of the best.
 
-Successive halving, since most candidates are far from good and a short run shows it. It knows
-nothing of processes: what measures is passed in.
+Most candidates are far from good, and a short run shows it. Nothing here knows of processes: the
+function that measures is passed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
-from app.tune.candidates import Candidate, Layout, client_counts
-from app.tune.pareto import Point, Sample, is_near_front
+from app.tune.candidates import Candidate, ReplicaLayout, client_counts
+from app.tune.pareto import Point, RunResult, is_near_front
 
 NUM_ROUNDS = 3
 MAX_KEPT = 6  # after the short round, beside the layout that is fastest for a lone client
@@ -20,7 +20,7 @@ SLACK = 0.15  # from the front after the first full round, likewise
 HIGH_LOAD = 8  # clients a core in the short round
 SHORT = 0.5  # of a run's time
 
-Measure = Callable[[Candidate, int, float], Sample | None]  # None: no room in memory for it
+Measure = Callable[[Candidate, int, float], RunResult | None]  # None: no room in memory for it
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Step:
     left_s: float  # of measuring, this step included; starting processes is not in it
 
 
-Report = Callable[[Step], None]
-Plan = list[tuple[Candidate, int]]
+ReportProgress = Callable[[Step], None]
+Schedule = list[tuple[Candidate, int]]
 
 
 class Search:
@@ -47,13 +47,13 @@ class Search:
         cores: int,
         measure: Measure,
         seconds: float,
-        report: Report = lambda _: None,
+        report: ReportProgress = lambda _: None,
     ) -> None:
         self._tried, self._cores, self._measure = tried, cores, measure
         self._seconds, self._report = seconds, report
         self._number = 0
-        self._runs: dict[tuple[Candidate, int], list[Sample]] = {}
-        self.left_out: list[Layout] = []  # no room in memory
+        self._runs: dict[tuple[Candidate, int], list[RunResult]] = {}
+        self.left_out: list[ReplicaLayout] = []  # no room in memory
 
     def run(self) -> list[Point]:
         """Search; return the points of who was in every round. Empty: nothing fits into memory."""
@@ -84,9 +84,9 @@ class Search:
         alone = {c.layout: min(r.p50_ms for r in runs) for (c, n), runs in found if n == 1}
         rates = {c: max(r.throughput for r in runs) for (c, n), runs in found if n == high}
         self._runs.clear()
-        return keep(rates, alone)
+        return survivors(rates, alone)
 
-    def _go(self, plan: Plan, seconds: float, times: int = 1) -> None:
+    def _go(self, plan: Schedule, seconds: float, times: int = 1) -> None:
         """Measure a plan once; ``times`` it will be measured from here on, by what is known now."""
         planned = self._number + times * len(plan)
         for candidate, clients in plan:
@@ -105,7 +105,7 @@ class Search:
         return [_point(*key, runs) for key, runs in self._runs.items()]
 
 
-def _point(candidate: Candidate, clients: int, runs: Sequence[Sample]) -> Point:
+def _point(candidate: Candidate, clients: int, runs: Sequence[RunResult]) -> Point:
     rates = [run.throughput for run in runs]
     return Point(
         candidate,
@@ -118,7 +118,7 @@ def _point(candidate: Candidate, clients: int, runs: Sequence[Sample]) -> Point:
     )
 
 
-def keep(rates: dict[Candidate, float], alone: dict[Layout, float]) -> list[Candidate]:
+def survivors(rates: dict[Candidate, float], alone: dict[ReplicaLayout, float]) -> list[Candidate]:
     """Return who goes on: those near the best throughput, and the best of the fastest layout.
 
     ``rates`` are images/s at the high load, ``alone`` the median ms of a lone client by layout: the
@@ -134,7 +134,7 @@ def keep(rates: dict[Candidate, float], alone: dict[Layout, float]) -> list[Cand
     return sorted(kept)
 
 
-def full_round(kept: Sequence[Candidate], counts: Sequence[int]) -> Plan:
+def full_round(kept: Sequence[Candidate], counts: Sequence[int]) -> Schedule:
     """Return one round: layout by layout, as memory may not hold all, loads and sizes in turns."""
     return [
         (candidate, clients)

@@ -1,4 +1,4 @@
-"""Runs candidates: keeps their processes while memory allows, and loads them."""
+"""Runs candidates in child processes, as many as memory allows."""
 
 import os
 import pickle
@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 
 from app.settings import Settings
-from app.tune.candidates import BATCH_SIZES, Candidate, Layout
-from app.tune.pareto import Sample
+from app.tune.candidates import BATCH_SIZES, Candidate, ReplicaLayout
+from app.tune.pareto import RunResult
 from app.tune.process import ReplicaProcess
-from app.tune.replica import Load
+from app.tune.replica import LoadRequest
 
 REPLICA_BYTES = 1200 * 2**20  # taken for one until one was seen
 RESERVE_BYTES = 512 * 2**20  # left to the machine
@@ -40,7 +40,7 @@ class Trials:
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")
         self._photos = Path(self._folder.name) / "photos"
         self._photos.write_bytes(pickle.dumps(list(bodies)))
-        self._running: dict[Layout, list[ReplicaProcess]] = {}  # longest unused first
+        self._running: dict[ReplicaLayout, list[ReplicaProcess]] = {}  # longest unused first
         self._replica_bytes = 0
 
     def __enter__(self) -> "Trials":
@@ -56,7 +56,7 @@ class Trials:
             self._stop(layout)
         self._folder.cleanup()
 
-    def measure(self, candidate: Candidate, clients: int, seconds: float) -> Sample | None:
+    def measure(self, candidate: Candidate, clients: int, seconds: float) -> RunResult | None:
         """Load a candidate, the clients shared out among its replicas; None: no room for it.
 
         Raises:
@@ -71,16 +71,16 @@ class Trials:
         for index in range(clients % layout.replicas):
             shares[index] += 1
         most = max(candidate.batch_sizes)
-        loads = [Load(share, seconds, most) for share in shares if share]
+        loads = [LoadRequest(share, seconds, most) for share in shares if share]
         asked = list(zip(replicas, loads, strict=False))  # the last may have no clients
         for replica, load in asked:
             replica.ask(load)
         answers = [replica.answer(load) for replica, load in asked]
         latencies_ms = np.concatenate([answer.latencies_ms for answer in answers])
         p50, p99 = np.percentile(latencies_ms, (50, 99))
-        return Sample(sum(answer.throughput for answer in answers), float(p50), float(p99))
+        return RunResult(sum(answer.throughput for answer in answers), float(p50), float(p99))
 
-    def _ready(self, layout: Layout) -> list[ReplicaProcess]:
+    def _ready(self, layout: ReplicaLayout) -> list[ReplicaProcess]:
         """Return the layout's replicas; start them if they do not run."""
         replicas = self._running.pop(layout, [])
         self._running[layout] = replicas  # the latest used is last
@@ -91,7 +91,7 @@ class Trials:
             self._start(layout, cores[1:])
         return replicas
 
-    def _start(self, layout: Layout, cores: Sequence[Sequence[int]]) -> None:
+    def _start(self, layout: ReplicaLayout, cores: Sequence[Sequence[int]]) -> None:
         update = {
             "streams": layout.streams,
             "max_queued_images": max(self._settings.max_queued_images, 2**16),
@@ -104,19 +104,19 @@ class Trials:
             num_bytes = round(GROWTH * replica.wait_ready().num_bytes)
             self._replica_bytes = max(self._replica_bytes, num_bytes)
 
-    def _make_room(self, layout: Layout) -> bool:
+    def _make_room(self, layout: ReplicaLayout) -> bool:
         """Stop what was unused longest until the layout fits; return whether it does."""
         needed = layout.replicas * (self._replica_bytes or REPLICA_BYTES) + RESERVE_BYTES
         while psutil.virtual_memory().available < needed and self._running:
             self._stop(next(iter(self._running)))
         return layout.replicas == 1 or psutil.virtual_memory().available >= needed
 
-    def _stop(self, layout: Layout) -> None:
+    def _stop(self, layout: ReplicaLayout) -> None:
         for replica in self._running.pop(layout):
             replica.stop()
 
 
-def cores_of(layout: Layout, cores: Sequence[int]) -> list[Sequence[int]]:
+def cores_of(layout: ReplicaLayout, cores: Sequence[int]) -> list[Sequence[int]]:
     """Return the cores of each replica, out of those that this process may use."""
     return [
         cores[index * layout.cores : (index + 1) * layout.cores] for index in range(layout.replicas)

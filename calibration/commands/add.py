@@ -20,7 +20,7 @@ IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
-Members = Annotated[
+MembersOption = Annotated[
     list[str],
     typer.Option(
         help="NAME=PATH of an ONNX or OpenVINO IR classifier; once per member, twice for one "
@@ -52,7 +52,7 @@ MaxDrop = Annotated[
 
 def add(
     name: Name,
-    member: Members,
+    member: MembersOption,
     labels: Labels,
     class_ids: ClassIds = None,
     input_size: InputSize = None,

@@ -25,7 +25,7 @@ FitWeights = Annotated[
 MaxImages = Annotated[
     int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
 ]
-Record = Annotated[
+RecordOption = Annotated[
     bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
 ]
 JsonFile = Annotated[
@@ -40,7 +40,7 @@ def evaluate(
     url: Url = None,
     fit_weights: FitWeights = False,
     max_images: MaxImages = 0,
-    record: Record = True,
+    record: RecordOption = True,
     json_file: JsonFile = None,
     html: Html = None,
     model_dir: ModelDirs = None,

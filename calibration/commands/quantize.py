@@ -18,7 +18,7 @@ from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 if TYPE_CHECKING:
-    from calibration.quantization.quantize_set import Outcome, Request
+    from calibration.quantization.quantize_set import MemberQuantization, Request
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
@@ -35,7 +35,7 @@ Validation = Annotated[
         "(default: what calibration leaves of --images, if labelled and 400 or more)"
     ),
 ]
-Members = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
+MembersOption = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
 SubsetSize = Annotated[
     int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
 ]
@@ -55,7 +55,7 @@ def quantize(
     name: SetName,
     images: Images,
     validation: Validation = None,
-    member: Members = None,
+    member: MembersOption = None,
     subset_size: SubsetSize = None,
     preset: Preset = None,
     fast_bias_correction: FastBiasCorrection = None,
@@ -84,7 +84,7 @@ def quantize(
     _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
 
 
-def _run(model_set: ModelSet, request: "Request") -> "Outcome":
+def _run(model_set: ModelSet, request: "Request") -> "MemberQuantization":
     from calibration.quantization.quantize_set import quantize_set
 
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
@@ -92,7 +92,7 @@ def _run(model_set: ModelSet, request: "Request") -> "Outcome":
         return quantize_set(model_set, request, lambda text: err.print(escape(text)))
 
 
-def _refuse(outcome: "Outcome", limit: float) -> None:
+def _refuse(outcome: "MemberQuantization", limit: float) -> None:
     """Exit with 1 if a member lost more than ``limit``."""
     over = [n for n, q in outcome.members.items() if q.drop is not None and q.drop > limit]
     if over:
@@ -100,7 +100,7 @@ def _refuse(outcome: "Outcome", limit: float) -> None:
         raise typer.Exit(1)
 
 
-def _facts(model_set: ModelSet, outcome: "Outcome", seconds: float) -> dict[str, object]:
+def _facts(model_set: ModelSet, outcome: "MemberQuantization", seconds: float) -> dict[str, object]:
     members = {
         name: {"drop": q.drop, "first_drop": q.first_drop, "left_float": list(q.left_float)}
         for name, q in outcome.members.items()
@@ -115,7 +115,7 @@ def _facts(model_set: ModelSet, outcome: "Outcome", seconds: float) -> dict[str,
     }
 
 
-def _show(model_set: ModelSet, outcome: "Outcome") -> None:
+def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
     out.print(_table(outcome))
     out.print(f"drop measured on: {escape(outcome.validation)}")
     for name, quantized in outcome.members.items():
@@ -131,7 +131,7 @@ def _show(model_set: ModelSet, outcome: "Outcome") -> None:
     )
 
 
-def _table(outcome: "Outcome") -> Table:
+def _table(outcome: "MemberQuantization") -> Table:
     table = Table("member", "drop of top-1", "before", "layers kept float")
     for name, quantized in outcome.members.items():
         drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"

@@ -31,7 +31,7 @@ class Chosen:
     unreadable: list[str] = field(default_factory=list)
 
 
-def choose(folder: Path, num_images: int, rule: ImageRule, is_asked: bool = False) -> Chosen:
+def draw_images(folder: Path, num_images: int, rule: ImageRule, is_asked: bool = False) -> Chosen:
     """Draw ``num_images`` readable images at random, seed 20, so that a second run is the same.
 
     Raises:

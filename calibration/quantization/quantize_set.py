@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.quantization.calibration_images import Chosen, choose, held_out
+from calibration.quantization.calibration_images import Chosen, draw_images, held_out
 from calibration.quantization.quantize import Labelled, Quantized, quantize_within
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass
-class Outcome:
+class MemberQuantization:
     """What was done, by member; ``unreadable`` are calibration images that were passed over."""
 
     members: dict[str, Quantized] = field(default_factory=dict)
@@ -57,7 +57,9 @@ class Outcome:
     unreadable: list[str] = field(default_factory=list)
 
 
-def quantize_set(model_set: ModelSet, request: Request, say: Say = lambda _: None) -> Outcome:
+def quantize_set(
+    model_set: ModelSet, request: Request, say: Say = lambda _: None
+) -> MemberQuantization:
     """Quantise the set's float networks and put the INT8 ones into its folder, all or none.
 
     Raises:
@@ -73,11 +75,13 @@ def quantize_set(model_set: ModelSet, request: Request, say: Say = lambda _: Non
         options = {m.name: request.options_of(m) for m in records}
         size = max(o.subset_size for o in options.values())
         say(f"reading {size} images of {request.images}")
-        chosen = choose(request.images, size, manifest.image.rule, request.subset_size is not None)
+        chosen = draw_images(
+            request.images, size, manifest.image.rule, request.subset_size is not None
+        )
         validation, validation_hashes, told = held_out(
             request.images, request.validation, model_set, chosen.paths
         )
-        outcome = Outcome(validation=told, unreadable=chosen.unreadable)
+        outcome = MemberQuantization(validation=told, unreadable=chosen.unreadable)
         max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
         for name, path in floats.items():
             outcome.members[name] = _one(
@@ -113,7 +117,7 @@ def _one(
 def _with_int8(
     staging: Staging,
     manifest: Manifest,
-    outcome: Outcome,
+    outcome: MemberQuantization,
     options: dict[str, QuantizationOptions],
     hashes: set[str],
 ) -> Manifest:

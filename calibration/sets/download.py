@@ -16,7 +16,7 @@ from models.errors import TandemError
 TIMEOUT_S = 30.0
 NUM_TRIES = 4  # each goes on where the last one broke off
 MAX_BYTES = 2**31  # no float classifier of this kind is larger
-Report = Callable[[int, int | None], None]  # bytes there, bytes in all if known
+ReportProgress = Callable[[int, int | None], None]  # bytes there, bytes in all if known
 
 
 class DownloadError(TandemError):
@@ -29,7 +29,7 @@ def download(
     url: str,
     path: Path,
     sha256_prefix: str,
-    report: Report = lambda _, __: None,
+    report: ReportProgress = lambda _, __: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Fetch ``url`` to ``path`` unless it is there; proxies are taken from the environment.
@@ -74,7 +74,7 @@ def _sha256_of(path: Path) -> str:
         return file_digest(opened, "sha256").hexdigest()
 
 
-def _fetch(url: str, part: Path, report: Report, wait: Callable[[float], None]) -> None:
+def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float], None]) -> None:
     """Go on from what is in ``part`` until the file is whole."""
     with _client() as client:
         for attempt in range(NUM_TRIES):
@@ -110,7 +110,7 @@ def _what_next(part: Path) -> str:
     )
 
 
-def _once(client: httpx.Client, url: str, part: Path, report: Report) -> None:
+def _once(client: httpx.Client, url: str, part: Path, report: ReportProgress) -> None:
     there = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"}  # bytes as published: a range counts those
     if there:

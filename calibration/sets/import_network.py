@@ -14,7 +14,7 @@ from models.errors import ModelSetError
 from models.record import Precision
 from models.runtime import CompiledNetwork, RuntimeOptions, check_network, read_network
 
-Layout = Literal["NCHW", "NHWC"]
+TensorLayout = Literal["NCHW", "NHWC"]
 Outputs = Literal["auto", "logits", "probabilities"]
 
 
@@ -80,7 +80,9 @@ def _is_quantized(model: ov.Model) -> bool:
     return any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
 
 
-def _layout_and_size(model: ov.Model, path: Path, input_size: int | None) -> tuple[Layout, int]:
+def _layout_and_size(
+    model: ov.Model, path: Path, input_size: int | None
+) -> tuple[TensorLayout, int]:
     """Find the three channels, and the side in pixels if the network fixes it."""
     shape = model.input().partial_shape
     told = f"{path} takes {model.input().element_type} {shape}"
@@ -88,7 +90,7 @@ def _layout_and_size(model: ov.Model, path: Path, input_size: int | None) -> tup
         raise ModelSetError(f"{told}; a member takes images, [N,3,H,W] or [N,H,W,3]")
     sides = [d.get_length() if d.is_static else None for d in shape]
     if sides[1] == 3:
-        layout: Layout = "NCHW"
+        layout: TensorLayout = "NCHW"
         height, width = sides[2:]
     elif sides[3] == 3:
         layout = "NHWC"
@@ -103,7 +105,7 @@ def _layout_and_size(model: ov.Model, path: Path, input_size: int | None) -> tup
     return layout, size
 
 
-def _make_batch_dynamic(model: ov.Model, path: Path, layout: Layout, size: int) -> None:
+def _make_batch_dynamic(model: ov.Model, path: Path, layout: TensorLayout, size: int) -> None:
     shape = [-1, 3, size, size] if layout == "NCHW" else [-1, size, size, 3]
     try:
         model.reshape(shape)

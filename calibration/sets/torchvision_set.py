@@ -10,7 +10,7 @@ import torch
 
 from calibration.sets.add_set import finish
 from calibration.sets.convert import convert_module
-from calibration.sets.download import DownloadError, Report, check_hash, download
+from calibration.sets.download import DownloadError, ReportProgress, check_hash, download
 from calibration.sets.fold import Normalisation
 from calibration.sets.networks import build_network, torchvision_models
 from calibration.sets.staging import Staging
@@ -51,7 +51,7 @@ def fetch_set(
     weights: Mapping[str, Any],
     into: Path,
     source: Source,
-    report: Report = lambda _, __: None,
+    report: ReportProgress = lambda _, __: None,
     *,
     name: str = NAME,
     is_replaced: bool = False,
@@ -125,7 +125,7 @@ def _triple(values: Sequence[float]) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _file(url: str, source: Source, report: Report) -> Path:
+def _file(url: str, source: Source, report: ReportProgress) -> Path:
     """Return the weights' file, its hash checked: from a folder, the cache, or the network."""
     name = PurePosixPath(url).name
     match = HASH_IN_NAME.search(name)

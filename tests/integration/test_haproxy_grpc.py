@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.grpc.request import DEADLINE, timeout_s_of
+from app.grpc.request import DEADLINE_METADATA, timeout_s_of
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import (
     EnsembleServicer,
@@ -73,6 +73,6 @@ def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Rememb
     assert ensemble.Classify(ClassifyRequest(), timeout=7).request_id == "seen"
     assert ensemble.Classify(ClassifyRequest()).request_id == "seen"
     with_one, without = servicer.metadata
-    assert DEADLINE not in without
+    assert DEADLINE_METADATA not in without
     assert 0.9 * 6 < timeout_s_of(with_one, 60.0) < 0.9 * 7.5  # grpcio rounds up
     assert timeout_s_of(without, 60.0) == 60.0

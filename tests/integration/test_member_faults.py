@@ -39,7 +39,7 @@ class Breakable(Classifier):
 
     async def _infer(self, batch: Pixels) -> np.ndarray:
         with self._health.run():
-            return await self._workers.run(self._run, batch)
+            return await self._inference_threads.run(self._run, batch)
 
     async def pid(self) -> int:
         return os.getpid()

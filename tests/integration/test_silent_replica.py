@@ -10,9 +10,9 @@ import psutil
 import pytest
 from ray import serve
 
-from app.calls.hedge import Budget, hedged
-from app.calls.locality_router import NearRouter
-from app.main import NEAR
+from app.calls.hedge import HedgeBudget, hedged
+from app.calls.locality_router import LocalityRouter
+from app.main import LOCALITY_ROUTING
 from tests.support.services.deployed import Served, wait_until
 
 NUM_CALLS, EVERY_S, AFTER_S = 200, 0.01, 4.0
@@ -32,7 +32,7 @@ def handle(served: Served) -> Iterator[Any]:  # who has started Serve
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
         health_check_timeout_s=600,  # Serve itself must not end it before the test does
-        request_router_config=NEAR,
+        request_router_config=LOCALITY_ROUTING,
     )(Who)
     try:
         yield serve.run(deployment.bind(), name="who", route_prefix=None)
@@ -40,7 +40,7 @@ def handle(served: Served) -> Iterator[Any]:  # who has started Serve
         serve.delete("who")
 
 
-def asked(handle: Any) -> tuple[set[int], int]:
+def answering(handle: Any) -> tuple[set[int], int]:
     """Return who answers a stream of calls, and how many had to be made a second time."""
     made = 0
 
@@ -52,7 +52,7 @@ def asked(handle: Any) -> tuple[set[int], int]:
     async def all_of_them() -> list[int]:
         calls = []
         for _ in range(NUM_CALLS):
-            calls.append(asyncio.create_task(hedged(call, AFTER_S, Budget())))
+            calls.append(asyncio.create_task(hedged(call, AFTER_S, HedgeBudget())))
             await asyncio.sleep(EVERY_S)
         async with asyncio.timeout(LIMIT_S):  # the second ones may have gone there too
             return await asyncio.gather(*calls)
@@ -61,19 +61,19 @@ def asked(handle: Any) -> tuple[set[int], int]:
 
 
 def test_a_replica_that_hangs_is_left_out_until_it_speaks(handle: Any) -> None:
-    wait_until(lambda: len(asked(handle)[0]) == 2, 30, "two replicas that answer")
-    victim = min(asked(handle)[0])
+    wait_until(lambda: len(answering(handle)[0]) == 2, 30, "two replicas that answer")
+    victim = min(answering(handle)[0])
     hanging = psutil.Process(victim)
     hanging.send_signal(signal.SIGSTOP)
     try:
-        found, later = asked(handle), asked(handle)
+        found, later = answering(handle), answering(handle)
     finally:
         hanging.send_signal(signal.SIGCONT)
     assert victim not in found[0] | later[0]
     assert later[1] <= 1  # after those that were there already
-    wait_until(lambda: victim in asked(handle)[0], 30, "the replica that speaks again")
+    wait_until(lambda: victim in answering(handle)[0], 30, "the replica that speaks again")
 
 
 def test_it_is_the_router_that_the_stages_have() -> None:
-    module, _, name = NEAR["request_router_class"].partition(":")
-    assert (module, name) == (NearRouter.__module__, NearRouter.__name__)
+    module, _, name = LOCALITY_ROUTING["request_router_class"].partition(":")
+    assert (module, name) == (LocalityRouter.__module__, LocalityRouter.__name__)

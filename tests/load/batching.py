@@ -18,7 +18,7 @@ import typer
 from machine import describe
 from ray import serve
 
-from app.compute.inference_threads import Workers
+from app.compute.inference_threads import InferenceThreads
 from app.queueing.batch_queue import BatchQueue
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
@@ -34,14 +34,14 @@ class Replica:
         path = load_model_set("imagenette").network_path(member, "INT8")
         self.network = CompiledNetwork(path, RuntimeOptions(num_threads=1, batch_sizes=SIZES))
         self.network.warm_up()
-        self.workers = Workers(1)
-        self.queue = BatchQueue(self.infer, SIZES, 512, turns=self.workers.turns)
+        self.threads = InferenceThreads(1)
+        self.queue = BatchQueue(self.infer, SIZES, 512, scheduler=self.threads.scheduler)
         self.image = np.zeros(self.network.input_shape, np.uint8)
         self.batches: list[int] = []
 
     async def infer(self, batch: np.ndarray) -> np.ndarray:
         self.batches.append(len(batch))
-        return await self.workers.run(self.network.infer, batch)
+        return await self.threads.run(self.network.infer, batch)
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=WAITS_S[0])
     async def at_once(self, images: list[np.ndarray]) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from app.bench.upper_bound import Pipeline, measure_limit
+from app.bench.upper_bound import InProcessPipeline, measure_upper_bound
 from models.model_set import load_model_set
 
 KEPT = 3  # setups whose difference is within the noise; the best of them counts, each time anew
@@ -14,10 +14,10 @@ class Bound:
     def __init__(self, bodies: Sequence[bytes]) -> None:
         model_set = load_model_set("imagenette")
         self._bodies = bodies
-        self.limit = measure_limit(model_set, bodies, rounds=3, seconds=1.5)
+        self.limit = measure_upper_bound(model_set, bodies, rounds=3, seconds=1.5)
         setups = sorted(self.limit.setups, key=lambda found: -found.images_per_s)[:KEPT]
         self._rates = [found.images_per_s for found in setups]
-        self._pipelines = [Pipeline(model_set, "INT8", found.setup) for found in setups]
+        self._pipelines = [InProcessPipeline(model_set, "INT8", found.setup) for found in setups]
 
     def measure(self, seconds: float) -> float:
         """Return the best setup's images/s now; ``seconds`` are shared by the setups."""

@@ -28,7 +28,7 @@ from tests.support.services import network
 
 ROUTERS = {
     "serve": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
-    "near": "app.calls.locality_router:NearRouter",
+    "near": "app.calls.locality_router:LocalityRouter",
 }
 BURST, EVERY_S = 4, 0.25
 SIZE = 224  # px: what a member of ImageNet gets

@@ -22,8 +22,8 @@ from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
 from app.metrics.requests import record_request, timed
 from app.metrics.responses import record_answers
-from app.queueing.batch_records import QueueReport, Ran
-from app.responses import Answered, Classified, MemberOpinion, Stage, Timings
+from app.queueing.batch_records import ExecutedBatch, QueueReport
+from app.responses import Classified, MemberOpinion, Prediction, StageTiming, Timings
 
 MEMBERS = ("resnet50", "densenet169")
 EXPORTED_AFTER_S = 12.0  # Ray tells what it has every ten seconds
@@ -52,7 +52,7 @@ class Recorder:
                 pass
             record_request(scope, 200, 40.0)
             for member in members:
-                member.ran(Ran(0.0, 0.02, (None,), None))
+                member.ran(ExecutedBatch(0.0, 0.02, (None,), None))
         return {"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu_s}
 
     async def cpu_s(self) -> float:
@@ -61,11 +61,11 @@ class Recorder:
 
 
 def _answer() -> Classified:
-    row = Answered(index=0, label="x", probability=0.9)
+    row = Prediction(index=0, label="x", probability=0.9)
     opinion = MemberOpinion(label="x", probability=0.9, predictions=[row])
     own = [(name, MEMBERS[i]) for i in range(len(MEMBERS)) for name in ("queue", "infer")]
     stages = [("read", None), ("decode", None), *own, ("combine", None)]
-    spans = [Stage(stage=name, member=m, start_ms=0, duration_ms=7) for name, m in stages]
+    spans = [StageTiming(stage=name, member=m, start_ms=0, duration_ms=7) for name, m in stages]
     return Classified(
         model_set="fake",
         predictions=[row],

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
 from app.planning.simulated_policy import PolicyAutoscaler
-from app.planning.simulated_service import Outcome, Service, SimStage
+from app.planning.simulated_service import Service, SimStage, SimulationOutcome
 from app.planning.simulator import Autoscaler, Simulation
 from app.scaling.policy import ScalingOptions
 
@@ -96,7 +96,7 @@ def _poisson(rate: Rate, highest: float, seconds: float, seed: int) -> list[floa
     return [at for at, drawn in zip(times, kept, strict=True) if drawn < rate(at)]
 
 
-def _summary(load: str, run: Outcome) -> dict[str, Any]:
+def _summary(load: str, run: SimulationOutcome) -> dict[str, Any]:
     lost = len(run.refused) + len(run.late)
     found = {
         "images": len(run.answered) + lost,
@@ -109,7 +109,7 @@ def _summary(load: str, run: Outcome) -> dict[str, Any]:
     return found | (_after_the_step(run) if load == "step" else {})
 
 
-def _after_the_step(run: Outcome) -> dict[str, float | None]:
+def _after_the_step(run: SimulationOutcome) -> dict[str, float | None]:
     """Say when each thing happened, in s after the step."""
     start, end = int(STEP_AT_S), int(STEP_END_S)
     targets = [tuple(of[second] for of in run.targets.values()) for second in range(end)]
@@ -133,7 +133,7 @@ def _needed(stage: str, rate: float) -> int:
     return math.ceil(rate * COST_MS[stage] / (CORES[stage] * 1e3 * UTILIZATION))
 
 
-def _p99_by_window(run: Outcome, seconds: float) -> list[float]:
+def _p99_by_window(run: SimulationOutcome, seconds: float) -> list[float]:
     """Return the p99 in ms of what arrived in each window; NaN where nothing was answered."""
     windows: list[list[float]] = [[] for _ in range(math.ceil(seconds / WINDOW_S))]
     for arrived, latency in run.answered:
@@ -142,7 +142,7 @@ def _p99_by_window(run: Outcome, seconds: float) -> list[float]:
     return [float(np.percentile(of, 99)) * 1e3 if of else math.nan for of in windows]
 
 
-def _plot(path: Path, outcomes: dict[tuple[str, str], Outcome]) -> None:
+def _plot(path: Path, outcomes: dict[tuple[str, str], SimulationOutcome]) -> None:
     figure = Figure(figsize=(13, 8))
     axes = figure.subplots(4, len(LOADS), sharex="col")
     rows = ("offered, images/s", "ready replicas, all stages", "images under way", "p99, ms")

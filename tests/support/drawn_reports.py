@@ -1,6 +1,6 @@
 """Reports as a replica would send them."""
 
-from app.scaling.usage import Report
+from app.scaling.usage import UsageReport
 
 
 def reports(
@@ -19,5 +19,5 @@ def reports(
     for second in range(int(since), int(until) + 1):
         images = at_start + rate * (second - since)
         used = images * cpu_ms + idle_ms * (second - since)
-        found.append(Report(clock + second, images, images, waiting, used, 4.0, 15.0))
+        found.append(UsageReport(clock + second, images, images, waiting, used, 4.0, 15.0))
     return found

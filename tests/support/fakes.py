@@ -12,8 +12,8 @@ from app.http.auth import read_keys
 from app.messages import Combined, Decoded, Fault, MemberAnswer
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.priority import Lane
-from app.queueing.uploads import Readers
-from app.responses import Answered, Classified, MemberOpinion, ServedModels, Timings
+from app.queueing.uploads import Uploads
+from app.responses import Classified, MemberOpinion, Prediction, ServedModels, Timings
 from app.settings import Settings
 from models.ensemble import average, top_k
 from tests.support.tiny_networks import LABELS
@@ -31,7 +31,7 @@ class FakeGateway:
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.is_full = False
-        self.arriving = Readers().arriving
+        self.arriving = Uploads().arriving
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
         self.keys = read_keys(self.settings)
         self.skipped: list[str] | None = None
@@ -46,7 +46,7 @@ class FakeGateway:
     def _one(self, data: bytes, request_id: str) -> Classified | Fault:
         if not data.startswith(b"image"):
             return NOT_AN_IMAGE
-        row = Answered(index=0, label=data.decode(), probability=0.75)
+        row = Prediction(index=0, label=data.decode(), probability=0.75)
         opinion = MemberOpinion(label=row.label, probability=0.75, predictions=[row])
         return Classified(
             model_set="fake",

@@ -1,6 +1,6 @@
 """Points for tests, as short as they can be written."""
 
-from app.tune.candidates import Candidate, Layout
+from app.tune.candidates import Candidate, ReplicaLayout
 from app.tune.pareto import Point
 
 
@@ -13,5 +13,5 @@ def point(
     sizes: tuple[int, ...] = (1, 2, 4),
     clients: int = 8,
 ) -> Point:
-    candidate = Candidate(Layout(replicas, cores, 1), sizes)
+    candidate = Candidate(ReplicaLayout(replicas, cores, 1), sizes)
     return Point(candidate, clients, throughput, p99_ms / 2, p99_ms, 3)

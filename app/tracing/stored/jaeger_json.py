@@ -1,8 +1,8 @@
-"""A trace as the JSON that Jaeger's page opens ("JSON File") and its API answers."""
+"""Renders a trace as the JSON that Jaeger's page opens ("JSON File") and its API returns."""
 
 from typing import Any
 
-from app.tracing.stored.traces import Span, Trace
+from app.tracing.stored.traces import StoredSpan, Trace
 
 KINDS = {bool: "bool", int: "int64", float: "float64"}
 
@@ -12,7 +12,7 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
     return {"data": [_trace(trace.spans), *(_trace([batch]) for batch in trace.batches)]}
 
 
-def _trace(spans: list[Span]) -> dict[str, Any]:
+def _trace(spans: list[StoredSpan]) -> dict[str, Any]:
     places: dict[tuple[tuple[str, Any], ...], str] = {}
     rows = []
     for span in spans:
@@ -28,7 +28,7 @@ def _trace(spans: list[Span]) -> dict[str, Any]:
     return {"traceID": spans[0]["trace_id"], "spans": rows, "processes": processes}
 
 
-def _span(span: Span, process: str) -> dict[str, Any]:
+def _span(span: StoredSpan, process: str) -> dict[str, Any]:
     above = []
     if span["parent_id"]:
         above.append(_reference("CHILD_OF", span["trace_id"], span["parent_id"]))

@@ -1,4 +1,4 @@
-"""Requests found again among the spans kept on this machine."""
+"""Finds the traces of requests among the spans kept on this machine."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from typing import Any
 from app.errors import ConfigError
 from app.tracing.local_spans import read_spans
 
-Span = dict[str, Any]  # as app.tracing.local_spans.line_of writes it
+StoredSpan = dict[str, Any]  # as app.tracing.local_spans.line_of writes it
 
 
 @dataclass
 class Trace:
     """One request: its spans, and the batches that its images were in."""
 
-    root: Span
-    spans: list[Span]  # by their start, the root included
-    batches: list[Span] = field(default_factory=list)
+    root: StoredSpan
+    spans: list[StoredSpan]  # by their start, the root included
+    batches: list[StoredSpan] = field(default_factory=list)
 
     @property
     def request_id(self) -> str:
@@ -59,8 +59,8 @@ def latest_traces(folder: Path, number: int) -> list[Trace]:
 
 
 def _traces(folder: Path) -> list[Trace]:
-    by_trace: dict[str, list[Span]] = defaultdict(list)
-    batches: dict[tuple[str, str], Span] = {}
+    by_trace: dict[str, list[StoredSpan]] = defaultdict(list)
+    batches: dict[tuple[str, str], StoredSpan] = {}
     for span in read_spans(folder):
         if span["name"] == "batch":
             batches[span["trace_id"], span["span_id"]] = span
@@ -79,12 +79,12 @@ def _traces(folder: Path) -> list[Trace]:
     return traces
 
 
-def _by_start(span: Span) -> tuple[int, int]:
+def _by_start(span: StoredSpan) -> tuple[int, int]:
     """Order by start; the images of a request, which begin within microseconds, by their place."""
     return span["start_ns"] // 100_000, span["attributes"].get("tandem.image", 0)
 
 
-def _root_of(spans: list[Span]) -> Span | None:
+def _root_of(spans: list[StoredSpan]) -> StoredSpan | None:
     """Return the request's own span; a client's span above it may be kept elsewhere."""
     own = {span["span_id"] for span in spans}
     roots = [s for s in spans if s["parent_id"] not in own and "request_id" in s["attributes"]]

@@ -1,4 +1,4 @@
-"""A request's spans as a waterfall in the terminal."""
+"""Draws a trace as a waterfall in the terminal."""
 
 from datetime import datetime
 
@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from app.tracing.stored.traces import Span, Trace
+from app.tracing.stored.traces import StoredSpan, Trace
 
 COLORS = {"decode": "cyan", "queue": "yellow", "infer": "green", "batch": "magenta"}
 EIGHTHS = " ▏▎▍▌▋▊▉█"  # a block's left part, in eighths: Unicode's block elements
@@ -49,7 +49,7 @@ def draw(out: Console, trace: Trace) -> None:
             out.print(f"[red]{escape(_label(span))}[/]: {escape(span['error'])}")
 
 
-def _label(span: Span) -> str:
+def _label(span: StoredSpan) -> str:
     facts = span["attributes"]
     words = [span["name"], facts.get("tandem.member", "")]
     if "tandem.batch_size" in facts:
@@ -59,14 +59,14 @@ def _label(span: Span) -> str:
     return " ".join(word for word in words if word)
 
 
-def _in_order(spans: list[Span]) -> list[tuple[int, Span]]:
+def _in_order(spans: list[StoredSpan]) -> list[tuple[int, StoredSpan]]:
     """Return (depth, span): every span below its parent, siblings by their start."""
     own = {span["span_id"] for span in spans}
-    below: dict[str | None, list[Span]] = {}
+    below: dict[str | None, list[StoredSpan]] = {}
     for span in spans:
         below.setdefault(span["parent_id"] if span["parent_id"] in own else None, []).append(span)
 
-    def walk(parent: str | None, depth: int) -> list[tuple[int, Span]]:
+    def walk(parent: str | None, depth: int) -> list[tuple[int, StoredSpan]]:
         rows = []
         for span in below.get(parent, []):
             rows += [(depth, span), *walk(span["span_id"], depth + 1)]

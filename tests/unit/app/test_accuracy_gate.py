@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.accuracy_gate import check_ledger
+from app.accuracy_gate import check_accuracy
 from app.errors import UnverifiedError
 from app.launch.serve import ServeOptions, _checked_config
 from app.main import build
@@ -26,7 +26,7 @@ def dropped(tmp_path: Path) -> Path:
 def test_a_dropped_set_is_refused_everywhere(dropped: Path) -> None:
     settings = Settings(model_set=str(dropped))
     with pytest.raises(UnverifiedError, match=r"costs sure 10\.00 points"):
-        check_ledger(read_manifest(dropped), settings)
+        check_accuracy(read_manifest(dropped), settings)
     with pytest.raises(UnverifiedError):
         build(settings)  # serve run and serve deploy come this way
     with pytest.raises(UnverifiedError):
@@ -51,11 +51,11 @@ def test_the_command_line_passes_it_on(
 
 
 def test_float_networks_need_no_int8_record(dropped: Path) -> None:
-    verdict = check_ledger(read_manifest(dropped), Settings(precision="FP16"))
+    verdict = check_accuracy(read_manifest(dropped), Settings(precision="FP16"))
     assert verdict.status == "unmeasured"
 
 
 def test_the_bundled_set_is_verified() -> None:
     from models.model_set import load_model_set
 
-    assert check_ledger(load_model_set("imagenette").manifest, Settings()).status == "verified"
+    assert check_accuracy(load_model_set("imagenette").manifest, Settings()).status == "verified"

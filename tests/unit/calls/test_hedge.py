@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.calls.hedge import MOST_SAVED, PER_CALL, Budget, hedged
+from app.calls.hedge import MOST_SAVED, PER_CALL, HedgeBudget, hedged
 
 SOON, NEVER_S = 0.01, 30.0
 
@@ -32,20 +32,20 @@ class Calls:
 
 async def test_an_answer_in_time_is_asked_for_once():
     calls = Calls("first", "second")
-    assert await hedged(calls, NEVER_S, Budget()) == "first"
+    assert await hedged(calls, NEVER_S, HedgeBudget()) == "first"
     assert calls.num_made == 1
 
 
 async def test_one_that_hangs_is_asked_for_again_and_cancelled():
     calls = Calls(NEVER_S, "second")
-    assert await hedged(calls, SOON, Budget()) == "second"
+    assert await hedged(calls, SOON, HedgeBudget()) == "second"
     await asyncio.sleep(0)
     assert (calls.num_made, calls.num_cancelled) == (2, 1)
 
 
 async def test_the_first_may_still_answer_first():
     calls = Calls(5 * SOON, NEVER_S)
-    assert await hedged(calls, SOON, Budget()) == "after 0.05 s"
+    assert await hedged(calls, SOON, HedgeBudget()) == "after 0.05 s"
     await asyncio.sleep(0)
     assert (calls.num_made, calls.num_cancelled) == (2, 1)
 
@@ -53,13 +53,13 @@ async def test_the_first_may_still_answer_first():
 async def test_an_early_error_is_raised_and_not_asked_for_again():
     calls = Calls(ValueError("early"), "second")
     with pytest.raises(ValueError, match="early"):
-        await hedged(calls, NEVER_S, Budget())
+        await hedged(calls, NEVER_S, HedgeBudget())
     assert calls.num_made == 1
 
 
 async def test_an_error_of_the_second_does_not_end_the_first():
     calls = Calls(5 * SOON, ValueError("second"))
-    assert await hedged(calls, SOON, Budget()) == "after 0.05 s"
+    assert await hedged(calls, SOON, HedgeBudget()) == "after 0.05 s"
 
 
 async def test_if_both_fail_there_is_an_error():
@@ -72,12 +72,12 @@ async def test_if_both_fail_there_is_an_error():
 
     num_made = 0
     with pytest.raises(ValueError, match="call 2"):
-        await hedged(call, SOON, Budget())
+        await hedged(call, SOON, HedgeBudget())
 
 
 async def test_a_caller_that_goes_takes_both_along():
     calls = Calls(NEVER_S, NEVER_S)
-    task = asyncio.create_task(hedged(calls, SOON, Budget()))
+    task = asyncio.create_task(hedged(calls, SOON, HedgeBudget()))
     while calls.num_made < 2:
         await asyncio.sleep(SOON)
     task.cancel()
@@ -90,12 +90,12 @@ async def test_a_caller_that_goes_takes_both_along():
 @pytest.mark.parametrize("after_s", [0.0, -1.0])
 async def test_without_time_there_is_no_second_call(after_s):
     calls = Calls(SOON, "second")
-    assert await hedged(calls, after_s, Budget()) == f"after {SOON} s"
+    assert await hedged(calls, after_s, HedgeBudget()) == f"after {SOON} s"
     assert calls.num_made == 1
 
 
 async def test_without_budget_there_is_no_second_call():
-    budget = Budget()
+    budget = HedgeBudget()
     while budget.spend():
         pass
     calls = Calls(5 * SOON, "second")
@@ -104,7 +104,7 @@ async def test_without_budget_there_is_no_second_call():
 
 
 def test_the_budget_is_a_share_of_the_calls():
-    budget = Budget()
+    budget = HedgeBudget()
     num_spent = 0
     for _ in range(1000):  # every call of a stage that has too much to do hangs
         budget.earn()

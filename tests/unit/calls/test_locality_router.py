@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from app.calls.locality_router import SLACK, choose
+from app.calls.locality_router import LOCALITY_SLACK, rank_replicas
 
 
 def ranks(queues: dict[str, int | None]) -> list[list[str]]:
     """Choose among replicas whose names say where they are."""
     near = [name for name in queues if name.startswith("near")]
     far = [name for name in queues if name.startswith("far")]
-    return choose(near, far, queues.__getitem__)
+    return rank_replicas(near, far, queues.__getitem__)
 
 
 @pytest.mark.parametrize("queue", [0, 3, 60])
@@ -20,11 +20,11 @@ def test_with_equal_queues_the_near_one_is_called(queue: int) -> None:
 
 
 def test_the_near_one_is_called_within_the_slack() -> None:
-    assert ranks({"near": 4 + SLACK, "far": 4}) == [["near"], ["far"]]
+    assert ranks({"near": 4 + LOCALITY_SLACK, "far": 4}) == [["near"], ["far"]]
 
 
 def test_beyond_the_slack_the_other_is_called() -> None:
-    assert ranks({"near": 5 + SLACK, "far": 4}) == [["far"], ["near"]]
+    assert ranks({"near": 5 + LOCALITY_SLACK, "far": 4}) == [["far"], ["near"]]
 
 
 @pytest.mark.parametrize("queues", [{"near": None, "far": 0}, {"near": 0, "far": None}])

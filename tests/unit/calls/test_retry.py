@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from app.calls.retry import MAX_CALLS, again
+from app.calls.retry import MAX_CALLS, retry
 from app.errors import OverloadedError
 
 
@@ -27,14 +27,14 @@ DEATHS = [ActorUnavailableError("Actor is unavailable.", b"\0" * 16), ActorDiedE
 @pytest.mark.parametrize("num_deaths", range(MAX_CALLS))
 async def test_a_death_is_no_error_while_calls_are_left(error, num_deaths):
     call = Dying(num_deaths, error)
-    assert await again(call, pause_s=0) == "answer"
+    assert await retry(call, pause_s=0) == "answer"
     assert call.num_calls == num_deaths + 1
 
 
 async def test_what_kills_every_replica_is_given_up():
     call = Dying(100, DEATHS[0])
     with pytest.raises(ActorUnavailableError):
-        await again(call, pause_s=0)
+        await retry(call, pause_s=0)
     assert call.num_calls == MAX_CALLS
 
 
@@ -44,5 +44,5 @@ async def test_what_kills_every_replica_is_given_up():
 async def test_an_error_that_the_stage_raised_is_not_asked_for_twice(error):
     call = Dying(1, error)
     with pytest.raises(type(error)):
-        await again(call, pause_s=0)
+        await retry(call, pause_s=0)
     assert call.num_calls == 1

@@ -1,11 +1,15 @@
-"""How a replica's cores become workers."""
+"""How a replica's cores become threads."""
 
 import asyncio
 import threading
 
 import pytest
 
-from app.compute.inference_threads import Workers, replica_workers, workers_for
+from app.compute.inference_threads import (
+    InferenceThreads,
+    inference_threads_for,
+    replica_inference_threads,
+)
 from app.settings import Settings
 
 
@@ -21,41 +25,41 @@ from app.settings import Settings
     ],
 )
 def test_cores_are_shared_out(cores: int, streams: int, num: int, threads_each: int) -> None:
-    workers = workers_for(cores, streams)
-    assert (workers.num, workers.threads_each) == (num, threads_each)
+    threads = inference_threads_for(cores, streams)
+    assert (threads.num, threads.threads_each) == (num, threads_each)
 
 
 @pytest.mark.parametrize(("cpus", "sharing", "cores"), [(8, 1, 8), (8, 2, 4), (1, 2, 1), (3, 2, 1)])
 def test_without_whole_cpus_the_machine_is_divided(monkeypatch, cpus, sharing, cores) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: cpus)
-    assert replica_workers(Settings(), sharing).num == cores
+    assert replica_inference_threads(Settings(), sharing).num == cores
 
 
 @pytest.mark.parametrize(("assigned", "cores"), [(3, 3), (8, 4), (0, 4)])
 def test_whole_cpus_count_as_far_as_they_are_there(monkeypatch, caplog, assigned, cores) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: 4)
     monkeypatch.setattr("app.compute.inference_threads._whole_cpus", lambda: assigned)
-    assert replica_workers(Settings(), 1).num == cores
+    assert replica_inference_threads(Settings(), 1).num == cores
     assert ("it uses those" in caplog.text) is (assigned > 4)
 
 
 def test_too_many_streams_are_told(monkeypatch, caplog) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: 2)
-    assert replica_workers(Settings(streams=5)).num == 2
+    assert replica_inference_threads(Settings(streams=5)).num == 2
     assert "num_cpus 0, streams 5, but this replica has 2 cores" in caplog.text
 
 
 def test_a_replica_with_affinity_claims_its_cores(monkeypatch) -> None:
     claimed: list[int] = []
     monkeypatch.setattr("app.compute.inference_threads.keep_to_own_cores", claimed.append)
-    replica_workers(Settings(affinity=True))  # no whole CPUs: nothing to keep to
+    replica_inference_threads(Settings(affinity=True))  # no whole CPUs: nothing to keep to
     monkeypatch.setattr("app.compute.inference_threads._whole_cpus", lambda: 2)
-    replica_workers(Settings())
+    replica_inference_threads(Settings())
     assert claimed == []
-    replica_workers(Settings(affinity=True))
+    replica_inference_threads(Settings(affinity=True))
     assert claimed == [2]
 
 
 async def test_as_many_run_at_a_time_as_there_are() -> None:
-    workers, meeting = Workers(2), threading.Barrier(2, timeout=10)
-    assert await asyncio.gather(*(workers.run(lambda n: meeting.wait() * 0 + n, i) for i in (1, 2)))
+    threads, meeting = InferenceThreads(2), threading.Barrier(2, timeout=10)
+    assert await asyncio.gather(*(threads.run(lambda n: meeting.wait() * 0 + n, i) for i in (1, 2)))

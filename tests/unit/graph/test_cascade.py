@@ -18,7 +18,7 @@ from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
-from app.messages import InGateway
+from app.messages import InProcess
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeHandle, FakeMember
@@ -225,7 +225,7 @@ async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
     settings = Settings(
         model_set=str(tiny_set), cascade_margin=0.9, batch_sizes=(1, 2), compile_cache=None
     )
-    members = {name: InGateway(Classifier, (settings, name)) for name in ("sure", "unsure")}
+    members = {name: InProcess(Classifier, (settings, name)) for name in ("sure", "unsure")}
     gateway = Gateway(settings, Decoder(settings), members, Combiner(settings))
     both = np.full((24, 24, 3), COLORS["green"], np.uint8)
     both[:12] = COLORS["red"]

@@ -7,7 +7,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.deployments.gateway import Gateway
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.quorum import TRIAL_EVERY_S, Trust, needed_of
+from app.graph.quorum import RETRY_AFTER_S, CircuitBreaker, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
@@ -28,7 +28,7 @@ class Graph:
             Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
         )
         self.clock = [0.0]
-        self.gateway._members._trust._clock = lambda: self.clock[0]
+        self.gateway._members._breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0) -> Classified:
         request = ClassifyRequest([b"good"], 3, timeout_s, "id", Timeline())
@@ -110,11 +110,11 @@ async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
         answer = await graph.classify()
         assert answer.missing_members == {"second": "not_asked"}
     assert len(graph.second.asked) == 1
-    graph.clock[0] += TRIAL_EVERY_S
+    graph.clock[0] += RETRY_AFTER_S
     assert (await graph.classify()).missing_members == {"second": "not_ready"}
     assert (await graph.classify()).missing_members == {"second": "not_asked"}
     graph.second.raises = None
-    graph.clock[0] += TRIAL_EVERY_S
+    graph.clock[0] += RETRY_AFTER_S
     assert not (await graph.classify()).degraded
     assert not (await graph.classify()).degraded
 
@@ -149,11 +149,11 @@ async def test_nor_is_a_client_without_patience(tiny_set):
 
 def test_a_trial_is_one_request():
     now = [0.0]
-    trust = Trust(lambda: now[0])
-    trust.failed("a")
-    now[0] += TRIAL_EVERY_S
-    assert [trust.is_asked("a") for _ in range(3)] == [True, False, False]
-    assert trust.is_asked("b")
+    breaker = CircuitBreaker(lambda: now[0])
+    breaker.failed("a")
+    now[0] += RETRY_AFTER_S
+    assert [breaker.allows("a") for _ in range(3)] == [True, False, False]
+    assert breaker.allows("b")
 
 
 async def test_a_cascade_goes_on_without_its_first(tiny_set):

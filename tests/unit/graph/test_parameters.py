@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import BadParameterError
-from app.graph.parameters import checked_top_k, timeout_s_of
+from app.graph.parameters import checked_top_k, parse_timeout_s
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
@@ -25,11 +25,11 @@ def test_an_endless_top_k_is_not_repeated_whole() -> None:
 
 @pytest.mark.parametrize(("given", "seconds"), [("2", 2.0), ("0.25", 0.25), (" 1e-3 ", 0.001)])
 def test_a_time(given: str, seconds: float) -> None:
-    assert timeout_s_of(given) == seconds
+    assert parse_timeout_s(given) == seconds
 
 
 @pytest.mark.parametrize("given", ["", "soon", "0", "-1", "nan", "x" * 10_000])
 def test_a_time_that_is_none(given: str) -> None:
     with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
-        timeout_s_of(given)
+        parse_timeout_s(given)
     assert len(str(caught.value)) < 150

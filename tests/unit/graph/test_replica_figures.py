@@ -11,7 +11,7 @@ from app.errors import OverloadedError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.main import build
-from app.messages import InGateway
+from app.messages import InProcess
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
 from tests.support.tiny_networks import SIZE, picture
@@ -50,7 +50,7 @@ async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
 
 
 def test_a_gateway_with_all_stages_expects_their_sum(settings):
-    members = {name: InGateway(Classifier, (settings, name)) for name in ("sure", "unsure")}
+    members = {name: InProcess(Classifier, (settings, name)) for name in ("sure", "unsure")}
     together = Gateway(settings, Decoder(settings), members, Combiner(settings))
     apart = Settings(**settings.model_dump() | {"decoder": "deployment", "members": "deployment"})
     alone = Gateway(apart, FakeDecoder(), {"sure": FakeMember((0.1, 0.8, 0.1))}, FakeCombiner())

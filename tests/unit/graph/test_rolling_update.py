@@ -10,7 +10,7 @@ from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OtherSetError
 from app.graph.request import ClassifyRequest
-from app.graph.rolling_update import Siblings, check_served
+from app.graph.rolling_update import PeerGateways, check_same_model_set
 from app.graph.timeline import Timeline
 from app.settings import Settings
 from models.errors import TandemError
@@ -39,16 +39,16 @@ class Scripted:
             raise given
         return given
 
-    take_over = __call__
+    handle_forwarded = __call__
 
 
 MIXED = OtherSetError("mixed")
 
 
-def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> Siblings:
-    made = Siblings(graph)
+def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> PeerGateways:
+    made = PeerGateways(graph)
     if sibling is not None:
-        monkeypatch.setattr(made, "_sibling", lambda: FakeHandle(sibling))
+        monkeypatch.setattr(made, "_peer", lambda: FakeHandle(sibling))
     return made
 
 
@@ -96,10 +96,10 @@ async def test_outside_of_serve_there_are_no_siblings(monkeypatch):
 
 
 def test_who_does_not_say_is_taken_as_ours():
-    check_served("", "a")
-    check_served("a", "a")
+    check_same_model_set("", "a")
+    check_same_model_set("a", "a")
     with pytest.raises(OtherSetError, match="rolling update"):
-        check_served("b", "a")
+        check_same_model_set("b", "a")
 
 
 @pytest.fixture

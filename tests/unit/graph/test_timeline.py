@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.graph.timeline import Span, Timeline
+from app.graph.timeline import Interval, Timeline
 from app.messages import MemberAnswer
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
@@ -15,7 +15,7 @@ MS = st.floats(0, 1e5)
 @BOUNDED
 @given(start=MS, length=MS, duration=MS)
 def test_a_duration_is_put_into_the_middle_of_its_span(start, length, duration):
-    placed = Span(start, start + length).centred(duration)
+    placed = Interval(start, start + length).centred(duration)
     assert placed >= start  # also when a clock elsewhere measured more than the whole call
     if duration <= length:
         before, after = placed - start, (start + length) - (placed + duration)
@@ -27,7 +27,7 @@ def test_a_duration_is_put_into_the_middle_of_its_span(start, length, duration):
 def test_no_stage_is_negative(hop, queue, infer, decode):
     timeline = Timeline()
     answer = MemberAnswer(np.zeros((1, 3), np.float32), (queue,), (infer,), (4,))
-    span = Span(hop[0], hop[0] + hop[1])
+    span = Interval(hop[0], hop[0] + hop[1])
     timings = timeline.of_image(0, span, decode, {"m": span}, {"m": answer})
     assert all(stage.start_ms >= 0 and stage.duration_ms >= 0 for stage in timings.stages)
     assert timings.total >= 0
@@ -40,7 +40,7 @@ def test_no_stage_is_negative(hop, queue, infer, decode):
 def test_each_image_has_its_own_durations():
     timeline = Timeline()
     answer = MemberAnswer(np.zeros((2, 3), np.float32), (3.0, 4.0), (5.0, 6.0), (1, 2))
-    span = Span(0, 100)
+    span = Interval(0, 100)
     second = timeline.of_image(1, span, 2.0, {"m": span}, {"m": answer})
     found = {s.stage: (s.duration_ms, s.batch_size) for s in second.stages}
     assert found["decode"] == (2.0, None)

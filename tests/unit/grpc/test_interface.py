@@ -36,10 +36,10 @@ def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch):
     ("message", "model", "more"),
     [
         (messages.Classified, responses.Classified, set()),
-        (messages.Prediction, responses.Answered, set()),
+        (messages.Prediction, responses.Prediction, set()),
         (messages.MemberOpinion, responses.MemberOpinion, set()),
         (messages.Timings, responses.Timings, set()),
-        (messages.Stage, responses.Stage, set()),
+        (messages.Stage, responses.StageTiming, set()),
         (messages.Error, responses.ErrorDetail, {"status"}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -15,8 +15,8 @@ from ray.serve._private import constants, haproxy_templates
 from app.errors import OverloadedError
 from app.launch.config import ConfigError
 from app.launch.haproxy import (
-    ANSWERS,
-    DEADLINE,
+    COPY_DEADLINE,
+    ERROR_RESPONSES,
     FOREIGN_HEADERS,
     TEXT_HEADERS,
     HaproxyCommand,
@@ -85,17 +85,17 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     ]
     first = after.index("defaults") + 1
     assert after[first] == "    timeout http-request 10s # tandem"
-    answers = after[first + 1 : first + 1 + len(ANSWERS)]
+    answers = after[first + 1 : first + 1 + len(ERROR_RESPONSES)]
     assert all(
         f"http-error status {status} " in line
-        for status, line in zip(ANSWERS, answers, strict=True)
+        for status, line in zip(ERROR_RESPONSES, answers, strict=True)
     )
     first = after.index("frontend grpc_frontend") + 1
     assert after[first : first + 2] == [
         f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
-        f"    {DEADLINE} # tandem",
+        f"    {COPY_DEADLINE} # tandem",
     ]
-    assert len(added) == len(rules) + 1 + len(ANSWERS) + 2
+    assert len(added) == len(rules) + 1 + len(ERROR_RESPONSES) + 2
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
@@ -113,7 +113,7 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count("127.0.0.1:9101") == 1
     assert config.read_text().count("del-header traceparent") == 1
     assert config.read_text().count("timeout http-request") == 1
-    assert config.read_text().count(DEADLINE) == 1
+    assert config.read_text().count(COPY_DEADLINE) == 1
 
 
 ROUTES = """\

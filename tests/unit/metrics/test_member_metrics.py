@@ -12,7 +12,7 @@ from app.metrics.table import (
     QUEUE_AGE_MS,
     QUEUE_LENGTH,
 )
-from app.queueing.batch_records import QueueReport, Ran
+from app.queueing.batch_records import ExecutedBatch, QueueReport
 from tests.support.instruments import Instruments
 
 
@@ -20,8 +20,8 @@ def report() -> QueueReport:
     return QueueReport(3, 0.25, 1, 1, 1.0)
 
 
-def ran(size: int, error: Exception | None = None) -> Ran:
-    return Ran(0.0, 1.0, (None,) * size, error)
+def ran(size: int, error: Exception | None = None) -> ExecutedBatch:
+    return ExecutedBatch(0.0, 1.0, (None,) * size, error)
 
 
 async def test_batches_by_size(told: Instruments) -> None:

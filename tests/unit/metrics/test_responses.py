@@ -2,7 +2,7 @@
 
 from app.metrics.responses import record_answers
 from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
-from app.responses import Answered, Classified, MemberOpinion, Stage, Timings
+from app.responses import Classified, MemberOpinion, Prediction, StageTiming, Timings
 from tests.support.instruments import Instruments
 
 STAGES = [("read", None), ("decode", None), ("queue", "a"), ("infer", "a"), ("combine", None)]
@@ -11,9 +11,9 @@ STAGES = [("read", None), ("decode", None), ("queue", "a"), ("infer", "a"), ("co
 def answer(
     members: str = "ab", agreement: bool = True, degraded: bool = False, skipped: str = ""
 ) -> Classified:
-    row = Answered(index=0, label="x", probability=0.9)
+    row = Prediction(index=0, label="x", probability=0.9)
     opinion = MemberOpinion(label="x", probability=0.9, predictions=[row])
-    stages = [Stage(stage=s, member=m, start_ms=0, duration_ms=2) for s, m in STAGES]
+    stages = [StageTiming(stage=s, member=m, start_ms=0, duration_ms=2) for s, m in STAGES]
     return Classified(
         model_set="fake",
         predictions=[row],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.topology import Core, cpu_list, plan, read_cores
+from models.topology import Core, cpu_list, place_replicas, read_cores
 
 
 def draw(folder: Path, nodes: list[str], siblings: list[str], packages: list[int]) -> Path:
@@ -80,7 +80,7 @@ def test_the_kernels_lists(text: str, cpus: list[int]) -> None:
     ],
 )
 def test_places(two_sockets: Path, num_cpus: int, places: list[tuple[int, ...]]) -> None:
-    assert plan(read_cores(range(8), two_sockets), num_cpus) == places
+    assert place_replicas(read_cores(range(8), two_sockets), num_cpus) == places
 
 
 @given(
@@ -92,7 +92,7 @@ def test_whatever_the_machine(drawn: list[tuple[int, int]], num_cpus: int) -> No
         Core(node, node // 2, tuple(range(2 * i, 2 * i + threads)))
         for i, (node, threads) in enumerate(drawn)
     ]
-    places = plan(cores, num_cpus)
+    places = place_replicas(cores, num_cpus)
     of_cpu = {cpu: core for core in cores for cpu in core.cpus}
     used = [cpu for place in places for cpu in place]
     assert len(used) == len(set(used)), "two replicas share a CPU"

@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.planning.costs import planned_costs, read_costs
-from app.planning.plan import Costs, Wish, plan
+from app.planning.plan import Costs, Requirements, plan
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import write_tiny_set
@@ -17,7 +17,7 @@ APART = Costs(
     {"Gateway": 6.0, "Decoder": 5.0, "one": 20.0, "other": 15.0}, ("one", "other"), 4.0, "test"
 )
 TOGETHER = Costs({"Gateway": 34.0}, ("one", "other"), 1.4, "test")
-WISH = Wish(rate=200, p99_ms=100, node_cores=16, survive_nodes=1)
+WISH = Requirements(rate=200, p99_ms=100, node_cores=16, survive_nodes=1)
 
 
 @pytest.mark.parametrize("costs", [APART, TOGETHER], ids=["apart", "together"])

@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import OverloadedError
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, Ran
+from app.queueing.batch_records import BatchResult, ExecutedBatch
 from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
 
 
@@ -188,7 +188,7 @@ def test_the_helpers_themselves():
 async def test_who_keeps_a_record_hears_of_every_batch():
     network, heard = SteppedNetwork(bad={3}), []
 
-    def note(ran: Ran) -> int:
+    def note(ran: ExecutedBatch) -> int:
         heard.append(ran)
         return len(heard)
 
@@ -205,7 +205,7 @@ async def test_who_keeps_a_record_hears_of_every_batch():
         (("c",), False),
     ]
     assert (heard[0].started, heard[0].ended) == (0.0, 2.0)
-    assert [(await f).noted for f in (first, *others)] == [1, 2, 2]
+    assert [(await f).batch_span for f in (first, *others)] == [1, 2, 2]
     assert [(await f).started for f in (first, *others)] == [0.0, 2.0, 2.0]
     with pytest.raises(ValueError, match="3"):
         await bad

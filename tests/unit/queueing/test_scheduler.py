@@ -1,4 +1,4 @@
-"""Turns: who goes next, and how many at a time."""
+"""The batch scheduler: who goes next, and how many at a time."""
 
 import asyncio
 
@@ -7,18 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import Turns
+from app.queueing.scheduler import BatchScheduler
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 
-def queues_of(turns: Turns, networks: list[SteppedNetwork], sizes: tuple[int, ...] = (1, 2, 4)):
+def queues_of(
+    turns: BatchScheduler, networks: list[SteppedNetwork], sizes: tuple[int, ...] = (1, 2, 4)
+):
     clock = networks[0].clock
     return [BatchQueue(network.run, sizes, 100, clock, turns) for network in networks]
 
 
 async def test_two_queues_share_one_place_oldest_first():
     networks = [SteppedNetwork(), SteppedNetwork()]
-    first, second = queues_of(Turns(1), networks)
+    first, second = queues_of(BatchScheduler(1), networks)
     first.submit([image(0)])
     await settle()
     networks[0].now = 1.0
@@ -38,7 +40,7 @@ async def test_two_queues_share_one_place_oldest_first():
 
 async def test_two_places_run_two_batches_of_one_queue():
     network = SteppedNetwork(max_running=2)
-    (queue,) = queues_of(Turns(2), [network])
+    (queue,) = queues_of(BatchScheduler(2), [network])
     futures = queue.submit([image(n) for n in range(6)])
     await settle()
     assert network.batches == [[0, 1, 2, 3], [4, 5]]
@@ -52,7 +54,7 @@ async def test_two_places_run_two_batches_of_one_queue():
 )
 async def test_no_batch_is_padded_when_a_smaller_size_is_filled(num_waiting, batches):
     network = SteppedNetwork()
-    (queue,) = queues_of(Turns(1), [network])
+    (queue,) = queues_of(BatchScheduler(1), [network])
     queue.submit([image(n) for n in range(num_waiting)])
     await network.finish_all()
     assert [len(batch) for batch in network.batches] == batches
@@ -60,7 +62,7 @@ async def test_no_batch_is_padded_when_a_smaller_size_is_filled(num_waiting, bat
 
 async def test_images_of_one_turn_of_the_loop_share_a_batch():
     network = SteppedNetwork()
-    (queue,) = queues_of(Turns(1), [network])
+    (queue,) = queues_of(BatchScheduler(1), [network])
     for number in range(4):
         queue.submit([image(number)])
     await settle()
@@ -70,7 +72,7 @@ async def test_images_of_one_turn_of_the_loop_share_a_batch():
 
 async def test_fewer_than_the_smallest_size_go_at_once():
     network = SteppedNetwork()
-    (queue,) = queues_of(Turns(1), [network], sizes=(4, 8))
+    (queue,) = queues_of(BatchScheduler(1), [network], sizes=(4, 8))
     queue.submit([image(n) for n in range(3)])
     await settle()
     assert network.batches == [[0, 1, 2]]  # the runtime pads
@@ -86,7 +88,7 @@ async def test_fewer_than_the_smallest_size_go_at_once():
 def test_no_place_is_free_while_an_image_waits(num_places: int, steps: list[tuple[int, int]]):
     async def play() -> None:
         networks = [SteppedNetwork(max_running=4) for _ in range(3)]
-        queues, futures = queues_of(Turns(num_places), networks), []
+        queues, futures = queues_of(BatchScheduler(num_places), networks), []
         for which, count in steps:
             if not count and networks[which].is_running:
                 networks[which].finish()

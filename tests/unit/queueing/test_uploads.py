@@ -7,7 +7,7 @@ import pytest
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import uploads as module
 from app.queueing.admission import ALWAYS, Admission
-from app.queueing.uploads import Readers
+from app.queueing.uploads import Uploads
 from tests.support.hand_clock import HandClock
 
 
@@ -15,58 +15,58 @@ async def never() -> None:
     await asyncio.Future()
 
 
-async def read(readers: Readers, begun: asyncio.Event) -> None:
-    async with readers.arriving(3600):
+async def read(uploads: Uploads, begun: asyncio.Event) -> None:
+    async with uploads.arriving(3600):
         begun.set()
         await never()
 
 
-async def reading(readers: Readers) -> asyncio.Task[None]:
+async def reading(uploads: Uploads) -> asyncio.Task[None]:
     begun = asyncio.Event()
-    task = asyncio.create_task(read(readers, begun))
+    task = asyncio.create_task(read(uploads, begun))
     await begun.wait()
     return task
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
     with pytest.raises(SlowBodyError, match=r"not there after 0 s.*x-request-timeout-seconds"):
-        async with Readers().arriving(0):
+        async with Uploads().arriving(0):
             await never()
 
 
 async def test_one_that_comes_in_time():
-    readers = Readers()
-    async with readers.arriving(3600):
+    uploads = Uploads()
+    async with uploads.arriving(3600):
         await asyncio.sleep(0)
-    assert not readers.cut_slowest()
+    assert not uploads.cut_slowest()
 
 
 async def test_an_error_goes_through_as_it_is():
-    readers = Readers()
+    uploads = Uploads()
     with pytest.raises(OverloadedError):
-        async with readers.arriving(3600):
+        async with uploads.arriving(3600):
             raise OverloadedError("no room for these bytes")
-    assert not readers.cut_slowest()
+    assert not uploads.cut_slowest()
 
 
 async def test_the_first_of_the_slow_is_cut(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    readers = Readers()
-    first, second = await reading(readers), await reading(readers)
-    assert readers.cut_slowest()
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
+    uploads = Uploads()
+    first, second = await reading(uploads), await reading(uploads)
+    assert uploads.cut_slowest()
     with pytest.raises(SlowBodyError, match="others waited for the place"):
         await first
     assert not second.done()
-    assert readers.cut_slowest()
-    assert not readers.cut_slowest()
+    assert uploads.cut_slowest()
+    assert not uploads.cut_slowest()
     with pytest.raises(SlowBodyError):
         await second
 
 
 async def test_who_has_just_begun_is_not_cut():
-    readers = Readers()
-    task = await reading(readers)
-    assert not readers.cut_slowest()
+    uploads = Uploads()
+    task = await reading(uploads)
+    assert not uploads.cut_slowest()
     task.cancel()
 
 
@@ -76,7 +76,7 @@ async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
         admission.admit().__enter__()
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
     with admission.admit():
         with pytest.raises(SlowBodyError):
             await slow
@@ -85,7 +85,7 @@ async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
 
 async def test_slow_uploads_have_half_of_the_places(monkeypatch):
     """HAProxy counts them too, and would let nobody through to have them cut."""
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
     admission = Admission(10)
     slow = [asyncio.create_task(_admitted(admission)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def _admitted(admission: Admission) -> None:
 
 async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
     """Twenty of them for ten seconds would make it look as if a request took ten."""
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
     clock = HandClock()
     admission = Admission(100, clock)
     slow = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.scaling.demand import ENOUGH_ARRIVALS, WINDOWS_S
-from app.scaling.policy import Demand, ScalingOptions, Stage, State, decide
+from app.scaling.policy import Demand, ScalingOptions, StageState, State, decide
 
 CONFIGS_README = (Path(__file__).parents[3] / "configs" / "README.md").read_text("utf-8")
 OPTIONS = ScalingOptions()
 WINDOW_S = 5.0
 TICK_S = 0.5
 ENSEMBLE = {
-    "Gateway": Stage(6.2, 1, 1, 1000, 1),
-    "Decoder": Stage(5.1, 2, 1, 1000, 1),
-    "resnet50": Stage(18.9, 4, 1, 1000, 1),
-    "densenet169": Stage(18.4, 4, 1, 1000, 1),
+    "Gateway": StageState(6.2, 1, 1, 1000, 1),
+    "Decoder": StageState(5.1, 2, 1, 1000, 1),
+    "resnet50": StageState(18.9, 4, 1, 1000, 1),
+    "densenet169": StageState(18.4, 4, 1, 1000, 1),
 }
 
 
@@ -55,7 +55,7 @@ def limits(draw):
 def any_stage(draw):
     low, high = draw(limits())
     cpu_ms = draw(st.floats(0.1, 500))
-    return Stage(cpu_ms, draw(st.floats(0.5, 64)), low, high, draw(st.integers(low, high)))
+    return StageState(cpu_ms, draw(st.floats(0.5, 64)), low, high, draw(st.integers(low, high)))
 
 
 STAGES = st.dictionaries(st.sampled_from("abcdef"), any_stage(), min_size=1)
@@ -117,7 +117,7 @@ def test_every_stage_gets_cores_in_the_ratio_of_its_cost(rate):
 
 def test_a_fused_graph_is_sized_by_its_sum():
     cost = sum(stage.cpu_ms for stage in ENSEMBLE.values())
-    one = {"Gateway": Stage(cost, 4, 1, 100, 1)}
+    one = {"Gateway": StageState(cost, 4, 1, 100, 1)}
     assert decided(one, 400).targets == {"Gateway": math.ceil(400 * cost / 4000 / 0.7)}
 
 

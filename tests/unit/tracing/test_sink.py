@@ -68,7 +68,7 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter, spans):
     "result", [SpanExportResult.FAILURE, OSError(28, "No space left on device")], ids=str
 )
 def test_failures_are_counted_and_told_once(exporter, spans, result, caplog, monkeypatch):
-    monkeypatch.setattr(sink_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(sink_module, "RETRY_AFTER_S", 0.0)
     exporter.result = result
     sink = Sink("file", exporter)
     with caplog.at_level(logging.WARNING, "ray.serve"):

@@ -6,7 +6,7 @@ import time
 import pytest
 from opentelemetry import trace
 
-from app.queueing.batch_records import BatchResult, Ran
+from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing import batches, spans
 from app.tracing.spans import Clock, current_parent, record
 
@@ -54,30 +54,32 @@ def test_a_batch_links_to_every_request_in_it_once(exported):
             parents.append(current_parent())
     first, second = parents
     exported.clear()
-    noted = batches.record_run("resnet50", Ran(5.0, 5.5, (first, first, None, second), None))
+    batch_span = batches.record_run(
+        "resnet50", ExecutedBatch(5.0, 5.5, (first, first, None, second), None)
+    )
     (span,) = exported.get_finished_spans()
     assert [link.context for link in span.links] == [first.span, second.span]
     assert span.parent is None
     assert span.context.trace_id not in {p.span.trace_id for p in parents}
-    assert noted == span.get_span_context()
+    assert batch_span == span.get_span_context()
     assert dict(span.attributes) == {"tandem.member": "resnet50", "tandem.batch_size": 4}
     assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
 
 
 def test_a_batch_without_traced_requests_is_not_recorded(exported):
-    assert batches.record_run("resnet50", Ran(5.0, 5.5, (None, None), None)) is None
+    assert batches.record_run("resnet50", ExecutedBatch(5.0, 5.5, (None, None), None)) is None
     assert not exported.get_finished_spans()
 
 
 def test_a_failed_batch_says_why(exported, request_span):
-    batches.record_run("a", Ran(1.0, 2.0, (current_parent(),), ValueError("no")))
+    batches.record_run("a", ExecutedBatch(1.0, 2.0, (current_parent(),), ValueError("no")))
     (span,) = exported.get_finished_spans()
     assert span.status.description == "ValueError: no"
 
 
 def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
     parent = current_parent()
-    batch = batches.record_run("a", Ran(3.0, 3.5, (parent,), None))
+    batch = batches.record_run("a", ExecutedBatch(3.0, 3.5, (parent,), None))
     result = BatchResult(None, 0.25, 0.5, 4, 3.0, batch)
     batches.record_results(parent, "a", [result])
     _, queue, infer = exported.get_finished_spans()

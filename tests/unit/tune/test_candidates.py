@@ -9,7 +9,7 @@ from app.tune.candidates import (
     MAX_CANDIDATES,
     MAX_REPLICAS,
     Candidate,
-    Layout,
+    ReplicaLayout,
     candidates,
     client_counts,
     layouts,
@@ -17,13 +17,13 @@ from app.tune.candidates import (
 
 
 def test_two_cores_have_three_layouts_with_all_batch_sizes():
-    assert layouts(2) == [Layout(1, 2, 2), Layout(2, 1, 1), Layout(1, 2, 1)]
+    assert layouts(2) == [ReplicaLayout(1, 2, 2), ReplicaLayout(2, 1, 1), ReplicaLayout(1, 2, 1)]
     assert {c.batch_sizes for c in candidates(2)} == set(BATCH_SIZES)
     assert len(candidates(2)) == 12
 
 
 def test_one_core_has_one_layout():
-    assert layouts(1) == [Layout(1, 1, 1)]
+    assert layouts(1) == [ReplicaLayout(1, 1, 1)]
 
 
 @given(st.integers(1, 512))
@@ -40,7 +40,7 @@ def test_candidates_use_every_core_and_stay_few(cores):
 @given(st.integers(1, 512))
 def test_one_process_with_a_stream_a_core_is_always_tried(cores):
     """It is what serve_config.yaml does without being tuned."""
-    assert Candidate(Layout(1, cores, cores), (1, 2, 4, 8)) in candidates(cores)
+    assert Candidate(ReplicaLayout(1, cores, cores), (1, 2, 4, 8)) in candidates(cores)
 
 
 def test_powers_of_two_come_first():
@@ -50,7 +50,7 @@ def test_powers_of_two_come_first():
 
 @pytest.mark.parametrize(("clients", "sizes"), [(1, (1,)), (2, (1,)), (3, (1, 2)), (64, (1, 2, 4))])
 def test_batches_that_so_many_clients_can_fill(clients, sizes):
-    assert Candidate(Layout(2, 1, 1), (1, 2, 4)).reachable(clients) == sizes
+    assert Candidate(ReplicaLayout(2, 1, 1), (1, 2, 4)).reachable(clients) == sizes
 
 
 def test_clients_from_one_to_sixteen_a_core():
@@ -59,5 +59,5 @@ def test_clients_from_one_to_sixteen_a_core():
 
 
 def test_a_candidate_in_words():
-    told = str(Candidate(Layout(2, 4, 1), (1, 2)))
+    told = str(Candidate(ReplicaLayout(2, 4, 1), (1, 2)))
     assert told == "2 replicas of 4 cores, 1 stream of 4 threads; batches of 1, 2"

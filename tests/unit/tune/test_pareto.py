@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tune.pareto import choose, front, is_near_front
+from app.tune.pareto import front, is_near_front, recommended
 from tests.support.points import point
 
 figures = st.floats(0.1, 1e4)
@@ -41,7 +41,7 @@ def test_the_front_rises_in_both(points):
 @given(some_points, st.none() | figures)
 def test_the_choice_keeps_the_p99_and_nearly_the_best_throughput(points, p99_ms):
     allowed = [p for p in points if p99_ms is None or p.p99_ms <= p99_ms]
-    chosen = choose(points, p99_ms)
+    chosen = recommended(points, p99_ms)
     if not allowed:
         assert chosen is None
         return
@@ -56,13 +56,13 @@ def test_within_three_percent_the_one_that_needs_least_memory():
     fewer_clients = point(97.5, 40, sizes=(1, 2, 4), clients=4)
     too_slow = point(96, 10, sizes=(1,))
     points = [fastest, fewer_replicas, too_slow]
-    assert choose(points) == fewer_replicas
-    assert choose([*points, smaller_batches]) == smaller_batches
-    assert choose([*points, smaller_batches, fewer_clients]) == fewer_clients
+    assert recommended(points) == fewer_replicas
+    assert recommended([*points, smaller_batches]) == smaller_batches
+    assert recommended([*points, smaller_batches, fewer_clients]) == fewer_clients
 
 
 def test_a_p99_that_nothing_keeps():
-    assert choose([point(100, 50), point(10, 20)], 19.9) is None
+    assert recommended([point(100, 50), point(10, 20)], 19.9) is None
 
 
 def test_near_the_front():

@@ -10,14 +10,14 @@ import pytest
 from app.errors import ConfigError
 from app.settings import Settings
 from app.tune import process
-from app.tune.candidates import Candidate, Layout
+from app.tune.candidates import Candidate, ReplicaLayout
 from app.tune.process import ReplicaProcess
-from app.tune.replica import Load, build_graph, closed_loops
+from app.tune.replica import LoadRequest, build_graph, closed_loops
 from app.tune.trials import Trials, cores_of
 from tests.support import replica_children
 from tests.support.tiny_networks import picture
 
-LOAD = Load(1, 0.05, 1)
+LOAD = LoadRequest(1, 0.05, 1)
 
 
 def child(run) -> ReplicaProcess:
@@ -56,7 +56,7 @@ def test_a_replica_that_hangs(monkeypatch):
 def test_a_replica_without_its_set(tmp_path):
     settings = Settings(model_set=str(tmp_path))
     with Trials(settings, [picture()]) as trials, pytest.raises(ConfigError, match="no model set"):
-        trials.measure(Candidate(Layout(1, 1, 1), (1,)), 1, 0.05)
+        trials.measure(Candidate(ReplicaLayout(1, 1, 1), (1,)), 1, 0.05)
     assert multiprocessing.active_children() == []
 
 
@@ -67,7 +67,9 @@ def settings(tiny_set, tmp_path) -> Settings:
 
 async def test_clients_send_the_photos_and_every_answer_counts(settings):
     gateway = build_graph(settings)
-    answered = await closed_loops(gateway, [picture("red"), picture("blue")], Load(3, 0.1, 2))
+    answered = await closed_loops(
+        gateway, [picture("red"), picture("blue")], LoadRequest(3, 0.1, 2)
+    )
     assert answered.throughput > 0
     assert len(answered.latencies_ms) >= 3
     assert min(answered.latencies_ms) > 0
@@ -75,7 +77,7 @@ async def test_clients_send_the_photos_and_every_answer_counts(settings):
 
 async def test_a_photo_that_is_none(settings):
     with pytest.raises(ConfigError, match="could not be classified"):
-        await closed_loops(build_graph(settings), [b"text"], Load(1, 0.05, 1))
+        await closed_loops(build_graph(settings), [b"text"], LoadRequest(1, 0.05, 1))
 
 
 def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):
@@ -84,7 +86,7 @@ def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {core})
     with Trials(settings, [picture()], said.append) as trials:
         for sizes in ((1,), (1, 2, 4)):
-            sample = trials.measure(Candidate(Layout(1, 1, 1), sizes), 4, 0.05)
+            sample = trials.measure(Candidate(ReplicaLayout(1, 1, 1), sizes), 4, 0.05)
             assert 0 < sample.p50_ms <= sample.p99_ms
             assert sample.throughput > 0
         (running,) = multiprocessing.active_children()
@@ -101,15 +103,15 @@ class Fake:
     def __init__(self, *_: object) -> None:
         Fake.running += 1
 
-    def wait_ready(self) -> process.Ready:
-        return process.Ready(100 * 2**20)
+    def wait_ready(self) -> process.ReplicaReady:
+        return process.ReplicaReady(100 * 2**20)
 
-    def ask(self, load: Load) -> None:
+    def ask(self, load: LoadRequest) -> None:
         self.load = load
 
-    def answer(self, load: Load) -> process.Answered:
+    def answer(self, load: LoadRequest) -> process.LoadMeasured:
         assert load == self.load
-        return process.Answered(10.0 * load.clients, [float(load.clients)])
+        return process.LoadMeasured(10.0 * load.clients, [float(load.clients)])
 
     def stop(self) -> None:
         Fake.running -= 1
@@ -140,16 +142,16 @@ def fake_replicas(monkeypatch):
 def test_clients_are_shared_out_and_replicas_added_up(fake_replicas):
     fake_replicas(10_000)
     with Trials(Settings(), []) as trials:
-        five = trials.measure(Candidate(Layout(2, 1, 1), (1,)), 5, 1.0)
+        five = trials.measure(Candidate(ReplicaLayout(2, 1, 1), (1,)), 5, 1.0)
         assert (five.throughput, five.p50_ms, five.p99_ms) == (50.0, 2.5, 2.99)
-        one = trials.measure(Candidate(Layout(2, 1, 1), (1,)), 1, 1.0)
+        one = trials.measure(Candidate(ReplicaLayout(2, 1, 1), (1,)), 1, 1.0)
         assert (one.throughput, one.p99_ms) == (10.0, 1.0)
         assert Fake.running == 2
     assert Fake.running == 0
 
 
 def test_replicas_stay_while_there_is_memory_and_go_when_there_is_not(fake_replicas):
-    one, other, eight = (Candidate(Layout(n, 8 // n, 1), (1,)) for n in (1, 2, 8))
+    one, other, eight = (Candidate(ReplicaLayout(n, 8 // n, 1), (1,)) for n in (1, 2, 8))
     fake_replicas(10_000)
     with Trials(Settings(), []) as trials:
         assert trials.measure(one, 1, 1.0)
@@ -159,7 +161,9 @@ def test_replicas_stay_while_there_is_memory_and_go_when_there_is_not(fake_repli
         assert trials.measure(eight, 1, 1.0)
         assert Fake.running == 8
         fake_replicas(900)
-        assert trials.measure(Candidate(Layout(8, 1, 1), (1,)), 1, 1.0)  # it runs: no question
+        assert trials.measure(
+            Candidate(ReplicaLayout(8, 1, 1), (1,)), 1, 1.0
+        )  # it runs: no question
         assert trials.measure(one, 1, 1.0)
         assert Fake.running == 1
         assert trials.measure(eight, 1, 1.0) is None
@@ -167,4 +171,4 @@ def test_replicas_stay_while_there_is_memory_and_go_when_there_is_not(fake_repli
 
 
 def test_every_replica_has_cores_of_its_own():
-    assert cores_of(Layout(2, 2, 1), [0, 1, 4, 5]) == [[0, 1], [4, 5]]
+    assert cores_of(ReplicaLayout(2, 2, 1), [0, 1, 4, 5]) == [[0, 1], [4, 5]]

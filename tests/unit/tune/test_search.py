@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from app.tune.candidates import Candidate, Layout, candidates, client_counts
-from app.tune.pareto import Sample, choose
-from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, Step, full_round, keep
+from app.tune.candidates import Candidate, ReplicaLayout, candidates, client_counts
+from app.tune.pareto import RunResult, recommended
+from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, Step, full_round, survivors
 
 
 class Machine:
@@ -17,7 +17,7 @@ class Machine:
         self.asked: list[tuple[Candidate, int, float]] = []
         self._noise, self._rng, self._room = noise, np.random.default_rng(seed), room
 
-    def measure(self, candidate: Candidate, clients: int, seconds: float) -> Sample | None:
+    def measure(self, candidate: Candidate, clients: int, seconds: float) -> RunResult | None:
         self.asked.append((candidate, clients, seconds))
         layout = candidate.layout
         if layout.replicas > self._room:
@@ -26,7 +26,7 @@ class Machine:
         batching = 1 + 0.3 * (max(candidate.reachable(clients)) >= 4)
         most = layout.replicas * layout.streams * batching / alone_ms * 1e3
         rate = min(most, clients / alone_ms * 1e3) * self._wavering()
-        return Sample(rate, clients / rate * 1e3, clients / rate * 1.5e3 * self._wavering())
+        return RunResult(rate, clients / rate * 1e3, clients / rate * 1.5e3 * self._wavering())
 
     def _wavering(self) -> float:
         return float(np.exp(self._noise * self._rng.normal()))
@@ -41,7 +41,7 @@ def search(machine: Machine, cores: int, report=lambda _: None) -> Search:
 def test_it_finds_what_is_nearly_the_best(cores, noise):
     points = search(Machine(noise, seed=cores), cores).run()
     best = cores * 1.3 / 40 * 1e3  # one stream on every core, batches of four or more
-    chosen = choose(points)
+    chosen = recommended(points)
     truly = Machine().measure(chosen.candidate, chosen.clients, 1.0)
     assert truly.throughput > 0.9 * best
 
@@ -67,26 +67,26 @@ def test_runs_are_few_and_the_first_are_short(cores):
 def test_points_are_medians_of_rounds():
     rates = iter([10.0, 500.0, 20.0])
 
-    def measure(candidate: Candidate, clients: int, seconds: float) -> Sample:
+    def measure(candidate: Candidate, clients: int, seconds: float) -> RunResult:
         is_short = seconds < 1.0
         rate = 1.0 if is_short or clients > 1 else next(rates)
-        return Sample(rate, 5.0, 5.0)
+        return RunResult(rate, 5.0, 5.0)
 
-    points = Search([Candidate(Layout(1, 1, 1), (1,))], 1, measure, 1.0).run()
+    points = Search([Candidate(ReplicaLayout(1, 1, 1), (1,))], 1, measure, 1.0).run()
     alone = next(p for p in points if p.clients == 1)
     assert alone.throughput == 20.0
     assert alone.spread == pytest.approx(490 / 20)
 
 
 def test_who_is_far_from_the_front_after_one_round_is_forgotten():
-    fast, slow = (Candidate(Layout(1, 2, streams), (1,)) for streams in (2, 1))
+    fast, slow = (Candidate(ReplicaLayout(1, 2, streams), (1,)) for streams in (2, 1))
     asked: Counter[Candidate] = Counter()
 
-    def measure(candidate: Candidate, clients: int, seconds: float) -> Sample:
+    def measure(candidate: Candidate, clients: int, seconds: float) -> RunResult:
         is_short = seconds < 1.0  # there both look alike
         asked[candidate] += not is_short
         worse = 2.0 if candidate == slow and not is_short else 1.0
-        return Sample(100 / worse, 10 * worse, 20 * worse)
+        return RunResult(100 / worse, 10 * worse, 20 * worse)
 
     points = Search([fast, slow], 2, measure, 1.0).run()
     assert {p.candidate for p in points} == {fast}
@@ -118,10 +118,10 @@ def test_steps_count_up_to_the_end():
 
 
 def test_who_goes_on():
-    fast, slow = Layout(1, 4, 1), Layout(1, 4, 4)
+    fast, slow = ReplicaLayout(1, 4, 1), ReplicaLayout(1, 4, 4)
     rates = {Candidate(slow, (n,)): 100.0 - n for n in range(1, 30)}
     rates |= {Candidate(fast, (1,)): 20.0, Candidate(fast, (2,)): 30.0}
-    kept = keep(rates, {fast: 10.0, slow: 40.0})
+    kept = survivors(rates, {fast: 10.0, slow: 40.0})
     assert Candidate(fast, (2,)) in kept
     assert Candidate(fast, (1,)) not in kept
     assert [c for c in kept if c.layout == slow] == [Candidate(slow, (n,)) for n in range(1, 7)]
