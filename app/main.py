@@ -14,12 +14,12 @@ from ray import serve
 from ray.serve import Application
 
 from app.accuracy_gate import check_accuracy
+from app.calls.call import InProcess
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.environment import answer_timeout_s
-from app.messages import InProcess
 from app.settings import Place, Settings
 from models.model_set import load_model_set
 

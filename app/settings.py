@@ -5,12 +5,12 @@ Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.environment import MIB
-from app.trace_endpoint import check_endpoint
 from models.image import DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision
@@ -18,6 +18,11 @@ from models.record import Precision
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
+# The schemes that an exporter takes, and examples.
+TRACE_ENDPOINTS = {
+    "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
+    "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
+}
 
 
 class Settings(BaseModel):
@@ -128,10 +133,24 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _traces_have_somewhere_to_go(self) -> Self:
-        check_endpoint(self.trace_exporter, self.trace_endpoint)
+        _check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
 
     @property
     def model_search(self) -> tuple[Path, ...]:
         """Where model sets are looked for, in order."""
         return search_path(self.model_dirs)
+
+
+def _check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
+    """Raise ValueError if it is none; exporters that send nowhere take no notice of it."""
+    if endpoint is None or exporter not in TRACE_ENDPOINTS:
+        return
+    schemes, example = TRACE_ENDPOINTS[exporter]
+    try:
+        parts = urlsplit(endpoint)
+        is_one = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        is_one = False
+    if not is_one:
+        raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")

@@ -1,9 +1,8 @@
 """``tandem classify``: sends files, folders and globs to a running service."""
 
 import asyncio
-import glob
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,20 +16,13 @@ from rich.table import Table
 
 from app.cli.options import KeyFile
 from models.api_keys import key_headers
-from models.errors import TandemError
+from models.image_files import find_files
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
-
-
-class NothingToClassifyError(TandemError):
-    """No image among the given paths."""
-
-    code = "nothing_to_classify"
 
 
 def classify(
@@ -46,27 +38,6 @@ def classify(
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
-
-
-def find_files(paths: list[str]) -> Iterator[Path]:
-    """Yield each file once: as named, every image below a folder, or what a glob matches."""
-    seen: set[Path] = set()
-    for text in paths:
-        path = Path(text)
-        if path.is_dir():
-            images = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES)
-            found = [p for p in images if not p.is_dir()]
-            if not found:
-                raise NothingToClassifyError(f"no JPEG, PNG or WebP in {path}; name another folder")
-        elif path.exists():
-            found = [path]
-        else:
-            # The text is the user's glob, relative or absolute: Path.glob takes no absolute one.
-            matches = glob.glob(text, recursive=True)  # noqa: PTH207
-            found = [Path(match) for match in sorted(matches) if not Path(match).is_dir()]
-            if not found:
-                raise NothingToClassifyError(f"no such file or folder: {text}")
-        yield from (p for p in found if p not in seen and not seen.add(p))  # type: ignore[func-returns-value]
 
 
 async def _run(

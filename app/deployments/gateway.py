@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray.serve.grpc_util import RayServegRPCContext
 
+from app.calls.call import InProcess, call, instantiate
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.compute.inference_threads import replica_inference_threads
 from app.environment import answer_timeout_s
@@ -24,7 +25,7 @@ from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tandem_pb2 import ClassifyRequest as ClassifyMessage
 from app.http.api import create_api
 from app.http.auth import read_keys
-from app.messages import Combined, Decoded, Fault, InProcess, call, instantiate
+from app.messages import Combined, Decoded, Fault
 from app.metrics.replica import start_metrics
 from app.metrics.responses import record_answers
 from app.queueing.admission import Admission

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.calls.call import call
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.graph.quorum import CircuitBreaker, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
 from app.graph.timeline import Interval
-from app.messages import MemberAnswer, call
+from app.messages import MemberAnswer
 from app.settings import AnswerPolicy
 from models.runtime import Pixels
 

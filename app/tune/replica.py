@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from app.calls.call import InProcess
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -22,7 +23,7 @@ from app.deployments.gateway import Gateway
 from app.errors import ConfigError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
-from app.messages import Fault, InProcess
+from app.messages import Fault
 from app.settings import Settings
 from models.errors import TandemError
 from models.model_set import load_model_set

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from models.errors import ImageError, ModelSetError
 from models.image import ImageRule, read_image
+from models.image_files import SUFFIXES
 from models.runtime import Pixels
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 @dataclass(frozen=True)

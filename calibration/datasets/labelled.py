@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibration.datasets.folder import SUFFIXES
 from models.errors import ModelSetError
+from models.image_files import SUFFIXES
 from models.model_set import ModelSet
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
-from app.messages import Combined, Decoded, Fault, MemberAnswer, call
+from app.calls.call import call
+from app.messages import Combined, Decoded, Fault, MemberAnswer
 from models.ensemble import Prediction
 from models.errors import TandemError, TooManyPixelsError
 from tests.support.fakes import FakeHandle

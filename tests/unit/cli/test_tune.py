@@ -16,10 +16,10 @@ import yaml
 from typer.testing import Result
 
 from app.cli import tune as command
-from app.cli.classify import NothingToClassifyError
 from app.errors import ConfigError
 from app.launch.config import read_config
 from models.errors import ModelSetError, TandemError
+from models.image_files import NothingToClassifyError
 from tests.support.command_line import tandem
 from tests.support.points import point
 from tests.support.tiny_networks import picture

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from app.calls.call import InProcess
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -18,7 +19,6 @@ from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
-from app.messages import InProcess
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeHandle, FakeMember

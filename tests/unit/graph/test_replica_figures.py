@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from app.calls.call import InProcess
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -11,7 +12,6 @@ from app.errors import OverloadedError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.main import build
-from app.messages import InProcess
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
 from tests.support.tiny_networks import SIZE, picture
