@@ -23,10 +23,11 @@ test: $(VENV)/.test ## all tests but those of the training (which need torch)
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
 	$(BIN)/python -m pytest tests/training
 
-check: $(VENV)/.test ## lint, format and types
+check: $(VENV)/.test ## lint, format, types, and which way imports go
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .

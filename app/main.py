@@ -14,13 +14,10 @@ from ray import serve
 from ray.serve import Application
 
 from app.accuracy_gate import check_accuracy
-from app.calls.call import InProcess
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
+from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.environment import answer_timeout_s
-from app.settings import Place, Settings
+from app.settings import Settings
 from models.model_set import load_model_set
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
@@ -34,18 +31,18 @@ def build(settings: Settings) -> Application:
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
-    decoder = _placed(settings.decoder, "Decoder", Decoder, settings)
-    members = {
-        member.name: _placed(settings.members, member.name, Classifier, settings, member.name)
-        for member in manifest.members
-    }
-    combiner = _placed(settings.combiner, "Combiner", Combiner, settings)
+    decoder = members = combiner = None  # in the Gateway's process
+    if settings.decoder == "deployment":
+        decoder = _bound("Decoder", DecoderReplica, settings)
+    if settings.members == "deployment":
+        names = [member.name for member in manifest.members]
+        members = {name: _bound(name, ClassifierReplica, settings, name) for name in names}
+    if settings.combiner == "deployment":
+        combiner = _bound("Combiner", CombinerReplica, settings)
     ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
     return ingress.bind(settings, decoder, members, combiner)
 
 
-def _placed(place: Place, name: str, stage: type, *args: object) -> Application | InProcess:
-    """Return a stage as a deployment of its own, or for the Gateway to make in its process."""
-    if place == "gateway":
-        return InProcess(stage, args)
+def _bound(name: str, stage: type, *args: object) -> Application:
+    """Bind a stage as a deployment of its own."""
     return serve.deployment(name=name, request_router_config=LOCALITY_ROUTING)(stage).bind(*args)

@@ -1,5 +1,6 @@
 """The messages that stages of the graph send to each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.ensemble import Prediction, Probabilities
@@ -20,6 +21,14 @@ class Fault:
         return cls(error.status, error.code, error.message)
 
 
+# What a client is told when the fault is ours; the exception itself is the log's.
+UNEXPECTED = Fault(
+    500,
+    TandemError.code,
+    "an error inside the service; its log has the details under this request id",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """The Decoder's answer: the good images stacked, in order, and the bad ones' faults."""
@@ -27,7 +36,7 @@ class Decoded:
     images: Pixels  # (K, H, W, 3) uint8 BGR
     faults: dict[int, Fault]  # by position in the request
     decode_ms: tuple[float, ...]  # per good image
-    model_set_fingerprint: str = ""  # the model set's fingerprint; of all stages alike
+    model_set_fingerprint: str  # of all stages alike, but in a rolling update
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,17 @@ class MemberAnswer:
     queue_ms: tuple[float, ...]  # per image
     infer_ms: tuple[float, ...]  # of the batch that the image was in
     batch_size: tuple[int, ...]
-    model_set_fingerprint: str = ""
+    model_set_fingerprint: str
+
+    def rows(self, positions: Sequence[int]) -> "MemberAnswer":
+        """Return the answer for some of the images."""
+        return MemberAnswer(
+            self.probabilities[positions],
+            tuple(self.queue_ms[i] for i in positions),
+            tuple(self.infer_ms[i] for i in positions),
+            tuple(self.batch_size[i] for i in positions),
+            self.model_set_fingerprint,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +68,4 @@ class Combined:
     members: dict[str, list[Prediction]]
     agreement: bool  # all members that answered have the same top-1
     entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
-    model_set_fingerprint: str = ""
+    model_set_fingerprint: str

@@ -1,4 +1,4 @@
-"""The Classifier deployment: one member, one compiled network, one batch queue a replica."""
+"""The Classifier: one member of the ensemble, one compiled network, one batch queue."""
 
 import asyncio
 import logging
@@ -6,25 +6,20 @@ import time
 from typing import Annotated, Any
 
 import numpy as np
-from opentelemetry.trace import SpanContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
-from app.deployments.loopback import keep_to_loopback
+from app.deployments.observers import MemberObserver
 from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
-from app.metrics.member import MemberMetrics, golden_recorded
-from app.metrics.replica import start_metrics
+from app.metrics.member import golden_recorded
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import ExecutedBatch, QueueReport
+from app.queueing.batch_records import BatchResult, QueueReport
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
-from app.tracing.batches import record_failure, record_results, record_run
-from app.tracing.pipeline import pipeline
-from app.tracing.spans import current_parent
 from models import golden
 from models.ensemble import Probabilities
 from models.model_set import ModelSet, load_model_set
@@ -46,14 +41,26 @@ class Classifier:
     """Runs one member; the network works on threads of its own, off the replica's loop."""
 
     def __init__(
-        self, settings: Settings, member: str, threads: InferenceThreads | None = None
+        self,
+        settings: Settings,
+        member: str,
+        threads: InferenceThreads | None = None,
+        model_set: ModelSet | None = None,
     ) -> None:
-        """Compile and check a member; ``threads`` are those of members in the same process."""
-        keep_to_loopback()
-        pipeline.start(settings)
-        start_metrics()
+        """Compile and check a member.
+
+        Args:
+            settings: the application's.
+            member: its name in the manifest.
+            threads: those that all members of this process share; None makes some.
+            model_set: the settings', if it has been loaded already.
+
+        Raises:
+            ModelSetError, GoldenMismatchError: its files or its answers are not what they must be.
+
+        """
         self._name = member
-        model_set = load_model_set(settings.model_set, settings.model_search)
+        model_set = model_set or load_model_set(settings.model_set, settings.model_search)
         self._inference_threads = threads or replica_inference_threads(
             settings, len(model_set.manifest.members)
         )
@@ -71,15 +78,15 @@ class Classifier:
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(member)
-        self._metrics = MemberMetrics(member, self.report)
+        self._observer = MemberObserver(member, self.report)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
-        self._usage = Usage(self._inference_threads.cores, expected_ms)
+        self.usage = Usage(self._inference_threads.cores, expected_ms)
         self._queue = BatchQueue(
             self._infer,
             self._network.batch_sizes,
             settings.max_queued_images,
             scheduler=self._inference_threads.scheduler,
-            on_batch=self._ran,
+            on_batch=self._observer.executed,
         )
 
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
@@ -124,18 +131,14 @@ class Classifier:
         """
         self._health.check()
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell the autoscaling policy; Serve calls this when the stage scales."""
-        return self._usage.figures()
-
     async def classify(
-        self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
+        self, images: Pixels, left_s: float, lane: Lane = "interactive"
     ) -> MemberAnswer:
         """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.
 
         Raises:
             OverloadedError: the queue is full.
-            DeadlineError: ``timeout_s`` passed before every image had its turn.
+            DeadlineError: ``left_s`` passed before every image had its turn.
             OtherSetError: the images are of another model set's size.
 
         """
@@ -143,30 +146,25 @@ class Classifier:
             raise OtherSetError(
                 f"{self._name} is of another model set than the Gateway: {UPDATING}"
             )
-        parent, arrived = current_parent(), time.monotonic()
-        futures = self._queue.submit(images, timeout_s, lane, parent)
+        call = self._observer.begin()
+        futures: list[asyncio.Future[BatchResult]] = []
         try:
-            with self._usage.under_way(len(images)):
+            futures = self._queue.submit(images, left_s, lane, call.number)
+            with self.usage.under_way(len(images)):
                 results = await asyncio.gather(*futures)
         except BaseException as error:
             for future in futures:
                 future.cancel()  # what still waits is dropped when its turn comes
-            if parent is not None:
-                record_failure(parent, self._name, arrived, error)
+            self._observer.failed(call, error)
             raise
-        if parent is not None:
-            record_results(parent, self._name, results)
+        self._observer.answered(call, results)
         return MemberAnswer(
             np.stack([result.probabilities for result in results]),
             tuple(result.queued_s * 1e3 for result in results),
-            tuple(result.infer_s * 1e3 for result in results),
-            tuple(result.batch_size for result in results),
+            tuple(result.batch.infer_s * 1e3 for result in results),
+            tuple(result.batch.size for result in results),
             self._fingerprint,
         )
-
-    def _ran(self, ran: ExecutedBatch) -> SpanContext | None:
-        self._metrics.ran(ran)
-        return record_run(self._name, ran)
 
     async def _infer(self, batch: Pixels) -> Probabilities:
         with self._health.run():

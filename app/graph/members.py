@@ -4,14 +4,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from app.calls.call import call
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.graph.quorum import CircuitBreaker, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
+from app.graph.stages import MemberStage
 from app.graph.timeline import Interval
 from app.messages import MemberAnswer
 from app.settings import AnswerPolicy
@@ -42,11 +41,11 @@ class Members:
 
     def __init__(
         self,
-        members: Mapping[str, Any],
+        members: Mapping[str, MemberStage],
+        fingerprint: str,
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
         breaker: CircuitBreaker | None = None,
-        fingerprint: str = "",
     ) -> None:
         self._members, self._fingerprint = members, fingerprint
         self.needed = needed_of(policy, len(members))
@@ -84,10 +83,7 @@ class Members:
         self, name: str, images: Pixels, request: ClassifyRequest
     ) -> tuple[MemberAnswer, Interval]:
         with request.timeline.measure() as call_time:
-            member, left_s = self._members[name], request.left_s
-            answer: MemberAnswer = await call(
-                member, "classify", images, left_s, request.lane, left_s=left_s
-            )
+            answer = await self._members[name].classify(images, request.left_s, request.lane)
         check_same_model_set(answer.model_set_fingerprint, self._fingerprint)
         return answer, call_time
 

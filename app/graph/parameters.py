@@ -1,20 +1,16 @@
 """Checks the parameters of a request, the same over HTTP and gRPC."""
 
 import math
+import re
 
 from app.errors import BadParameterError
-from app.messages import Fault
-from models.errors import TandemError
+from app.queueing.priority import Lane
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 SHOWN = 40  # characters of a client's value that an error repeats
-
-# What a client is told when the fault is ours; the exception itself is the log's.
-UNEXPECTED = Fault(
-    500,
-    TandemError.code,
-    "an error inside the service; its log has the details under this request id",
-)
+# RFC 9218: urgency 0 to 7, 3 unless given; what follows it (incremental) is not for us.
+URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
+DEFAULT_URGENCY = 3
 
 
 def checked_top_k(top_k: int, num_classes: int) -> int:
@@ -48,3 +44,19 @@ def parse_timeout_s(given: str) -> float:
             f"{TIMEOUT_HEADER} is {given[:SHOWN]!r}; give seconds as a number above 0"
         )
     return seconds
+
+
+def lane_of(priority: str | None, num_images: int) -> Lane:
+    """Return a request's lane: several images are bulk, unless a Priority header says otherwise.
+
+    Raises:
+        BadParameterError: the header gives an urgency that RFC 9218 does not have.
+
+    """
+    found = URGENCY.search(priority) if priority else None
+    if found is None:
+        return "bulk" if num_images > 1 else "interactive"
+    urgency = int(found[1][:3])
+    if urgency > 7:
+        raise BadParameterError(f"priority is {priority[:40]!r}; its urgency u is 0 to 7")  # type: ignore[index]
+    return "interactive" if urgency <= DEFAULT_URGENCY else "bulk"

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 
 from app.graph.timeline import Timeline
+from app.messages import Fault
 from app.queueing.priority import Lane
+from app.responses import Classified
+
+RequestAnswers = list[Classified | Fault]  # one per file, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,25 @@ class ClassifyRequest:
     def left_s(self) -> float:
         """How much of its time is left."""
         return self.timeout_s - self.timeline.elapsed_s()
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedRequest:
+    """A request as one Gateway hands it to another, in the middle of a rolling update."""
+
+    files: list[bytes]
+    top_k: int
+    left_s: float
+    request_id: str
+    lane: Lane
+
+    @classmethod
+    def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
+        """Return what the other Gateway needs; its clock starts anew, with the time left."""
+        return cls(request.files, request.top_k, request.left_s, request.request_id, request.lane)
+
+    def request(self) -> ClassifyRequest:
+        """Return the request anew, with a timeline of this process."""
+        return ClassifyRequest(
+            self.files, self.top_k, self.left_s, self.request_id, Timeline(), self.lane
+        )

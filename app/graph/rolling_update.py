@@ -6,27 +6,32 @@ waits for members of its set, and what an old one can no longer answer goes to a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import UPDATING, OtherSetError
-from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
-from app.messages import Fault
-from app.responses import Classified
+from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
 
-RequestAnswers = list[Classified | Fault]
-Graph = Callable[[ClassifyRequest], Awaitable[RequestAnswers]]
 AGAIN_AFTER_S = 0.05
 
 
+class Graph(Protocol):
+    """What answers requests: :class:`app.graph.ensemble.Ensemble`."""
+
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+        """Answer every file of a request."""
+        ...
+
+
 def check_same_model_set(theirs: str, ours: str) -> None:
-    """Raise :class:`OtherSetError` if a stage says that it serves another model set than ours."""
-    if theirs and theirs != ours:
+    """Raise :class:`OtherSetError` if a stage serves another model set than ours.
+
+    Both are fingerprints (:meth:`models.model_set.ModelSet.fingerprint`).
+    """
+    if theirs != ours:
         raise OtherSetError(UPDATING)
 
 
@@ -44,7 +49,7 @@ class PeerGateways:
         """
         while True:
             try:
-                return await self._graph(request)
+                return await self._graph.run(request)
             except OtherSetError as error:
                 # A probe asks after this Gateway's own stages.
                 if request.is_probe or (handle := self._peer()) is None:
@@ -55,9 +60,10 @@ class PeerGateways:
                 await asyncio.sleep(AGAIN_AFTER_S)
 
     async def _forward(self, handle: Any, request: ClassifyRequest) -> RequestAnswers:
-        fields = (request.files, request.top_k, request.left_s, request.request_id, request.lane)
         try:
-            answers: RequestAnswers = await handle.handle_forwarded.remote(*fields)
+            answers: RequestAnswers = await handle.handle_forwarded.remote(
+                ForwardedRequest.of(request)
+            )
         except OF_RAY as error:
             raise as_tandem(error) from error
         return answers
@@ -71,9 +77,3 @@ class PeerGateways:
                 return None
             self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
         return self._handle
-
-
-def handed_over(*fields: Any) -> ClassifyRequest:
-    """Make the request anew from what :class:`PeerGateways` handed over."""
-    files, top_k, left_s, request_id, lane = fields
-    return ClassifyRequest(files, top_k, left_s, request_id, Timeline(), lane)

@@ -5,11 +5,12 @@ placed in the middle of the call that the Gateway timed, the rest being transpor
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
+from app.metrics.responses import observe_stage
 from app.responses import StageTiming, Timings
 from app.tracing.spans import current_parent, record
 
@@ -27,17 +28,18 @@ class Interval:
 
 
 class Timeline:
-    """Made when the request arrives."""
+    """The clock of one request; made when it arrives."""
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
         self._parent = current_parent()
         self.reading = Interval()
         self.combining = Interval()
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     @contextmanager
     def measure(self, name: str | None = None) -> Iterator[Interval]:
@@ -53,6 +55,13 @@ class Timeline:
             if name is not None and self._parent is not None:
                 start = self._started
                 record(name, self._parent, start + span.start_ms / 1e3, start + span.end_ms / 1e3)
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Time the rendering of the answer, which its own timings cannot contain."""
+        with self.measure("encode") as interval:
+            yield
+        observe_stage("encode", interval.end_ms - interval.start_ms)
 
     def of_image(
         self,

@@ -42,27 +42,16 @@ def images_of(request: messages.ClassifyRequest, settings: Settings) -> list[byt
     return images
 
 
-def top_k_of(request: messages.ClassifyRequest, default_k: int, num_classes: int) -> int:
-    """Return how many classes are asked for.
-
-    Raises:
-        BadParameterError: none, or more than there are.
-
-    """
-    top_k = request.top_k if request.HasField("top_k") else min(default_k, num_classes)
-    return parameters.checked_top_k(top_k, num_classes)
-
-
-def timeout_s_of(metadata: Mapping[str, str], default_s: float) -> float:
-    """Return the request's time in seconds: the default, unless the client gives it less.
+def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
+    """Return the time that the client gives its request, in seconds; None if it does not.
 
     Raises:
         BadParameterError: x-request-timeout-seconds is no number above 0.
 
     """
-    seconds = [default_s]
+    seconds = []
     if (given := metadata.get(parameters.TIMEOUT_HEADER)) is not None:
         seconds.append(parameters.parse_timeout_s(given))
     if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE_METADATA, "")):
         seconds.append(SHARE_OF_DEADLINE * int(found[1]) * UNIT_S[found[2]])
-    return min(seconds)
+    return min(seconds, default=None)

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
-from app.graph.parameters import SHOWN, UNEXPECTED
-from app.messages import Fault
+from app.graph.parameters import SHOWN
+from app.messages import UNEXPECTED, Fault
 from app.responses import ErrorAnswer, error_answer
 from models.errors import TandemError
 

@@ -103,7 +103,7 @@ def default_config() -> Path:
 def _checked_config(options: ServeOptions) -> dict[str, Any]:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
     from app.accuracy_gate import check_accuracy
-    from app.http.auth import read_keys
+    from app.graph.keys import read_keys
     from app.launch.config import for_members, read_config, with_overrides
     from app.settings import Settings
     from models.model_set import load_model_set

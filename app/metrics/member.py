@@ -27,14 +27,14 @@ class MemberMetrics:
         self._member, self._report = member, report
         self._is_watching = False
 
-    def ran(self, ran: ExecutedBatch) -> None:
+    def executed(self, batch: ExecutedBatch) -> None:
         """Count a batch that was run."""
         if not meter.is_on:
             return
-        if ran.error is not None:
+        if batch.error is not None:
             meter.count(FAILED_BATCHES, member=self._member)
             return
-        size = len(ran.tags)
+        size = batch.size
         meter.count(BATCHES, member=self._member, size=str(size))
         meter.count(MEMBER_IMAGES, by=size, member=self._member)
         if not self._is_watching:

@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.metrics.meter import meter
-from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
+from app.metrics.table import REQUEST_MS, REQUESTS
 
 CLASSIFY = frozenset({"/v1/classify", "/tandem.v1.Ensemble/Classify"})  # HTTP's and gRPC's
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
@@ -51,11 +49,3 @@ def record_answered(route: str, status: int, duration_ms: float) -> None:
     meter.count(REQUESTS, route=route, status=str(status))
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
-
-
-@contextmanager
-def timed(stage: str) -> Iterator[None]:
-    """Measure a block as a stage of the request."""
-    started = time.perf_counter()
-    yield
-    meter.observe(STAGE_MS, (time.perf_counter() - started) * 1e3, stage=stage, member="none")

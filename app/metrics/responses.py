@@ -14,12 +14,17 @@ def record_answers(answers: Sequence[Classified], entropies: Iterable[float]) ->
     if not meter.is_on:
         return
     for stage in stages_of(answers):
-        meter.observe(STAGE_MS, stage.duration_ms, stage=stage.stage, member=stage.member or "none")
+        observe_stage(stage.stage, stage.duration_ms, stage.member)
     for answer in answers:
         meter.count(ANSWERS, agreed=_agreed(answer), degraded="yes" if answer.degraded else "no")
         for member in answer.skipped_members or ():
             meter.count(SKIPPED, member=member)
     meter.count(ENTROPY, by=sum(entropies))
+
+
+def observe_stage(stage: str, duration_ms: float, member: str | None = None) -> None:
+    """Record how long a stage took for a request or an image."""
+    meter.observe(STAGE_MS, duration_ms, stage=stage, member=member or "none")
 
 
 def stages_of(answers: Sequence[Classified]) -> Iterator[StageTiming]:

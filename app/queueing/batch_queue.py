@@ -41,7 +41,7 @@ class BatchQueue:
         max_queued: int,
         clock: Callable[[], float] = time.monotonic,
         scheduler: BatchScheduler | None = None,
-        on_batch: Callable[[ExecutedBatch], Any] = lambda _: None,
+        on_batch: Callable[[ExecutedBatch], None] = lambda _: None,
     ) -> None:
         self._run, self._on_batch = run, on_batch
         self._sizes = sorted(batch_sizes)
@@ -79,12 +79,13 @@ class BatchQueue:
         images: Sequence[Pixels] | Pixels,
         timeout_s: float = math.inf,
         lane: Lane = "interactive",
-        tag: Any = None,
+        call: int = 0,
     ) -> list[asyncio.Future[BatchResult]]:
         """Queue images (H, W, 3) and return one future for each; all of them fit or none is taken.
 
-        ``timeout_s`` is the time left to them; one that has not started by then is dropped. ``tag``
-        is for ``on_batch``, which hears of every batch.
+        ``timeout_s`` is the time left to them; one that has not started by then is dropped.
+        ``call`` is the caller's number for them, by which :class:`ExecutedBatch` names them to
+        ``on_batch``.
 
         Raises:
             OverloadedError: the queue has no room for them.
@@ -104,7 +105,7 @@ class BatchQueue:
                 f"{self.max_queued}; {IN_A_SECOND}"
             )
         loop, now = asyncio.get_running_loop(), self._clock()
-        added = [Waiting(i, loop.create_future(), now, now + timeout_s, tag) for i in images]
+        added = [Waiting(i, loop.create_future(), now, now + timeout_s, call) for i in images]
         self._waiting.extend(added, lane)
         self._service_rate.arrived(len(added))
         for entry in added:
@@ -161,7 +162,7 @@ class BatchQueue:
             if len(rows) != len(batch):
                 raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
         except Exception as error:
-            self._note(batch, started, error)
+            self._executed(batch, started, error)
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
@@ -169,19 +170,19 @@ class BatchQueue:
                 if not entry.future.done():
                     await self._answer([entry])
             return
-        infer_s = self._clock() - started
-        self.fastest_s = min(self.fastest_s or infer_s, infer_s)
-        batch_span = self._note(batch, started)
+        executed = self._executed(batch, started)
+        self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
         for entry, row in zip(batch, rows, strict=True):
             if not entry.future.done():  # cancelled meanwhile; setting it would raise
-                waited = started - entry.arrived
-                entry.future.set_result(
-                    BatchResult(row, waited, infer_s, len(batch), started, batch_span)
-                )
+                entry.future.set_result(BatchResult(row, started - entry.arrived, executed))
 
-    def _note(self, batch: list[Waiting], started: float, error: Exception | None = None) -> Any:
-        tags = tuple(entry.tag for entry in batch)
-        return self._on_batch(ExecutedBatch(started, self._clock(), tags, error))
+    def _executed(
+        self, batch: list[Waiting], started: float, error: Exception | None = None
+    ) -> ExecutedBatch:
+        calls = tuple(entry.call for entry in batch)
+        executed = ExecutedBatch(started, self._clock(), calls, error)
+        self._on_batch(executed)
+        return executed
 
 
 def _fail(entry: Waiting, error: Exception) -> None:

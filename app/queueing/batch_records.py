@@ -2,10 +2,30 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from models.ensemble import Probabilities
 from models.runtime import Pixels
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class ExecutedBatch:
+    """A batch that has been run; each is its own object, to be told apart by identity."""
+
+    started: float  # by the queue's clock, as ``ended``
+    ended: float
+    calls: tuple[int, ...]  # of each image: the number that ``submit`` was given
+    error: Exception | None = None
+
+    @property
+    def size(self) -> int:
+        """How many images were in it."""
+        return len(self.calls)
+
+    @property
+    def infer_s(self) -> float:
+        """How long it ran."""
+        return self.ended - self.started
 
 
 class BatchResult(NamedTuple):
@@ -13,19 +33,7 @@ class BatchResult(NamedTuple):
 
     probabilities: Probabilities  # (C,)
     queued_s: float  # from submission to the start of its batch
-    infer_s: float  # the batch's own run
-    batch_size: int
-    started: float  # of the batch's run, by the queue's clock
-    batch_span: Any  # what ``on_batch`` returned
-
-
-class ExecutedBatch(NamedTuple):
-    """A batch that has been run, for who keeps a record of it."""
-
-    started: float  # by the queue's clock
-    ended: float
-    tags: tuple[Any, ...]  # of its images, as they were submitted
-    error: Exception | None
+    batch: ExecutedBatch
 
 
 class QueueReport(NamedTuple):
@@ -46,7 +54,7 @@ class Waiting:
     future: asyncio.Future[BatchResult]
     arrived: float
     expires: float
-    tag: Any
+    call: int  # the caller's number for the images that it submitted together
 
     def is_gone(self) -> bool:
         """Whether the caller went away, or was answered."""

@@ -4,18 +4,12 @@ A form of 64 files must not keep a single photo waiting. Interactive images go f
 ``BULK_EVERY`` places one is for bulk images if any wait, so that neither lane starves.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Generic, Literal, Protocol, TypeVar
 
-from app.errors import BadParameterError
-
 Lane = Literal["interactive", "bulk"]
 BULK_EVERY = 8
-# RFC 9218: urgency 0 to 7, 3 unless given; what follows it (incremental) is not for us.
-URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
-DEFAULT_URGENCY = 3
 
 
 class Entry(Protocol):
@@ -68,19 +62,3 @@ class PriorityQueue(Generic[T]):
         """Free the places of callers that went away."""
         for name, lane in self._of.items():
             self._of[name] = deque(entry for entry in lane if not entry.is_gone())
-
-
-def lane_of(priority: str | None, num_images: int) -> Lane:
-    """Return a request's lane: several images are bulk, unless a Priority header says otherwise.
-
-    Raises:
-        BadParameterError: the header gives an urgency that RFC 9218 does not have.
-
-    """
-    found = URGENCY.search(priority) if priority else None
-    if found is None:
-        return "bulk" if num_images > 1 else "interactive"
-    urgency = int(found[1][:3])
-    if urgency > 7:
-        raise BadParameterError(f"priority is {priority[:40]!r}; its urgency u is 0 to 7")  # type: ignore[index]
-    return "interactive" if urgency <= DEFAULT_URGENCY else "bulk"

@@ -2,39 +2,60 @@
 
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from opentelemetry.trace import SpanContext
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
-from app.tracing.spans import Parent, Value, record, record_batch
+from app.tracing.spans import Parent, Value, current_parent, record, record_batch
 
 
-def record_run(member: str, ran: ExecutedBatch) -> SpanContext | None:
-    """Record an executed batch if a request in it is traced; return the batch's span.
+class MemberSpans:
+    """Records the spans of one member's calls and batches; costs next to nothing untraced.
 
-    The tags of its images are the requests' spans (:class:`Parent`), or None where not traced.
+    A call has a number, by which the batch queue names its images. The span of the request that it
+    belongs to is kept here meanwhile, so that the queue need not know of spans.
     """
-    parents = [parent for parent in ran.tags if parent is not None]
-    if not parents:
-        return None
-    linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
-    facts: dict[str, Value] = {"tandem.member": member, "tandem.batch_size": len(ran.tags)}
-    error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    return record_batch(parents[0].resource, ran.started, ran.ended, facts, linked.values(), error)
 
+    def __init__(self, member: str) -> None:
+        self._member = member
+        self._parents: dict[int, Parent] = {}  # of traced calls under way, by number
+        self._batch_spans: WeakKeyDictionary[ExecutedBatch, SpanContext] = WeakKeyDictionary()
 
-def record_results(parent: Parent, member: str, results: Sequence[BatchResult]) -> None:
-    """Record when each image waited and ran; its ``infer`` links to the batch that it was in."""
-    for index, result in enumerate(results):
-        facts: dict[str, Value] = {"tandem.member": member, "tandem.image": index}
-        record("queue", parent, result.started - result.queued_s, result.started, facts)
-        facts = facts | {"tandem.batch_size": result.batch_size}
-        links = [result.batch_span] if result.batch_span is not None else []
-        ended = result.started + result.infer_s
-        record("infer", parent, result.started, ended, facts, links)
+    def begin(self, call: int) -> None:
+        """Note the request that a call belongs to."""
+        if (parent := current_parent()) is not None:
+            self._parents[call] = parent
 
+    def executed(self, batch: ExecutedBatch) -> None:
+        """Record an executed batch if a request in it is traced."""
+        parents = [self._parents[call] for call in batch.calls if call in self._parents]
+        if not parents:
+            return
+        linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
+        facts: dict[str, Value] = {"tandem.member": self._member, "tandem.batch_size": batch.size}
+        error = None if batch.error is None else f"{type(batch.error).__name__}: {batch.error}"
+        self._batch_spans[batch] = record_batch(
+            parents[0].resource, batch.started, batch.ended, facts, linked.values(), error
+        )
 
-def record_failure(parent: Parent, member: str, arrived: float, error: BaseException) -> None:
-    """Record that a request left the queue without an answer, and why."""
-    told = f"{type(error).__name__}: {error}"
-    record("queue", parent, arrived, time.monotonic(), {"tandem.member": member}, error=told)
+    def answered(self, call: int, results: Sequence[BatchResult]) -> None:
+        """Record when each image of a call waited and ran; ``infer`` links to its batch."""
+        if (parent := self._parents.pop(call, None)) is None:
+            return
+        for index, result in enumerate(results):
+            batch = result.batch
+            facts: dict[str, Value] = {"tandem.member": self._member, "tandem.image": index}
+            record("queue", parent, batch.started - result.queued_s, batch.started, facts)
+            facts = facts | {"tandem.batch_size": batch.size}
+            span = self._batch_spans.get(batch)
+            links = [span] if span is not None else []
+            record("infer", parent, batch.started, batch.ended, facts, links)
+
+    def failed(self, call: int, arrived: float, error: BaseException) -> None:
+        """Record that a call left the queue without an answer, and why."""
+        if (parent := self._parents.pop(call, None)) is None:
+            return
+        facts: dict[str, Value] = {"tandem.member": self._member}
+        text = f"{type(error).__name__}: {error}"
+        record("queue", parent, arrived, time.monotonic(), facts, error=text)

@@ -15,18 +15,13 @@ from pathlib import Path
 
 import psutil
 
-from app.calls.call import InProcess
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
-from app.deployments.gateway import Gateway
+from app.deployments.assembly import Assembly, assemble
 from app.errors import ConfigError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.settings import Settings
 from models.errors import TandemError
-from models.model_set import load_model_set
 
 RAMP = 0.25  # of a run's time, before it: the clients start all at once, which is not counted
 REQUEST_S = 60.0  # a request's time; the service's own is no matter here
@@ -72,14 +67,15 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
         OOM_SCORE.write_text("500")
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
-        gateway = build_graph(settings)
+        graph = assemble(settings)
         bodies: list[bytes] = pickle.loads(photos.read_bytes())
         pipe.send(ReplicaReady(psutil.Process().memory_info().rss))
         with asyncio.Runner() as runner:
             while True:
                 load = pipe.recv()
-                gateway.reconfigure({"max_batch_size": load.max_batch_size})
-                pipe.send(runner.run(closed_loops(gateway, bodies, load)))
+                for member in graph.own_members:
+                    member.reconfigure({"max_batch_size": load.max_batch_size})
+                pipe.send(runner.run(closed_loops(graph, bodies, load)))
     except (EOFError, BrokenPipeError):  # the parent is gone, or wants no more
         return
     except Exception as error:
@@ -87,17 +83,7 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
         pipe.send(ReplicaFailed(str(error) if is_ours else f"{type(error).__name__}: {error}"))
 
 
-def build_graph(settings: Settings) -> Gateway:
-    """Make the Gateway with every stage in this process, as ``app.main`` does, without Ray."""
-    manifest = load_model_set(settings.model_set, settings.model_search).manifest
-    members = {m.name: InProcess(Classifier, (settings, m.name)) for m in manifest.members}
-    decoder, combiner = InProcess(Decoder, (settings,)), InProcess(Combiner, (settings,))
-    return Gateway(settings, decoder, members, combiner)
-
-
-async def closed_loops(
-    gateway: Gateway, bodies: Sequence[bytes], load: LoadRequest
-) -> LoadMeasured:
+async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadRequest) -> LoadMeasured:
     """Let ``load.clients`` send one photo after another, the photos in turn.
 
     Raises:
@@ -114,7 +100,7 @@ async def closed_loops(
         while (sent := time.perf_counter()) < end:
             body = bodies[next(numbers) % len(bodies)]
             request = ClassifyRequest([body], 1, REQUEST_S, "tune", Timeline())
-            (result,) = await gateway.classify(request)
+            (result,) = await graph.service.classify(request)
             if isinstance(result, Fault):
                 raise ConfigError(f"a photo could not be classified: {result.message}")
             if (now := time.perf_counter()) >= begin:

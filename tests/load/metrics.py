@@ -20,8 +20,8 @@ from ray import serve
 
 from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
-from app.metrics.requests import record_request, timed
-from app.metrics.responses import record_answers
+from app.metrics.requests import record_request
+from app.metrics.responses import observe_stage, record_answers
 from app.queueing.batch_records import ExecutedBatch, QueueReport
 from app.responses import Classified, MemberOpinion, Prediction, StageTiming, Timings
 
@@ -48,11 +48,10 @@ class Recorder:
         started, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(num_images):
             record_answers([answer], [0.1])
-            with timed("encode"):
-                pass
+            observe_stage("encode", 0.05)
             record_request(scope, 200, 40.0)
             for member in members:
-                member.ran(ExecutedBatch(0.0, 0.02, (None,), None))
+                member.executed(ExecutedBatch(0.0, 0.02, (0,)))
         return {"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu_s}
 
     async def cpu_s(self) -> float:

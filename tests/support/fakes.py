@@ -1,43 +1,81 @@
-"""Fakes of the gateway and of the stages: plain objects with the real ones' methods."""
+"""Fakes of the service and of the stages: plain objects with the real ones' methods."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
+from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.errors import OverloadedError
-from app.graph.request import ClassifyRequest
-from app.http.auth import read_keys
+from app.graph.ensemble import Ensemble
+from app.graph.intake import Intake, ReadFiles, RequestOptions
+from app.graph.keys import read_keys
+from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.service import EnsembleService
+from app.graph.timeline import Timeline
 from app.messages import Combined, Decoded, Fault, MemberAnswer
+from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.priority import Lane
-from app.queueing.uploads import Uploads
 from app.responses import Classified, MemberOpinion, Prediction, ServedModels, Timings
 from app.settings import Settings
 from models.ensemble import average, top_k
+from models.model_set import load_model_set
 from tests.support.tiny_networks import LABELS
 
 Pixels = np.ndarray
 NOT_AN_IMAGE = Fault(400, "not_an_image", "these bytes are no image")
 
 
-class FakeGateway:
-    """Answers with the files' first bytes as labels; ``raises`` fails the request as a whole."""
+class FakeAdmission(Admission):
+    """Lets everybody in until ``is_full``."""
+
+    is_full = False
+
+    @contextmanager
+    def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
+        if self.is_full:
+            raise OverloadedError("as many as the limit are under way", 7)
+        yield
+
+
+class FakeService:
+    """Answers with the files' first bytes as labels; ``raises`` fails the request as a whole.
+
+    Intake, keys and limits are the real ones.
+    """
 
     def __init__(self, settings: Settings | None = None, num_classes: int = 10) -> None:
         self.settings = settings or Settings(max_body_bytes=1000, max_files=3)
-        self.num_classes, self.answer_timeout_s = num_classes, self.settings.request_timeout_s
+        self.num_classes = num_classes
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
-        self.is_full = False
-        self.arriving = Uploads().arriving
-        self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
         self.keys = read_keys(self.settings)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
+        self.admission = FakeAdmission(self.settings.max_concurrent_requests)
+        self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
+        self.answer_within(self.settings.request_timeout_s)
 
-    async def classify(self, request: ClassifyRequest) -> list[Classified | Fault]:
+    def answer_within(self, seconds: float) -> None:
+        """Set the time that the answer has once the body is there."""
+        self.intake = Intake(
+            self.settings,
+            self.num_classes,
+            self.classify,
+            self.admission,
+            self.byte_budget,
+            seconds,
+        )
+
+    async def answer(
+        self, read: ReadFiles, options: RequestOptions, timeline: Timeline
+    ) -> RequestAnswers:
+        return await self.intake.answer(read, options, timeline)
+
+    async def classify(self, request: ClassifyRequest) -> RequestAnswers:
         self.requests.append(request)
         if self.raises:
             raise self.raises
@@ -58,16 +96,6 @@ class FakeGateway:
             request_id=request_id,
             timings_ms=Timings(total=1.0, stages=[]),
         )
-
-    @property
-    def admission(self) -> "FakeGateway":
-        return self
-
-    @contextmanager
-    def admit(self, timeout_s: float) -> Iterator[None]:
-        if self.is_full:
-            raise OverloadedError("as many as the limit are under way", 7)
-        yield
 
     async def check_ready(self) -> None:
         if self.not_ready:
@@ -92,6 +120,7 @@ class FakeDecoder:
 
     def __init__(self) -> None:
         self.raises: BaseException | None = None
+        self.fingerprint = ""
 
     async def decode(self, files: list[bytes], left_s: float) -> Decoded:
         if self.raises:
@@ -99,7 +128,9 @@ class FakeDecoder:
         good = [f for f in files if f.startswith((b"good", b"\x89PNG"))]
         images = np.array([np.full((2, 2, 3), len(f) % 256) for f in good], np.uint8)
         faults = {i: NOT_AN_IMAGE for i, f in enumerate(files) if f not in good}
-        return Decoded(images.reshape(-1, 2, 2, 3), faults, tuple(0.01 for _ in good))
+        return Decoded(
+            images.reshape(-1, 2, 2, 3), faults, tuple(0.01 for _ in good), self.fingerprint
+        )
 
 
 class FakeMember:
@@ -114,12 +145,13 @@ class FakeMember:
         self.asked: list[tuple[int, float]] = []
         self.lanes: list[Lane] = []
         self.was_cancelled = False
+        self.fingerprint = ""
 
     async def classify(
-        self, images: Pixels, timeout_s: float, lane: Lane = "interactive"
+        self, images: Pixels, left_s: float, lane: Lane = "interactive"
     ) -> MemberAnswer:
         self.lanes.append(lane)
-        self.asked.append((len(images), timeout_s))
+        self.asked.append((len(images), left_s))
         pixels = [int(image.flat[0]) for image in images]
         self.seen.append(pixels)
         try:
@@ -132,17 +164,55 @@ class FakeMember:
             raise self.raises
         count = len(images)
         rows = np.array([self.rows.get(pixel, self.row) for pixel in pixels], np.float32)
-        return MemberAnswer(rows, (0.001,) * count, (0.002,) * count, (count,) * count)
+        return MemberAnswer(
+            rows, (0.001,) * count, (0.002,) * count, (count,) * count, self.fingerprint
+        )
 
 
 class FakeCombiner:
     """The real arithmetic on equal weights."""
 
-    async def combine(self, members: dict[str, np.ndarray], k: int) -> list[Combined]:
+    def __init__(self) -> None:
+        self.fingerprint = ""
+
+    async def combine(
+        self, members: dict[str, np.ndarray], k: int, left_s: float = math.inf
+    ) -> list[Combined]:
         rows = average(members, dict.fromkeys(members, 1.0))
         own = {name: top_k(first[0], LABELS, k) for name, first in members.items()}
         agreement = len({predictions[0].index for predictions in own.values()}) == 1
-        return [Combined(top_k(row, LABELS, k), own, agreement, 0.5) for row in rows]
+        return [
+            Combined(top_k(row, LABELS, k), own, agreement, 0.5, self.fingerprint) for row in rows
+        ]
+
+
+def of_model_set(settings: Settings, *stages: object) -> None:
+    """Let fake stages say that they serve the settings' model set; real ones know theirs."""
+    fingerprint = load_model_set(settings.model_set).fingerprint(settings.precision)
+    for stage in stages:
+        if hasattr(stage, "fingerprint"):
+            stage.fingerprint = fingerprint
+
+
+def service_of(
+    settings: Settings,
+    decoder: object,
+    members: Mapping[str, object],
+    combiner: object,
+    *,
+    as_handles: bool = False,
+) -> EnsembleService:
+    """Return the real service with these stages; fakes take the fingerprint of its model set.
+
+    ``as_handles`` puts them behind handles, as deployments of their own are.
+    """
+    model_set = load_model_set(settings.model_set)
+    of_model_set(settings, decoder, *members.values(), combiner)
+    if as_handles:
+        decoder, combiner = RemoteDecoder(FakeHandle(decoder)), RemoteCombiner(FakeHandle(combiner))
+        members = {name: RemoteMember(FakeHandle(member)) for name, member in members.items()}
+    ensemble = Ensemble(settings, model_set, decoder, members, combiner)
+    return EnsembleService(settings, model_set, ensemble)
 
 
 class FakeHandle:

@@ -11,7 +11,7 @@ import ray
 
 from app.http.api import create_api
 from app.metrics.meter import Meter, meter
-from tests.support.fakes import FakeGateway
+from tests.support.fakes import FakeService
 from tests.support.http_server import FakeServer
 from tests.support.instruments import Instruments
 
@@ -46,13 +46,13 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def gateway() -> FakeGateway:
-    return FakeGateway()
+def service() -> FakeService:
+    return FakeService()
 
 
 @pytest.fixture
-async def client(gateway: FakeGateway) -> AsyncIterator[httpx.AsyncClient]:
+async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
     # As a server does: what the application lets through is logged, the client sees a 500.
-    transport = httpx.ASGITransport(create_api(gateway), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_api(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
         yield client

@@ -10,18 +10,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from app.calls.call import InProcess
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
-from app.deployments.gateway import Gateway
+from app.deployments.assembly import assemble
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
-from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.tiny_networks import COLORS, LABELS, picture
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
@@ -36,16 +32,12 @@ class Graph:
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         self.first.rows = {len(CLEAR): SURE, len(HARD): UNSURE}
-        dress = FakeHandle if as_handles else lambda stage: stage
-        self.gateway = Gateway(
-            Settings(model_set=str(tiny_set), cascade_margin=margin),
-            dress(FakeDecoder()),
-            {name: dress(member) for name, member in self.members.items()},
-            dress(FakeCombiner()),
-        )
+        settings = Settings(model_set=str(tiny_set), cascade_margin=margin)
+        stages = (FakeDecoder(), self.members, FakeCombiner())
+        self.service = service_of(settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, timeout_s: float = 10.0):
-        return await self.gateway.classify(
+        return await self.service.classify(
             ClassifyRequest(list(files), 3, timeout_s, "id", Timeline())
         )
 
@@ -110,7 +102,7 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members = {name: FakeMember((0.0, 0.0, 1.0)) for name in ("first", "second")}
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
-    cascade = Cascade(members, 0.55)
+    cascade = Cascade(members, 0.55, "")
     request = ClassifyRequest([], 1, 10.0, "id", Timeline())
     groups = asyncio.run(cascade.ask(images, request))
     found = {}
@@ -194,30 +186,30 @@ async def test_ready_is_when_every_member_answers(graph):
     graph.first.row = SURE  # also of the warm-up image
     graph.third.raises = OverloadedError("full")
     with pytest.raises(NotReadyError, match="full"):
-        await graph.gateway.check_ready()
+        await graph.service.check_ready()
     graph.third.raises = None
-    await graph.gateway.check_ready()
+    await graph.service.check_ready()
 
 
 @pytest.mark.parametrize("margin", [None, 0.5])
 def test_what_is_served_tells_the_margin(tiny_set, margin):
-    assert Graph(tiny_set, margin).gateway.served_models().cascade_margin == margin
+    assert Graph(tiny_set, margin).service.served_models().cascade_margin == margin
 
 
 async def test_a_single_member_has_nobody_to_skip(tiny_set):
     member = FakeMember(SURE)
     settings = Settings(model_set=str(tiny_set), cascade_margin=0.5)
-    gateway = Gateway(settings, FakeDecoder(), {"only": member}, FakeCombiner())
-    (answer,) = await gateway.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", Timeline()))
+    service = service_of(settings, FakeDecoder(), {"only": member}, FakeCombiner())
+    (answer,) = await service.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", Timeline()))
     assert isinstance(answer, Classified)
     assert answer.skipped_members is None
-    assert gateway.served_models().cascade_margin is None
+    assert service.served_models().cascade_margin is None
 
 
 def test_without_a_margin_there_is_no_cascade():
     members = {"first": FakeMember(), "second": FakeMember()}
-    assert cascade_of(members, Settings()) is None
-    assert isinstance(cascade_of(members, Settings(cascade_margin=0.5)), Cascade)
+    assert cascade_of(members, Settings(), "") is None
+    assert isinstance(cascade_of(members, Settings(cascade_margin=0.5), ""), Cascade)
 
 
 async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
@@ -225,12 +217,11 @@ async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
     settings = Settings(
         model_set=str(tiny_set), cascade_margin=0.9, batch_sizes=(1, 2), compile_cache=None
     )
-    members = {name: InProcess(Classifier, (settings, name)) for name in ("sure", "unsure")}
-    gateway = Gateway(settings, Decoder(settings), members, Combiner(settings))
+    service = assemble(settings).service
     both = np.full((24, 24, 3), COLORS["green"], np.uint8)
     both[:12] = COLORS["red"]
     files = [cv2.imencode(".png", both)[1].tobytes(), picture("green")]
-    half, green = await gateway.classify(ClassifyRequest(files, 1, 10.0, "id", Timeline()))
+    half, green = await service.classify(ClassifyRequest(files, 1, 10.0, "id", Timeline()))
     assert isinstance(half, Classified)
     assert isinstance(green, Classified)
     assert (half.skipped_members, green.skipped_members) == (None, ["unsure"])

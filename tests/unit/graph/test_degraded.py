@@ -5,14 +5,13 @@ import asyncio
 import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.deployments.gateway import Gateway
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.quorum import RETRY_AFTER_S, CircuitBreaker, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
-from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 
@@ -24,15 +23,15 @@ class Graph:
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         given = {"model_set": str(tiny_set), "member_patience_s": 0.0, "answer_policy": policy}
-        self.gateway = Gateway(
+        self.service = service_of(
             Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
         )
         self.clock = [0.0]
-        self.gateway._members._breaker._clock = lambda: self.clock[0]
+        self.service._ensemble.members._breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0) -> Classified:
         request = ClassifyRequest([b"good"], 3, timeout_s, "id", Timeline())
-        (answer,) = await self.gateway.classify(request)
+        (answer,) = await self.service.classify(request)
         assert isinstance(answer, Classified)
         return answer
 

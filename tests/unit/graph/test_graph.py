@@ -6,33 +6,29 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from app.deployments.gateway import Gateway
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from models.errors import ModelSetError
-from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
+from tests.support.hand_clock import HandClock
 from tests.support.tiny_networks import LABELS
 
 
 class Graph:
-    """A gateway with its fake stages within reach."""
+    """The service with its fake stages within reach."""
 
     def __init__(self, tiny_set, *, as_handles: bool = False) -> None:
         self.decoder, self.combiner = FakeDecoder(), FakeCombiner()
         self.members = {"sure": FakeMember((0.1, 0.8, 0.1)), "unsure": FakeMember((0.2, 0.5, 0.3))}
-        dress = FakeHandle if as_handles else lambda stage: stage
-        self.gateway = Gateway(
-            Settings(model_set=str(tiny_set)),
-            dress(self.decoder),
-            {name: dress(member) for name, member in self.members.items()},
-            dress(self.combiner),
-        )
+        settings = Settings(model_set=str(tiny_set))
+        stages = (self.decoder, self.members, self.combiner)
+        self.service = service_of(settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, top_k: int = 2, timeout_s: float = 10.0):
-        return await self.gateway.classify(
+        return await self.service.classify(
             ClassifyRequest(list(files), top_k, timeout_s, "id", Timeline())
         )
 
@@ -136,10 +132,11 @@ async def test_a_member_that_hangs_ends_with_the_deadline(graph):
 
 
 async def test_the_time_of_reading_the_body_counts(graph):
-    timeline = Timeline()
-    timeline._started -= 60  # the request arrived a minute ago
+    clock = HandClock()
+    timeline = Timeline(clock.monotonic)
+    clock.now += 60  # the body took a minute
     with pytest.raises(DeadlineError):
-        await graph.gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))
+        await graph.service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))
 
 
 def remote(error: Exception) -> RayTaskError:
@@ -181,7 +178,7 @@ async def test_the_other_stages_errors_too(graph, stage, monkeypatch):
 
 
 def test_what_is_served(graph):
-    served = graph.gateway.served_models()
+    served = graph.service.served_models()
     assert (served.model_set, served.input_size, served.labels) == ("tiny", 16, list(LABELS))
     assert [(m.name, m.precision) for m in served.members] == [("sure", "INT8"), ("unsure", "INT8")]
-    assert graph.gateway.num_classes == 3
+    assert graph.service.num_classes == 3

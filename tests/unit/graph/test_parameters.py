@@ -1,9 +1,11 @@
 """Parameters of a request: one check for both interfaces, with errors that say what to send."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.errors import BadParameterError
-from app.graph.parameters import checked_top_k, parse_timeout_s
+from app.graph.parameters import checked_top_k, lane_of, parse_timeout_s
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
@@ -33,3 +35,37 @@ def test_a_time_that_is_none(given: str) -> None:
     with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
         parse_timeout_s(given)
     assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("priority", "num_images", "lane"),
+    [
+        (None, 1, "interactive"),
+        (None, 2, "bulk"),
+        ("u=3", 5, "interactive"),
+        ("u=0, i", 5, "interactive"),
+        ("i, u=7", 1, "bulk"),
+        ("u = 4", 1, "bulk"),
+        ("i", 1, "interactive"),
+        ("", 3, "bulk"),
+        ("urgent", 1, "interactive"),
+        ("xu=7", 1, "interactive"),
+    ],
+)
+def test_who_gets_into_which_lane(priority, num_images, lane):
+    assert lane_of(priority, num_images) == lane
+
+
+@pytest.mark.parametrize("priority", ["u=8", "u=99999999999999999999999999"])
+def test_an_urgency_that_is_none(priority):
+    with pytest.raises(BadParameterError, match="0 to 7"):
+        lane_of(priority, 1)
+
+
+@given(st.text(max_size=40), st.integers(1, 64))
+@settings(max_examples=300, deadline=None)
+def test_any_header_is_a_lane_or_refused(priority, num_images):
+    try:
+        assert lane_of(priority, num_images) in ("interactive", "bulk")
+    except BadParameterError:
+        assert "u" in priority

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import app.graph.readiness
-from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OverloadedError
 from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.request import ClassifyRequest
+from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.metrics.table import ANSWERS, ENTROPY
 from app.settings import Settings
-from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.hand_clock import HandClock
 
 
@@ -31,9 +31,9 @@ def member() -> FakeMember:
 
 
 @pytest.fixture
-def gateway(tiny_set, member, clock) -> Gateway:
+def service(tiny_set, member, clock) -> EnsembleService:
     settings = Settings(model_set=str(tiny_set))
-    return Gateway(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+    return service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
 
 
 def test_the_warm_up_image_is_one():
@@ -41,9 +41,9 @@ def test_the_warm_up_image_is_one():
     assert image.shape == (1, 1)
 
 
-async def test_a_hundred_that_ask_at_once_cause_one_probe(gateway, member):
+async def test_a_hundred_that_ask_at_once_cause_one_probe(service, member):
     member.gate = asyncio.Event()
-    asking = [asyncio.ensure_future(gateway.check_ready()) for _ in range(100)]
+    asking = [asyncio.ensure_future(service.check_ready()) for _ in range(100)]
     while not member.asked:
         await asyncio.sleep(0)
     member.gate.set()
@@ -51,9 +51,9 @@ async def test_a_hundred_that_ask_at_once_cause_one_probe(gateway, member):
     assert len(member.asked) == 1
 
 
-async def test_one_that_leaves_does_not_end_the_probe_of_the_others(gateway, member):
+async def test_one_that_leaves_does_not_end_the_probe_of_the_others(service, member):
     member.gate = asyncio.Event()
-    leaving, staying = (asyncio.ensure_future(gateway.check_ready()) for _ in range(2))
+    leaving, staying = (asyncio.ensure_future(service.check_ready()) for _ in range(2))
     while not member.asked:
         await asyncio.sleep(0)
     leaving.cancel()
@@ -64,37 +64,37 @@ async def test_one_that_leaves_does_not_end_the_probe_of_the_others(gateway, mem
     assert len(member.asked) == 1
 
 
-async def test_the_answer_is_remembered_and_then_asked_again(gateway, member, clock):
-    await gateway.check_ready()
+async def test_the_answer_is_remembered_and_then_asked_again(service, member, clock):
+    await service.check_ready()
     clock.now += READY_FOR_S - 0.001
-    await gateway.check_ready()
+    await service.check_ready()
     assert len(member.asked) == 1
     clock.now += 0.002
-    await gateway.check_ready()
+    await service.check_ready()
     assert len(member.asked) == 2
 
 
-async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(gateway, member, clock):
-    await gateway.check_ready()
+async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(service, member, clock):
+    await service.check_ready()
     member.raises = OverloadedError("full")
     clock.now += READY_FOR_S + 1
     for _ in range(2):  # a failure is not remembered
         with pytest.raises(NotReadyError, match="the warm-up image got no answer: full"):
-            await gateway.check_ready()
+            await service.check_ready()
     member.raises = None
-    await gateway.check_ready()
+    await service.check_ready()
     assert len(member.asked) == 4
 
 
-async def test_a_decoder_that_refuses_the_warm_up_image(gateway, monkeypatch):
+async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
     monkeypatch.setattr(app.graph.readiness, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
-        await gateway.check_ready()
+        await service.check_ready()
 
 
-async def test_a_probe_is_nobodys_photo(gateway, told):
-    await gateway.check_ready()
+async def test_a_probe_is_nobodys_photo(service, told):
+    await service.check_ready()
     assert told.of(ANSWERS) == {}
-    await gateway.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
     assert told.of(ANSWERS) == {("alone", "no"): 1}
     assert told.of(ENTROPY) == {(): 0.5}

@@ -15,7 +15,14 @@ from app.graph.timeline import Timeline
 from app.settings import Settings
 from models.errors import TandemError
 from models.model_set import load_model_set
-from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+from tests.support.fakes import (
+    FakeCombiner,
+    FakeDecoder,
+    FakeHandle,
+    FakeMember,
+    of_model_set,
+    service_of,
+)
 from tests.support.tiny_networks import picture, write_tiny_set
 
 
@@ -39,7 +46,7 @@ class Scripted:
             raise given
         return given
 
-    handle_forwarded = __call__
+    run = handle_forwarded = __call__
 
 
 MIXED = OtherSetError("mixed")
@@ -64,9 +71,13 @@ async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
     sibling = Scripted(["theirs"])
     asked = siblings(Scripted(MIXED), sibling, monkeypatch).classify(request_of(b"a", b"b"))
     assert await asked == ["theirs"]
-    ((files, top_k, left_s, request_id, lane),) = sibling.asked
-    assert (files, top_k, request_id, lane) == ([b"a", b"b"], 3, "id", "bulk")
-    assert 9 < left_s <= 10
+    ((forwarded,),) = sibling.asked
+    assert (forwarded.files, forwarded.top_k) == ([b"a", b"b"], 3)
+    assert (forwarded.request_id, forwarded.lane) == ("id", "bulk")
+    assert 9 < forwarded.left_s <= 10
+    again = forwarded.request()
+    assert (again.files, again.top_k, again.lane) == ([b"a", b"b"], 3, "bulk")
+    assert again.left_s <= forwarded.left_s
 
 
 async def test_it_goes_on_until_somebody_can(monkeypatch):
@@ -95,11 +106,11 @@ async def test_outside_of_serve_there_are_no_siblings(monkeypatch):
         await siblings(Scripted(MIXED), None, monkeypatch).classify(request_of())
 
 
-def test_who_does_not_say_is_taken_as_ours():
-    check_same_model_set("", "a")
+def test_a_stage_is_of_our_model_set_or_refused():
     check_same_model_set("a", "a")
-    with pytest.raises(OtherSetError, match="rolling update"):
-        check_same_model_set("b", "a")
+    for theirs in ("b", ""):
+        with pytest.raises(OtherSetError, match="rolling update"):
+            check_same_model_set(theirs, "a")
 
 
 @pytest.fixture
@@ -127,14 +138,15 @@ async def test_an_answer_is_of_one_set_alone(two_sets, stage):
     """One stage of the new set among those of the old one: refused, whichever it is."""
     old, new = two_sets
     of = {name: new if name == stage else old for name in ("decoder", "member", "combiner")}
-    gateway = Gateway(
+    service = service_of(
         old,
-        FakeHandle(Decoder(of["decoder"])),
-        {"sure": FakeHandle(Classifier(of["member"], "sure"))},
-        FakeHandle(Combiner(of["combiner"])),
+        Decoder(of["decoder"]),
+        {"sure": Classifier(of["member"], "sure")},
+        Combiner(of["combiner"]),
+        as_handles=True,
     )
     with pytest.raises(OtherSetError):
-        await gateway.classify(request_of(picture()))
+        await service.classify(request_of(picture()))
 
 
 async def test_a_member_refuses_images_of_another_size(tmp_path):
@@ -157,8 +169,11 @@ async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
 async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monkeypatch):
     member = FakeMember()
     member.raises = NotReadyError("still loading")
+    settings = Settings(model_set=str(tiny_set))
+    decoder, combiner = FakeDecoder(), FakeCombiner()
+    of_model_set(settings, decoder, member, combiner)
     gateway = Gateway(
-        Settings(model_set=str(tiny_set)), FakeDecoder(), {"sure": member}, FakeCombiner()
+        settings, FakeHandle(decoder), {"sure": FakeHandle(member)}, FakeHandle(combiner)
     )
     monkeypatch.setattr("app.graph.readiness.START_POLL_S", 0)
     check = asyncio.create_task(gateway.check_health())

@@ -26,7 +26,7 @@ def test_a_duration_is_put_into_the_middle_of_its_span(start, length, duration):
 @given(hop=st.tuples(MS, MS), queue=MS, infer=MS, decode=MS)
 def test_no_stage_is_negative(hop, queue, infer, decode):
     timeline = Timeline()
-    answer = MemberAnswer(np.zeros((1, 3), np.float32), (queue,), (infer,), (4,))
+    answer = MemberAnswer(np.zeros((1, 3), np.float32), (queue,), (infer,), (4,), "")
     span = Interval(hop[0], hop[0] + hop[1])
     timings = timeline.of_image(0, span, decode, {"m": span}, {"m": answer})
     assert all(stage.start_ms >= 0 and stage.duration_ms >= 0 for stage in timings.stages)
@@ -39,7 +39,7 @@ def test_no_stage_is_negative(hop, queue, infer, decode):
 
 def test_each_image_has_its_own_durations():
     timeline = Timeline()
-    answer = MemberAnswer(np.zeros((2, 3), np.float32), (3.0, 4.0), (5.0, 6.0), (1, 2))
+    answer = MemberAnswer(np.zeros((2, 3), np.float32), (3.0, 4.0), (5.0, 6.0), (1, 2), "")
     span = Interval(0, 100)
     second = timeline.of_image(1, span, 2.0, {"m": span}, {"m": answer})
     found = {s.stage: (s.duration_ms, s.batch_size) for s in second.stages}

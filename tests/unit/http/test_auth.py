@@ -6,11 +6,11 @@ import logging
 import httpx
 import pytest
 
+from app.graph.keys import Keys, read_keys
 from app.http.api import create_api
-from app.http.auth import Keys, read_keys
 from app.settings import Settings
 from models.api_keys import ApiKeyError
-from tests.support.fakes import FakeGateway
+from tests.support.fakes import FakeService
 
 KEY, OTHER = "k" * 32, "other-Key.with_all~of+the/signs=="
 CLASSIFY = "/v1/classify"
@@ -25,8 +25,8 @@ def key_file(tmp_path):
 
 
 @pytest.fixture
-def gateway(key_file):
-    return FakeGateway(Settings(max_body_bytes=1000, max_files=3, api_keys_file=key_file))
+def service(key_file):
+    return FakeService(Settings(max_body_bytes=1000, max_files=3, api_keys_file=key_file))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -58,14 +58,14 @@ async def test_a_caller_with_a_key_is_let_in(client, key, scheme):
         "x" * 10_000,
     ],
 )
-async def test_a_caller_with_another_is_not(client, gateway, value):
+async def test_a_caller_with_another_is_not(client, service, value):
     headers = {"authorization": value.encode("latin-1")}
     answer = await client.post(CLASSIFY, content=b"image", headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "unauthorized"
     assert 'error="invalid_token"' in answer.headers["www-authenticate"]
     assert KEY not in answer.text
-    assert gateway.requests == []
+    assert service.requests == []
 
 
 async def test_two_keys_at_once_are_none(client):
@@ -73,7 +73,7 @@ async def test_two_keys_at_once_are_none(client):
     assert (await client.get("/v1/models", headers=headers)).status_code == 401
 
 
-async def test_without_a_key_nothing_of_the_body_is_read(client, gateway):
+async def test_without_a_key_nothing_of_the_body_is_read(client, service):
     async def body():
         raise AssertionError("the body was asked for")
         yield b""
@@ -84,7 +84,7 @@ async def test_without_a_key_nothing_of_the_body_is_read(client, gateway):
     error = answer.json()["error"]
     assert error["request_id"] == "r1"
     assert "Authorization: Bearer KEY" in error["message"]
-    assert gateway.requests == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ async def test_everything_else_wants_a_key(client, path):
 @pytest.mark.parametrize(
     "path", ["/page/../v1/models", "/docs/assets/../../v1/models", "/page//v1/models"]
 )
-async def test_no_way_leads_round_the_keys(gateway, path):
-    transport = httpx.ASGITransport(_with_raw_path(create_api(gateway), path))
+async def test_no_way_leads_round_the_keys(service, path):
+    transport = httpx.ASGITransport(_with_raw_path(create_api(service), path))
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
         answer = await client.get("/")
     assert answer.status_code in (401, 404)
@@ -139,15 +139,15 @@ async def test_the_description_says_what_wants_a_key(client):
 
 
 async def test_without_keys_everybody_may_call_and_nothing_is_described():
-    transport = httpx.ASGITransport(create_api(FakeGateway()))
+    transport = httpx.ASGITransport(create_api(FakeService()))
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
         assert (await client.get("/v1/models")).status_code == 200
         assert "securitySchemes" not in (await client.get("/openapi.json")).text
 
 
-async def test_a_key_is_gone_before_anybody_could_log_it(client, gateway, monkeypatch, caplog):
+async def test_a_key_is_gone_before_anybody_could_log_it(client, service, monkeypatch, caplog):
     seen = []
-    monkeypatch.setattr(gateway, "served_models", lambda: 1 / 0)
+    monkeypatch.setattr(service, "served_models", lambda: 1 / 0)
     monkeypatch.setattr(
         "app.http.errors.request_id_of", lambda request: seen.append(request) or "r"
     )

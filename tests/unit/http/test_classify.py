@@ -9,11 +9,11 @@ from app.messages import Fault
 CLASSIFY = "/v1/classify"
 
 
-async def test_the_body_itself_is_the_image(client, gateway):
+async def test_the_body_itself_is_the_image(client, service):
     answer = await client.post(CLASSIFY, content=b"image one")
     assert answer.status_code == 200
     assert answer.json()["predictions"] == [{"index": 0, "label": "image one", "probability": 0.75}]
-    (asked,) = gateway.requests
+    (asked,) = service.requests
     assert (asked.files, asked.top_k, asked.timeout_s) == ([b"image one"], 5, 10.0)
 
 
@@ -38,7 +38,7 @@ async def test_a_bad_image_is_answered_with_its_own_status(client):
     }
 
 
-async def test_a_form_answers_every_file_in_order(client, gateway):
+async def test_a_form_answers_every_file_in_order(client, service):
     files = [("files", (f"{i}", data)) for i, data in enumerate([b"image a", b"no", b"image b"])]
     answer = await client.post(CLASSIFY, files=files, headers={"x-request-id": "r2"})
     assert answer.status_code == 200
@@ -49,51 +49,51 @@ async def test_a_form_answers_every_file_in_order(client, gateway):
     assert third["predictions"][0]["label"] == "image b"
     assert {r.get("request_id") or r["error"]["request_id"] for r in body["results"]} == {"r2"}
     assert body["request_id"] == "r2"
-    assert gateway.requests[0].files == [b"image a", b"no", b"image b"]
+    assert service.requests[0].files == [b"image a", b"no", b"image b"]
 
 
 @pytest.mark.parametrize(
     "value", ["0", "-1", "11", "9999", "x", "1.5", "", "9" * 4000, "9" * 5000, "nan"]
 )
-async def test_a_top_k_out_of_range_is_refused_before_the_body_is_used(client, gateway, value):
+async def test_a_top_k_out_of_range_is_refused_before_the_body_is_used(client, service, value):
     answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
     assert answer.status_code == 422
     error = answer.json()["error"]
     assert error["code"] == "bad_parameter"
     assert "top_k" in error["message"]
     assert len(error["message"]) < 300  # the offending value is not sent back whole
-    assert gateway.requests == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize("value", ["1", "10"])
-async def test_the_ends_of_top_k(client, gateway, value):
+async def test_the_ends_of_top_k(client, service, value):
     answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
     assert answer.status_code == 200
-    assert gateway.requests[0].top_k == int(value)
+    assert service.requests[0].top_k == int(value)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "0", "abc", "", "-inf", "1 s"])
-async def test_a_timeout_that_makes_no_sense_is_refused(client, gateway, value):
+async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value):
     headers = {"x-request-timeout-seconds": value}
     answer = await client.post(CLASSIFY, content=b"image", headers=headers)
     assert answer.status_code == 422
     assert "x-request-timeout-seconds" in answer.json()["error"]["message"]
-    assert gateway.requests == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(("value", "expected"), [("2.5", 2.25), ("9999", 10.0), ("inf", 10.0)])
-async def test_a_client_can_only_ask_for_less_time(client, gateway, value, expected):
+async def test_a_client_can_only_ask_for_less_time(client, service, value, expected):
     """Of what it asks for 90 % are used: at 100 % Serve answers itself, and not in JSON."""
     headers = {"x-request-timeout-seconds": value}
     await client.post(CLASSIFY, content=b"image", headers=headers)
-    assert gateway.requests[0].timeout_s == expected
+    assert service.requests[0].timeout_s == expected
 
 
 @pytest.fixture
-def quick(gateway):
-    """A Gateway whose answers have 4 s."""
-    gateway.answer_timeout_s = 4.0
-    return gateway
+def quick(service):
+    """A service whose answers have 4 s."""
+    service.answer_within(4.0)
+    return service
 
 
 async def test_the_answer_has_its_own_time_from_when_the_body_is_there(quick, client):
@@ -109,40 +109,40 @@ async def test_the_answer_has_its_own_time_from_when_the_body_is_there(quick, cl
     assert quick.requests[1].timeout_s == 1.8
 
 
-async def test_the_request_id_goes_through(client, gateway):
+async def test_the_request_id_goes_through(client, service):
     answer = await client.post(CLASSIFY, content=b"image", headers={"x-request-id": "mine"})
-    assert gateway.requests[0].request_id == "mine"
+    assert service.requests[0].request_id == "mine"
     assert answer.json()["request_id"] == "mine"
 
 
-async def test_without_a_request_id_one_is_made(client, gateway):
+async def test_without_a_request_id_one_is_made(client, service):
     ids = [(await client.post(CLASSIFY, content=b"image")).json()["request_id"] for _ in "ab"]
     assert len(set(ids)) == 2
-    assert [request.request_id for request in gateway.requests] == ids
+    assert [request.request_id for request in service.requests] == ids
 
 
-async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, gateway):
-    gateway.is_full = True
+async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, service):
+    service.admission.is_full = True
     answer = await client.post(CLASSIFY, content=b"image")
     assert answer.status_code == 429
     assert answer.json()["error"]["code"] == "overloaded"
     assert answer.headers["retry-after"] == "7"
-    assert gateway.requests == []
+    assert service.requests == []
 
 
-async def test_bodies_that_hold_too_much_together(client, gateway):
-    with gateway.byte_budget.share() as others:
-        others.grow(gateway.byte_budget.limit - 5)
+async def test_bodies_that_hold_too_much_together(client, service):
+    with service.byte_budget.share() as others:
+        others.grow(service.byte_budget.limit - 5)
         assert (await client.post(CLASSIFY, content=b"image")).status_code == 200
         answer = await client.post(CLASSIFY, content=b"images")
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1"
     assert "try again" in answer.json()["error"]["message"]
-    assert len(gateway.requests) == 1
-    assert gateway.byte_budget.num_held == 0
+    assert len(service.requests) == 1
+    assert service.byte_budget.num_held == 0
 
 
-async def test_a_body_that_does_not_come(client, gateway):
+async def test_a_body_that_does_not_come(client, service):
     async def silence():
         yield b"ima"
         await asyncio.Future()
@@ -152,30 +152,30 @@ async def test_a_body_that_does_not_come(client, gateway):
     assert answer.status_code == 408
     assert answer.json()["error"]["code"] == "slow_body"
     assert answer.headers["connection"] == "close"
-    assert gateway.requests == []
-    assert gateway.byte_budget.num_held == 0
+    assert service.requests == []
+    assert service.byte_budget.num_held == 0
 
 
-async def test_too_many_bytes(client, gateway):
+async def test_too_many_bytes(client, service):
     answer = await client.post(CLASSIFY, content=b"image" + bytes(996))
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "too_many_bytes"
     assert "1001 bytes" in answer.json()["error"]["message"]
     assert "the limit is 1000" in answer.json()["error"]["message"]
-    assert gateway.requests == []
+    assert service.requests == []
 
 
-async def test_too_many_files(client, gateway):
+async def test_too_many_files(client, service):
     files = [("files", (f"{i}", b"image")) for i in range(4)]
     answer = await client.post(CLASSIFY, files=files)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "too_many_files"
-    assert gateway.requests == []
+    assert service.requests == []
 
 
-async def test_members_that_were_skipped_are_named_and_else_not_mentioned(client, gateway):
+async def test_members_that_were_skipped_are_named_and_else_not_mentioned(client, service):
     assert "skipped_members" not in (await client.post(CLASSIFY, content=b"image")).json()
-    gateway.skipped = ["b"]
+    service.skipped = ["b"]
     answer = (await client.post(CLASSIFY, content=b"image")).json()
     assert answer["skipped_members"] == ["b"]
     assert answer["degraded"] is False
@@ -186,14 +186,14 @@ async def test_absent_values_are_left_out_of_the_answer(client):
     assert "null" not in text
 
 
-async def test_the_fault_of_one_file_has_the_shape_of_an_error(client, gateway, monkeypatch):
-    monkeypatch.setattr(gateway, "_one", lambda *_: Fault(422, "too_many_pixels", "too large"))
+async def test_the_fault_of_one_file_has_the_shape_of_an_error(client, service, monkeypatch):
+    monkeypatch.setattr(service, "_one", lambda *_: Fault(422, "too_many_pixels", "too large"))
     answer = await client.post(CLASSIFY, content=b"image")
     assert answer.status_code == 422
     assert answer.json()["error"]["code"] == "too_many_pixels"
 
 
-async def test_forms_of_several_files_let_single_photos_go_first(client, gateway):
+async def test_forms_of_several_files_let_single_photos_go_first(client, service):
     await client.post(CLASSIFY, content=b"image")
     await client.post(CLASSIFY, files=[("f", ("a", b"image"))])
     await client.post(CLASSIFY, files=[("f", (n, b"image")) for n in "ab"])
@@ -202,7 +202,7 @@ async def test_forms_of_several_files_let_single_photos_go_first(client, gateway
         CLASSIFY, files=[("f", (n, b"image")) for n in "ab"], headers={"priority": "u=2"}
     )
     expected = ["interactive", "interactive", "bulk", "bulk", "interactive"]
-    assert [request.lane for request in gateway.requests] == expected
+    assert [request.lane for request in service.requests] == expected
 
 
 async def test_an_urgency_that_is_none_is_said(client):

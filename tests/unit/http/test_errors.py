@@ -53,8 +53,8 @@ def test_errors_survive_the_way_between_processes(kind):
 
 
 @pytest.mark.parametrize("kind", [NotAnImageError, OverloadedError, NotReadyError, DeadlineError])
-async def test_an_error_of_the_gateway_becomes_its_status(client, gateway, kind):
-    gateway.raises = kind("what to do next")
+async def test_an_error_of_the_gateway_becomes_its_status(client, service, kind):
+    service.raises = kind("what to do next")
     answer = await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r"})
     assert answer.status_code == kind.status
     expected = {"code": kind.code, "message": "what to do next", "request_id": "r"}
@@ -62,8 +62,8 @@ async def test_an_error_of_the_gateway_becomes_its_status(client, gateway, kind)
 
 
 @pytest.mark.parametrize(("kind", "retry"), [(OverloadedError, "1"), (NotReadyError, "1")])
-async def test_come_back_later_says_when(client, gateway, kind, retry):
-    gateway.raises = kind("full")
+async def test_come_back_later_says_when(client, service, kind, retry):
+    service.raises = kind("full")
     answer = await client.post("/v1/classify", content=b"image")
     assert answer.headers["retry-after"] == retry
 
@@ -72,8 +72,8 @@ async def test_what_cannot_help_has_no_retry_after(client):
     assert "retry-after" not in (await client.post("/v1/classify", content=b"no")).headers
 
 
-async def test_an_unexpected_error_tells_the_log_and_not_the_client(client, gateway, caplog):
-    gateway.raises = RuntimeError("secret /etc/path")
+async def test_an_unexpected_error_tells_the_log_and_not_the_client(client, service, caplog):
+    service.raises = RuntimeError("secret /etc/path")
     with caplog.at_level(logging.ERROR, "ray.serve"):
         logging.getLogger("ray.serve").addHandler(caplog.handler)
         answer = await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r9"})
@@ -112,9 +112,9 @@ async def test_a_wrong_method_is_told_the_right_one(client):
     assert (await client.get("/v1/classify")).headers["allow"] == "POST"
 
 
-async def test_ready_and_not(client, gateway):
+async def test_ready_and_not(client, service):
     assert (await client.get("/readyz")).json() == {"ready": True}
-    gateway.not_ready = NotReadyError("resnet50 does not answer")
+    service.not_ready = NotReadyError("resnet50 does not answer")
     answer = await client.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "not_ready"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.http.api import create_api
 from app.settings import Settings
-from tests.support.fakes import NOT_AN_IMAGE, FakeGateway
+from tests.support.fakes import NOT_AN_IMAGE, FakeService
 from tests.support.raw_asgi import Asked, Header, Told, ask
 
 KEY = "k" * 32
@@ -76,7 +76,7 @@ CHUNKS = st.lists(st.binary(max_size=120) | PIECES, min_size=1, max_size=12)
 FORM: Header = (b"content-type", b"multipart/form-data; boundary=b")
 
 
-class AnyGateway(FakeGateway):
+class AnyService(FakeService):
     """Takes any bytes."""
 
     def _one(self, data: bytes, request_id: str) -> Any:
@@ -85,7 +85,7 @@ class AnyGateway(FakeGateway):
 
 @cache
 def api() -> Any:
-    return create_api(AnyGateway(Settings(max_body_bytes=MAX_BODY, max_files=3)))
+    return create_api(AnyService(Settings(max_body_bytes=MAX_BODY, max_files=3)))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("fuzz") / "keys"
     path.write_text(KEY)
     path.chmod(0o600)
-    return create_api(AnyGateway(Settings(api_keys_file=path)))
+    return create_api(AnyService(Settings(api_keys_file=path)))
 
 
 @cache

@@ -104,8 +104,8 @@ async def test_the_cascade_is_described(client, name):
 
 
 @pytest.mark.parametrize("skipped", [None, ["b"]])
-async def test_answers_are_what_the_description_says(client, gateway, skipped):
-    gateway.skipped = skipped
+async def test_answers_are_what_the_description_says(client, service, skipped):
+    service.skipped = skipped
     description = await openapi(client)
     answer = (await client.post("/v1/classify", content=b"image")).json()
     check(answer, Classified.__name__, description)

@@ -21,31 +21,31 @@ def report() -> QueueReport:
 
 
 def ran(size: int, error: Exception | None = None) -> ExecutedBatch:
-    return ExecutedBatch(0.0, 1.0, (None,) * size, error)
+    return ExecutedBatch(0.0, 1.0, (0,) * size, error)
 
 
 async def test_batches_by_size(told: Instruments) -> None:
     metrics = MemberMetrics("a", report)
     for size in (1, 4, 4):
-        metrics.ran(ran(size))
+        metrics.executed(ran(size))
     assert told.of(BATCHES) == {("a", "1"): 1, ("a", "4"): 2}
     assert told.of(MEMBER_IMAGES) == {("a",): 9}
 
 
 async def test_a_failed_batch_is_no_work_done(told: Instruments) -> None:
-    MemberMetrics("a", report).ran(ran(4, RuntimeError()))
+    MemberMetrics("a", report).executed(ran(4, RuntimeError()))
     assert told.of(FAILED_BATCHES) == {("a",): 1}
     assert told.of(MEMBER_IMAGES) == {}
 
 
 async def test_the_queue_is_looked_at_from_the_first_batch_on(told: Instruments) -> None:
-    MemberMetrics("a", report).ran(ran(1))
+    MemberMetrics("a", report).executed(ran(1))
     assert told.of(QUEUE_LENGTH) == {("a",): 3}
     assert told.of(QUEUE_AGE_MS) == {("a",): 250}
 
 
 def test_without_metrics_no_loop_is_needed() -> None:
-    MemberMetrics("a", report).ran(ran(1))
+    MemberMetrics("a", report).executed(ran(1))
 
 
 def test_a_golden_check_that_passes(told: Instruments) -> None:

@@ -8,7 +8,7 @@ import pytest
 from app.errors import OverloadedError
 from app.metrics.requests import MeasuredRequests
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
-from tests.support.fakes import FakeGateway
+from tests.support.fakes import FakeService
 from tests.support.instruments import Instruments
 
 URL = "/v1/classify"
@@ -30,11 +30,11 @@ async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> N
 async def test_a_request_that_fails(
     told: Instruments,
     client: httpx.AsyncClient,
-    gateway: FakeGateway,
+    service: FakeService,
     error: Exception,
     status: str,
 ) -> None:
-    gateway.raises = error
+    service.raises = error
     assert (await client.post(URL, content=b"image")).status_code == int(status)
     assert told.of(REQUESTS) == {(URL, status): 1}
 

@@ -22,7 +22,7 @@ async def test_a_lone_image_starts_at_once_and_alone():
     network.finish()
     result = await future
     assert number_of(result) == 7
-    assert (result.queued_s, result.infer_s, result.batch_size) == (0.0, 0.5, 1)
+    assert (result.queued_s, result.batch.infer_s, result.batch.size) == (0.0, 0.5, 1)
 
 
 async def test_while_a_batch_runs_the_next_one_grows():
@@ -38,7 +38,7 @@ async def test_while_a_batch_runs_the_next_one_grows():
     await network.finish_all()
     assert network.batches == [[0], [1, 2, 3, 4], [5, 6]]
     assert [number_of(await f) for f in futures] == list(range(7))
-    assert [(await f).batch_size for f in futures] == [1, 4, 4, 4, 4, 2, 2]
+    assert [(await f).batch.size for f in futures] == [1, 4, 4, 4, 4, 2, 2]
 
 
 async def test_the_time_in_the_queue_is_told_apart_from_the_run():
@@ -53,7 +53,7 @@ async def test_the_time_in_the_queue_is_told_apart_from_the_run():
     network.now += 0.25
     network.finish()
     result = await second
-    assert (result.queued_s, result.infer_s) == (2.0, 0.25)
+    assert (result.queued_s, result.batch.infer_s) == (2.0, 0.25)
 
 
 async def test_the_worker_ends_when_idle_and_starts_again():
@@ -89,7 +89,7 @@ async def test_an_image_that_makes_its_batch_fail_fails_alone():
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert isinstance(answers[2], ValueError)
     assert [number_of(answers[n]) for n in (0, 1, 3)] == [0, 1, 3]
-    assert [answers[n].batch_size for n in (0, 1, 3)] == [1, 1, 1]
+    assert [answers[n].batch.size for n in (0, 1, 3)] == [1, 1, 1]
 
 
 async def test_images_of_different_shapes_do_not_spoil_each_other():
@@ -180,7 +180,7 @@ async def test_nothing_to_submit_is_no_error():
 
 
 def test_the_helpers_themselves():
-    assert number_of(BatchResult(image(70_000)[0, 0], 0, 0, 1, 0, None)) == 70_000
+    assert number_of(BatchResult(image(70_000)[0, 0], 0.0, ExecutedBatch(0.0, 0.0, (0,)))) == 70_000
     run: Callable[..., Awaitable] = SteppedNetwork().run
     assert asyncio.iscoroutinefunction(run)
 
@@ -188,25 +188,21 @@ def test_the_helpers_themselves():
 async def test_who_keeps_a_record_hears_of_every_batch():
     network, heard = SteppedNetwork(bad={3}), []
 
-    def note(ran: ExecutedBatch) -> int:
-        heard.append(ran)
-        return len(heard)
-
-    queue = BatchQueue(network.run, (1, 2), 64, network.clock, on_batch=note)
-    (first,) = queue.submit([image(0)], tag="a")
+    queue = BatchQueue(network.run, (1, 2), 64, network.clock, on_batch=heard.append)
+    (first,) = queue.submit([image(0)], call=7)
     await settle()
-    others = queue.submit([image(1)], tag="b") + queue.submit([image(2)])
-    (bad,) = queue.submit([image(3)], tag="c")
+    others = queue.submit([image(1)], call=8) + queue.submit([image(2)])
+    (bad,) = queue.submit([image(3)], call=9)
     network.now += 2.0
     await network.finish_all()
-    assert [(ran.tags, ran.error is None) for ran in heard] == [
-        (("a",), True),
-        (("b", None), True),
-        (("c",), False),
+    assert [(batch.calls, batch.error is None) for batch in heard] == [
+        ((7,), True),
+        ((8, 0), True),
+        ((9,), False),
     ]
     assert (heard[0].started, heard[0].ended) == (0.0, 2.0)
-    assert [(await f).batch_span for f in (first, *others)] == [1, 2, 2]
-    assert [(await f).started for f in (first, *others)] == [0.0, 2.0, 2.0]
+    assert [heard.index((await f).batch) for f in (first, *others)] == [0, 1, 1]
+    assert [(await f).batch.started for f in (first, *others)] == [0.0, 2.0, 2.0]
     with pytest.raises(ValueError, match="3"):
         await bad
 

@@ -1,15 +1,13 @@
-"""The two lanes: order within each, no starvation, and who gets into which."""
+"""The two lanes: order within each, and no starvation."""
 
 import asyncio
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import BadParameterError
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.priority import BULK_EVERY, lane_of
+from app.queueing.priority import BULK_EVERY
 from tests.support.steps import SteppedNetwork, image, settle
 
 BOUNDED = settings(max_examples=150, deadline=None, database=None)
@@ -106,37 +104,3 @@ async def test_settings_change_while_it_works():
     queue.max_batch_size = 2
     await network.finish_all()
     assert [len(batch) for batch in network.batches] == [8, 2, 2, 2, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("priority", "num_images", "lane"),
-    [
-        (None, 1, "interactive"),
-        (None, 2, "bulk"),
-        ("u=3", 5, "interactive"),
-        ("u=0, i", 5, "interactive"),
-        ("i, u=7", 1, "bulk"),
-        ("u = 4", 1, "bulk"),
-        ("i", 1, "interactive"),
-        ("", 3, "bulk"),
-        ("urgent", 1, "interactive"),
-        ("xu=7", 1, "interactive"),
-    ],
-)
-def test_who_gets_into_which_lane(priority, num_images, lane):
-    assert lane_of(priority, num_images) == lane
-
-
-@pytest.mark.parametrize("priority", ["u=8", "u=99999999999999999999999999"])
-def test_an_urgency_that_is_none(priority):
-    with pytest.raises(BadParameterError, match="0 to 7"):
-        lane_of(priority, 1)
-
-
-@given(st.text(max_size=40), st.integers(1, 64))
-@settings(max_examples=300, deadline=None)
-def test_any_header_is_a_lane_or_refused(priority, num_images):
-    try:
-        assert lane_of(priority, num_images) in ("interactive", "bulk")
-    except BadParameterError:
-        assert "u" in priority

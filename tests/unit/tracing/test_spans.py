@@ -7,8 +7,9 @@ import pytest
 from opentelemetry import trace
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
-from app.tracing import batches, spans
-from app.tracing.spans import Clock, current_parent, record
+from app.tracing import spans
+from app.tracing.batches import MemberSpans
+from app.tracing.spans import Clock, Parent, current_parent, record
 
 
 def test_without_a_sampled_request_there_is_no_parent(exported):
@@ -47,55 +48,80 @@ def test_a_failed_stage_says_why(exported, request_span):
     assert (span.status.is_ok, span.status.description) == (False, "not an image")
 
 
+def begun(member: MemberSpans, call: int) -> Parent:
+    """Begin a call of ``member`` within a traced request; return the request's span."""
+    with trace.get_tracer("serve").start_as_current_span("request"):
+        member.begin(call)
+        return current_parent()
+
+
 def test_a_batch_links_to_every_request_in_it_once(exported):
-    parents = []
-    for _ in range(2):
-        with trace.get_tracer("serve").start_as_current_span("request"):
-            parents.append(current_parent())
-    first, second = parents
+    member = MemberSpans("resnet50")
+    first, second = begun(member, 1), begun(member, 2)
+    member.begin(3)  # not traced
     exported.clear()
-    batch_span = batches.record_run(
-        "resnet50", ExecutedBatch(5.0, 5.5, (first, first, None, second), None)
-    )
+    member.executed(ExecutedBatch(5.0, 5.5, (1, 1, 3, 2)))
     (span,) = exported.get_finished_spans()
     assert [link.context for link in span.links] == [first.span, second.span]
     assert span.parent is None
-    assert span.context.trace_id not in {p.span.trace_id for p in parents}
-    assert batch_span == span.get_span_context()
+    assert span.context.trace_id not in {p.span.trace_id for p in (first, second)}
     assert dict(span.attributes) == {"tandem.member": "resnet50", "tandem.batch_size": 4}
     assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
 
 
 def test_a_batch_without_traced_requests_is_not_recorded(exported):
-    assert batches.record_run("resnet50", ExecutedBatch(5.0, 5.5, (None, None), None)) is None
+    member = MemberSpans("resnet50")
+    member.begin(1)
+    batch = ExecutedBatch(5.0, 5.5, (1,))
+    member.executed(batch)
+    member.answered(1, [BatchResult(None, 0.25, batch)])
     assert not exported.get_finished_spans()
 
 
-def test_a_failed_batch_says_why(exported, request_span):
-    batches.record_run("a", ExecutedBatch(1.0, 2.0, (current_parent(),), ValueError("no")))
+def test_a_failed_batch_says_why(exported):
+    member = MemberSpans("a")
+    begun(member, 1)
+    exported.clear()
+    member.executed(ExecutedBatch(1.0, 2.0, (1,), ValueError("no")))
     (span,) = exported.get_finished_spans()
     assert span.status.description == "ValueError: no"
 
 
 def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
-    parent = current_parent()
-    batch = batches.record_run("a", ExecutedBatch(3.0, 3.5, (parent,), None))
-    result = BatchResult(None, 0.25, 0.5, 4, 3.0, batch)
-    batches.record_results(parent, "a", [result])
-    _, queue, infer = exported.get_finished_spans()
-    assert (queue.name, infer.name) == ("queue", "infer")
+    member = MemberSpans("a")
+    member.begin(1)
+    batch = ExecutedBatch(3.0, 3.5, (1, 2, 3, 4))
+    member.executed(batch)
+    member.answered(1, [BatchResult(None, 0.25, batch)])
+    ran, queue, infer = exported.get_finished_spans()
+    assert (ran.name, queue.name, infer.name) == ("batch", "queue", "infer")
     assert queue.end_time == pytest.approx(infer.start_time, abs=1e5)
     assert queue.end_time - queue.start_time == pytest.approx(0.25e9, abs=1000)
     assert infer.end_time - infer.start_time == pytest.approx(0.5e9, abs=1000)
-    assert [link.context for link in infer.links] == [batch]
+    assert [link.context for link in infer.links] == [ran.context]
     assert infer.attributes["tandem.batch_size"] == 4
 
 
 def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
-    batches.record_failure(current_parent(), "a", time.monotonic() - 1, TimeoutError("late"))
+    member = MemberSpans("a")
+    member.begin(1)
+    member.failed(1, time.monotonic() - 1, TimeoutError("late"))
     (span,) = exported.get_finished_spans()
     assert span.name == "queue"
     assert span.status.description == "TimeoutError: late"
+
+
+def test_nothing_is_kept_of_calls_that_have_ended(request_span):
+    member = MemberSpans("a")
+    batch = ExecutedBatch(3.0, 3.5, (1, 2))
+    for call in (1, 2):
+        member.begin(call)
+    member.executed(batch)
+    member.answered(1, [BatchResult(None, 0.0, batch)])
+    member.failed(2, 0.0, TimeoutError())
+    assert not member._parents
+    del batch
+    assert not member._batch_spans
 
 
 def test_an_interruption_between_the_two_clocks_moves_no_span(monkeypatch):

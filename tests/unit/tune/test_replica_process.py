@@ -7,12 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.deployments.assembly import assemble
 from app.errors import ConfigError
 from app.settings import Settings
 from app.tune import process
 from app.tune.candidates import Candidate, ReplicaLayout
 from app.tune.process import ReplicaProcess
-from app.tune.replica import LoadRequest, build_graph, closed_loops
+from app.tune.replica import LoadRequest, closed_loops
 from app.tune.trials import Trials, cores_of
 from tests.support import replica_children
 from tests.support.tiny_networks import picture
@@ -66,10 +67,8 @@ def settings(tiny_set, tmp_path) -> Settings:
 
 
 async def test_clients_send_the_photos_and_every_answer_counts(settings):
-    gateway = build_graph(settings)
-    answered = await closed_loops(
-        gateway, [picture("red"), picture("blue")], LoadRequest(3, 0.1, 2)
-    )
+    graph = assemble(settings)
+    answered = await closed_loops(graph, [picture("red"), picture("blue")], LoadRequest(3, 0.1, 2))
     assert answered.throughput > 0
     assert len(answered.latencies_ms) >= 3
     assert min(answered.latencies_ms) > 0
@@ -77,7 +76,7 @@ async def test_clients_send_the_photos_and_every_answer_counts(settings):
 
 async def test_a_photo_that_is_none(settings):
     with pytest.raises(ConfigError, match="could not be classified"):
-        await closed_loops(build_graph(settings), [b"text"], LoadRequest(1, 0.05, 1))
+        await closed_loops(assemble(settings), [b"text"], LoadRequest(1, 0.05, 1))
 
 
 def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):

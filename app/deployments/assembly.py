@@ -1,0 +1,52 @@
+"""Puts the graph together: each stage in this process, or a deployment behind a handle."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
+from app.compute.inference_threads import replica_inference_threads
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.graph.ensemble import Ensemble
+from app.graph.service import EnsembleService
+from app.graph.stages import MemberStage
+from app.settings import Settings
+from models.model_set import load_model_set
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The graph, and those of its members that run in this process."""
+
+    service: EnsembleService
+    own_members: tuple[Classifier, ...]
+
+
+def assemble(
+    settings: Settings,
+    decoder: StageHandle | None = None,
+    members: Mapping[str, StageHandle] | None = None,
+    combiner: StageHandle | None = None,
+) -> Assembly:
+    """Build the graph; a stage without a handle is made in this process, and shares its cores."""
+    model_set = load_model_set(settings.model_set, settings.model_search)
+    own: dict[str, Classifier] = {}
+    cores = 1  # without members of its own a process computes on its one event loop
+    if members is None:
+        threads = replica_inference_threads(settings)
+        cores = threads.cores
+        names = [member.name for member in model_set.manifest.members]
+        own = {name: Classifier(settings, name, threads, model_set) for name in names}
+    stages: Mapping[str, MemberStage] = own
+    if members is not None:
+        stages = {name: RemoteMember(handle) for name, handle in members.items()}
+    ensemble = Ensemble(
+        settings,
+        model_set,
+        RemoteDecoder(decoder) if decoder else Decoder(settings, model_set),
+        stages,
+        RemoteCombiner(combiner) if combiner else Combiner(settings, model_set),
+    )
+    service = EnsembleService(settings, model_set, ensemble, cores)
+    return Assembly(service, tuple(own.values()))

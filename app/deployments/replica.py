@@ -1,0 +1,45 @@
+"""What every replica does beside its stage's work: started once per process, reported to Serve."""
+
+from typing import Any
+
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.deployments.loopback import keep_to_loopback
+from app.metrics.replica import start_metrics
+from app.scaling.usage import Usage
+from app.settings import Settings
+from app.tracing.pipeline import pipeline
+
+
+def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
+    """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
+    keep_to_loopback()
+    pipeline.start(settings, is_ingress=is_ingress)
+    start_metrics()
+
+
+class StageReplica:
+    """A stage that is a deployment of its own."""
+
+    usage: Usage
+
+    def __init__(self, settings: Settings, *args: Any) -> None:
+        start_replica(settings)
+        super().__init__(settings, *args)  # type: ignore[call-arg]  # the stage's, which is next
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Report to the autoscaling policy; Serve calls this when the stage scales."""
+        return self.usage.figures()
+
+
+class DecoderReplica(StageReplica, Decoder):
+    """The Decoder as a deployment."""
+
+
+class ClassifierReplica(StageReplica, Classifier):
+    """One member as a deployment."""
+
+
+class CombinerReplica(StageReplica, Combiner):
+    """The Combiner as a deployment."""

@@ -1,0 +1,88 @@
+"""The graph's execution: Decoder, then every member in parallel (or the cascade), then Combiner."""
+
+from collections.abc import Mapping, Sequence
+
+from app.graph.cascade import Cascade, cascade_of
+from app.graph.members import MemberResults, Members
+from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.rolling_update import check_same_model_set
+from app.graph.stages import CombinerStage, DecoderStage, MemberStage
+from app.graph.timeline import Interval
+from app.messages import Combined, Decoded
+from app.metrics.responses import record_answers
+from app.responses import Classified, classified
+from app.settings import Settings
+from models.model_set import ModelSet
+
+
+class Ensemble:
+    """Sends a request through the stages, each in this process or a deployment of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model_set: ModelSet,
+        decoder: DecoderStage,
+        members: Mapping[str, MemberStage],
+        combiner: CombinerStage,
+    ) -> None:
+        self._decoder, self._combiner = decoder, combiner
+        self._name = model_set.name
+        self._fingerprint = model_set.fingerprint(settings.precision)
+        self.members = Members(
+            members, self._fingerprint, settings.answer_policy, settings.member_patience_s
+        )
+        self.cascade: Cascade | None = cascade_of(members, settings, self._fingerprint)
+
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+        """Answer every file, in order; a bad file's answer is its fault.
+
+        Raises:
+            OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
+            OtherSetError: a stage serves another model set, in the middle of a rolling update.
+
+        """
+        with request.timeline.measure() as decoding:
+            decoded = await self._decoder.decode(request.files, request.left_s)
+        check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
+        results = await self._ask_members(decoded, request)
+        with request.timeline.measure("combine") as request.timeline.combining:
+            combined = [await self._combine(result, request) for result in results]
+        answers = self._answers(decoded, decoding, results, combined, request)
+        if not request.is_probe:
+            entropies = (image.entropy for images in combined for image in images)
+            record_answers(answers, entropies)
+        in_order = iter(answers)
+        return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
+
+    async def _ask_members(self, decoded: Decoded, request: ClassifyRequest) -> list[MemberResults]:
+        if not len(decoded.images):
+            return []
+        members = self.cascade if self.cascade and request.may_skip else self.members
+        return await members.ask(decoded.images, request)
+
+    async def _combine(self, result: MemberResults, request: ClassifyRequest) -> list[Combined]:
+        rows = {name: answer.probabilities for name, answer in result.answers.items()}
+        combined = await self._combiner.combine(rows, request.top_k, request.left_s)
+        check_same_model_set(combined[0].model_set_fingerprint, self._fingerprint)
+        return combined
+
+    def _answers(
+        self,
+        decoded: Decoded,
+        decoding: Interval,
+        results: Sequence[MemberResults],
+        combined: Sequence[Sequence[Combined]],
+        request: ClassifyRequest,
+    ) -> list[Classified]:
+        """Return the good images' answers, in the order of the request's files."""
+        answers: dict[int, Classified] = {}  # by position among the good images
+        for result, images in zip(results, combined, strict=True):
+            for row, (position, image) in enumerate(zip(result.images, images, strict=True)):
+                timings = request.timeline.of_image(
+                    row, decoding, decoded.decode_ms[position], result.call_times, result.answers
+                )
+                answers[position] = classified(
+                    image, self._name, result.skipped, result.missing, request.request_id, timings
+                )
+        return [answers[position] for position in range(len(answers))]

@@ -1,0 +1,81 @@
+"""Takes a request in, the same for HTTP and gRPC: parameters, admission, bytes, time, lane."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from app.graph.parameters import checked_top_k, lane_of
+from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.timeline import Timeline
+from app.queueing.admission import Admission
+from app.queueing.byte_budget import ByteBudget, Share
+from app.settings import Settings
+
+# Reads a request's files under the interface's limits; what arrives counts in the share.
+ReadFiles = Callable[[Share], Awaitable[list[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a client asks for besides its images; None: not given."""
+
+    request_id: str
+    top_k: int | None = None
+    timeout_s: float | None = None  # can only shorten the settings'
+    priority: str | None = None  # the Priority header (RFC 9218)
+
+
+class Intake:
+    """Admits requests, reads their files under the limits, and hands them to ``classify``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        num_classes: int,
+        classify: Callable[[ClassifyRequest], Awaitable[RequestAnswers]],
+        admission: Admission,
+        byte_budget: ByteBudget,
+        answer_timeout_s: float,
+    ) -> None:
+        self._num_classes, self._classify = num_classes, classify
+        self._default_top_k = min(settings.default_top_k, num_classes)
+        self._request_timeout_s = settings.request_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._admission, self._byte_budget = admission, byte_budget
+
+    async def answer(
+        self, read: ReadFiles, options: RequestOptions, timeline: Timeline
+    ) -> RequestAnswers:
+        """Answer every file of a request, in order.
+
+        A request has ``timeout_s`` in all, reading its body included, and from then on at most the
+        ``answer_timeout_s`` of the settings for its answer.
+
+        Args:
+            read: reads the files once the request is admitted.
+            options: the client's wishes.
+            timeline: was started when the request arrived.
+
+        Raises:
+            TandemError: for the request as a whole; nothing was read if it was not admitted.
+
+        """
+        top_k = self._default_top_k if options.top_k is None else options.top_k
+        checked_top_k(top_k, self._num_classes)
+        timeout_s = self._request_timeout_s
+        if options.timeout_s is not None:
+            timeout_s = min(timeout_s, options.timeout_s)
+        answer_s = min(timeout_s, self._answer_timeout_s)
+        with self._admission.admit(answer_s), self._byte_budget.share() as share:
+            async with self._admission.arriving(timeout_s):
+                with timeline.measure("read") as timeline.reading:
+                    files = await read(share)
+            return await self._classify(
+                ClassifyRequest(
+                    files,
+                    top_k,
+                    min(timeout_s, timeline.elapsed_s() + answer_s),
+                    options.request_id,
+                    timeline,
+                    lane_of(options.priority, len(files)),
+                )
+            )

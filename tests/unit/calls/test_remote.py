@@ -1,0 +1,69 @@
+"""Stages behind handles: what is sent, and what happens when a replica dies or hangs."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError
+
+from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, call_remote
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+
+
+async def test_each_stage_gets_its_arguments_and_gives_its_answer():
+    decoded = await RemoteDecoder(FakeHandle(FakeDecoder())).decode([b"good", b"bad"], 60.0)
+    assert (len(decoded.images), list(decoded.faults)) == (1, [1])
+    member = FakeMember((0.1, 0.8, 0.1))
+    answer = await RemoteMember(FakeHandle(member)).classify(decoded.images, 60.0, "bulk")
+    assert answer.probabilities[0] == pytest.approx((0.1, 0.8, 0.1))
+    assert (member.asked, member.lanes) == ([(1, 60.0)], ["bulk"])
+    (combined,) = await RemoteCombiner(FakeHandle(FakeCombiner())).combine(
+        {"a": answer.probabilities}, 2, 60.0
+    )
+    assert [p.index for p in combined.predictions] == [1, 0]
+
+
+async def test_what_the_stage_raises_is_raised():
+    decoder = FakeDecoder()
+    decoder.raises = KeyError("inside")
+    with pytest.raises(KeyError, match="inside"):
+        await RemoteDecoder(FakeHandle(decoder)).decode([b"good"], 60.0)
+
+
+class DiesOnce:
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def add(self) -> int:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise ActorDiedError
+        return self.num_calls
+
+
+async def test_a_replica_that_died_is_one_of_several():
+    assert await call_remote(DiesOnce().add, left_s=60) == 2
+
+
+class HangsOnce(DiesOnce):
+    async def add(self) -> int:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            await asyncio.Future()
+        return self.num_calls
+
+
+async def test_a_replica_that_hangs_is_one_of_several():
+    assert await call_remote(HangsOnce().add, left_s=0.1) == 2
+
+
+async def test_images_are_handed_on_as_they_are():
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    seen = []
+
+    async def classify(*args: object) -> None:
+        seen.extend(args)
+
+    await call_remote(classify, images, 1.5, "interactive", left_s=1.5)
+    assert seen[0] is images
+    assert seen[1:] == [1.5, "interactive"]
