@@ -1,0 +1,97 @@
+"""Each rule on imports (pyproject.toml, [tool.importlinter]) is broken once, and found.
+
+``make check`` says that the tree itself keeps them all.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("app", "models", "calibration")
+# The contract's id, where a forbidden import is added, and what it imports.
+BREAKS = [
+    ("layers", "app/graph/quorum.py", "from app.deployments import gateway"),
+    ("layers", "app/queueing/scheduler.py", "from app.graph import members"),
+    ("layers", "app/http/body.py", "from app.grpc import status"),
+    (
+        "layers",
+        "app/metrics/rapl.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from app.http import errors",
+    ),
+    ("calibration-layers", "calibration/sets/fold.py", "from calibration.training import recipe"),
+    ("models", "models/cpus.py", "import ray"),
+    ("models", "models/record.py", "from app import errors"),
+    ("calibration", "calibration/evaluation/tally.py", "from app import settings"),
+    ("app", "app/tracing/logs.py", "def late():\n    import torch"),
+    ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),
+    ("pure", "app/planning/plan.py", "import fastapi"),
+    ("pure", "app/scaling/policy.py", "import ray.serve"),
+    ("pure", "app/messages.py", "import grpc"),
+]
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def contracts() -> dict[str, str]:
+    """The contracts' names by their ids."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return {each["id"]: each["name"] for each in config["tool"]["importlinter"]["contracts"]}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree's code."""
+    folder = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        only_code = shutil.ignore_patterns("*.bin", "*.xml", "__pycache__", "page")
+        shutil.copytree(ROOT / package, folder / package, ignore=only_code)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.mark.parametrize(("contract", "file", "lines"), BREAKS)
+def test_a_broken_rule_and_the_import_that_breaks_it_are_named(
+    copy: Path, contract: str, file: str, lines: str
+) -> None:
+    source = copy / file
+    before = source.read_text("utf-8")
+    source.write_text(f"{before}\n{lines}\n", "utf-8")
+    try:
+        done = lint(copy)
+    finally:
+        source.write_text(before, "utf-8")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{contracts()[contract]} BROKEN" in done.stdout
+    assert f"{file.removesuffix('.py').replace('/', '.')} -> " in done.stdout
+
+
+def test_every_rule_is_broken_once_and_the_tree_keeps_them_all(copy: Path) -> None:
+    assert {contract for contract, _, _ in BREAKS} == set(contracts())
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_package_of_app_has_its_layer() -> None:
+    """``exhaustive`` in the contract: a new package without a layer is an error."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    (layers,) = (
+        each for each in config["tool"]["importlinter"]["contracts"] if each["id"] in ("layers",)
+    )
+    assert layers["exhaustive"] is True
+    named = {name.strip() for row in layers["layers"] for name in row.replace(":", "|").split("|")}
+    modules = {p.stem for p in (ROOT / "app").glob("*.py")} - {"__init__"}
+    packages = {p.parent.name for p in (ROOT / "app").glob("*/__init__.py")}
+    assert named == modules | packages
+    assert len(modules) <= 8
