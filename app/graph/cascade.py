@@ -33,6 +33,7 @@ class Cascade:
     ) -> None:
         self.margin = margin
         (self._name, first), *others = members.items()
+        self._patience_s = patience_s
         self._breaker = CircuitBreaker()
         self._first = Members({self._name: first}, fingerprint, "all", patience_s, self._breaker)
         self._others = Members(dict(others), fingerprint, policy, patience_s, self._breaker)
@@ -73,13 +74,17 @@ class Cascade:
         return self._needed <= len(self._skipped)
 
     async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
-        """Ask the first member; if the others would do, it has half of the time for its answer."""
+        """Ask the first member; if the others would do, it has half of the time for its answer.
+
+        That may be little: it is at fault only if that was as much as ``patience_s``.
+        """
         left_s = request.left_s / 2 if self._can_do_without else None
         try:
             async with asyncio.timeout(left_s):
                 (results,) = await self._first.ask(images, request)
         except TimeoutError as error:
-            self._breaker.failed(self._name)
+            if left_s is not None and left_s >= self._patience_s:
+                self._breaker.failed(self._name)
             raise DeadlineError(f"{self._name} did not answer in time; {MORE_TIME}") from error
         return results
 

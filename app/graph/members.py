@@ -1,7 +1,6 @@
 """Asks the members of the ensemble in parallel and collects their results."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -61,15 +60,17 @@ class Members:
         """
         if needed is None:
             needed = self.needed
-        started, chosen = time.monotonic(), self._chosen(needed)
+        chosen = self._chosen(needed)
         tasks = {name: asyncio.create_task(self._ask(name, images, request)) for name in chosen}
         try:
-            await enough_of(tasks, min(needed, len(tasks)), self._patience_s, request.left_s)
+            were_waited_for = await enough_of(
+                tasks, min(needed, len(tasks)), self._patience_s, request.left_s
+            )
         finally:  # what the others still do is of no use
             for task in tasks.values():
                 task.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
                 task.cancel()
-        missing = self._judge(tasks, time.monotonic() - started)
+        missing = self._judge(tasks, were_waited_for)
         _check_one_set(tasks)
         if len(tasks) - len(missing) < needed:
             raise _first_error(tasks)
@@ -94,10 +95,11 @@ class Members:
         chosen = [name for name in self._members if self._breaker.allows(name)]
         return chosen if len(chosen) >= needed else list(self._members)
 
-    def _judge(self, tasks: Mapping[str, Asked], waited_s: float) -> dict[str, str]:
-        """Return who did not answer, and why; they are trusted accordingly.
+    def _judge(self, tasks: Mapping[str, Asked], were_waited_for: bool) -> dict[str, str]:
+        """Return who did not answer, and why, and open the circuit of those at fault.
 
-        A full queue or a client's own short deadline says nothing against a member.
+        A full queue or a client's own short deadline says nothing against a member; one is late by
+        its own fault if it had ``patience_s`` after enough others had answered.
         """
         missing = {}
         for name, task in tasks.items():
@@ -106,7 +108,7 @@ class Members:
                 continue
             error = _error_of(task)
             missing[name] = LATE if error is None else as_tandem(error).code
-            is_its_fault = waited_s >= self._patience_s if error is None else _is_down(error)
+            is_its_fault = were_waited_for if error is None else _is_down(error)
             if is_its_fault:
                 self._breaker.failed(name)
         return missing

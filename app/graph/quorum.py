@@ -5,6 +5,7 @@ one: what is missing then is said in the answer, which is *degraded*.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,29 +53,36 @@ class CircuitBreaker:
 
 async def enough_of(
     tasks: Mapping[str, asyncio.Task[Any]], needed: int, patience_s: float, left_s: float
-) -> None:
+) -> bool:
     """Wait until every task is done, or no longer than is worth while.
 
     That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
     more; or until nearly all of ``left_s`` is over, unless all are needed (the request's own
     deadline ends that).
+
+    Returns:
+        Whether those that are not done had the whole of ``patience_s``; False if the request's own
+        time ended the wait, which says nothing against them.
+
     """
     clock = asyncio.get_running_loop().time
     until = None if needed == len(tasks) else clock() + left_s * WAIT_SHARE
+    patient_until = math.inf
     pending = set(tasks.values())
-    is_enough = False
     while pending:
         num_good = sum(has_succeeded(task) for task in tasks.values())
         if num_good + len(pending) < needed:
-            return
-        if until is not None and num_good >= needed and not is_enough:
-            is_enough, until = True, min(until, clock() + patience_s)
+            return False
+        if until is not None and num_good >= needed and patient_until == math.inf:
+            patient_until = clock() + patience_s
+            until = min(until, patient_until)
         timeout = None if until is None else max(0.0, until - clock())
         done, pending = await asyncio.wait(
             pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
-            return
+            return until == patient_until
+    return False
 
 
 def has_succeeded(task: asyncio.Task[Any]) -> bool:

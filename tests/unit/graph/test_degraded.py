@@ -6,12 +6,13 @@ import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.quorum import RETRY_AFTER_S, CircuitBreaker, needed_of
+from app.graph.quorum import RETRY_AFTER_S, CircuitBreaker, enough_of, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
+from tests.support.virtual_loop import run_virtually
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 
@@ -144,6 +145,39 @@ async def test_nor_is_a_client_without_patience(tiny_set):
     assert (await graph.classify(timeout_s=0.05)).missing_members == {"second": "late"}
     graph.second.gate = None
     assert not (await graph.classify()).degraded
+
+
+async def test_nor_is_it_in_a_cascade(tiny_set):
+    graph = Graph(tiny_set, cascade_margin=0.5, member_patience_s=5.0)
+    graph.first.gate = asyncio.Event()
+    assert (await graph.classify(timeout_s=0.1)).missing_members == {"first": "deadline"}
+    graph.first.gate = None
+    assert (await graph.classify()).missing_members is None
+
+
+async def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):
+    graph = Graph(tiny_set, cascade_margin=0.5, member_patience_s=0.05)
+    graph.first.gate = asyncio.Event()
+    assert (await graph.classify(timeout_s=0.2)).missing_members == {"first": "deadline"}
+    assert (await graph.classify()).missing_members == {"first": "not_asked"}
+
+
+@pytest.mark.parametrize(("left_s", "had_their_time"), [(10.0, True), (1.3, False), (0.9, False)])
+def test_patience_counts_from_when_enough_have_answered(left_s, had_their_time):
+    """Enough after 1 s, patience 0.5 s: a request of 1.3 s gives the others less than that."""
+
+    async def wait() -> bool:
+        tasks = {
+            "quick": asyncio.ensure_future(asyncio.sleep(1.0)),
+            "late": asyncio.get_running_loop().create_future(),
+        }
+        try:
+            return await enough_of(tasks, 1, 0.5, left_s)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+    assert run_virtually(wait()) is had_their_time
 
 
 def test_a_trial_is_one_request():
