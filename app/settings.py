@@ -3,6 +3,7 @@
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 """
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -93,7 +94,11 @@ class Settings(BaseModel):
     max_concurrent_requests: int = Field(
         128, ge=1, description="under way per Gateway; more are answered 429 at once"
     )
-    max_queued_images: int = Field(512, ge=1, description="waiting per member and replica")
+    max_queued_images: int = Field(
+        512,
+        ge=1,
+        description="waiting per member and replica; a quarter of the places is for single images",
+    )
     default_top_k: int = Field(5, ge=1, description="classes in an answer when not asked")
     request_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="a request's time; a client may ask for less"
@@ -132,6 +137,11 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _a_form_has_room(self) -> Self:
+        check_form_fits(self.max_queued_images, self.max_files)
+        return self
+
+    @model_validator(mode="after")
     def _traces_have_somewhere_to_go(self) -> Self:
         _check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
@@ -154,3 +164,23 @@ def _check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         is_one = False
     if not is_one:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
+
+
+def form_places(max_queued_images: int) -> int:
+    """Return how many places of a member's queue requests of several images may fill.
+
+    The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
+    """
+    return max_queued_images - max_queued_images // 4
+
+
+def check_form_fits(max_queued_images: int, max_files: int) -> None:
+    """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
+    places = form_places(max_queued_images)
+    if max_files > max(places, 1):
+        least = next(n for n in count(max_files) if form_places(n) >= max_files)
+        raise ValueError(
+            f"max_files is {max_files}, and of max_queued_images {max_queued_images} a form may "
+            f"fill {places}: larger ones would always be refused; raise max_queued_images to "
+            f"{least}, or lower max_files"
+        )

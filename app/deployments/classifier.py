@@ -19,7 +19,7 @@ from app.queueing.batch_records import BatchResult, QueueReport
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
-from app.settings import Settings
+from app.settings import Settings, check_form_fits
 from models import golden
 from models.ensemble import Probabilities
 from models.model_set import ModelSet, load_model_set
@@ -59,7 +59,7 @@ class Classifier:
             ModelSetError, GoldenMismatchError: its files or its answers are not what they must be.
 
         """
-        self._name = member
+        self._name, self._max_files = member, settings.max_files
         model_set = model_set or load_model_set(settings.model_set, settings.model_search)
         self._inference_threads = threads or replica_inference_threads(
             settings, len(model_set.manifest.members)
@@ -114,6 +114,10 @@ class Classifier:
             where = ".".join(map(str, first["loc"]))
             raise ConfigError(f"user_config: {where}: {first['msg']}") from error
         if changed.max_queued_images is not None:
+            try:
+                check_form_fits(changed.max_queued_images, self._max_files)
+            except ValueError as error:
+                raise ConfigError(f"user_config: {error}") from error
             self._queue.max_queued = changed.max_queued_images
         if changed.max_batch_size is not None:
             self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)

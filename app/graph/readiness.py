@@ -1,4 +1,9 @@
-"""Readiness probe: sends a small image through the whole graph and remembers the outcome."""
+"""Readiness: whether every member answers, known from requests or from a probe of our own.
+
+It is about health, not load: a balancer that took a busy replica for a sick one would send its
+share to the others, which are as busy. A refusal for want of room (429) therefore leaves a replica
+ready that has answered before, and so do requests that are being answered.
+"""
 
 import asyncio
 import base64
@@ -6,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
-from app.errors import NotReadyError
+from app.errors import NotReadyError, OverloadedError
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.messages import Fault
@@ -31,7 +36,13 @@ class Readiness:
     ) -> None:
         self._classify = classify
         self._ready_until = 0.0
+        self._has_answered = False
         self._probe: asyncio.Task[None] | None = None
+
+    def note_answer(self) -> None:
+        """Note that every member has just answered; no probe is needed for a while."""
+        self._has_answered = True
+        self._ready_until = time.monotonic() + READY_FOR_S
 
     async def wait(self) -> None:
         """Return when the graph has answered."""
@@ -42,10 +53,10 @@ class Readiness:
             await asyncio.sleep(START_POLL_S)
 
     async def check(self) -> None:
-        """Send the warm-up image through the graph unless one just came through.
+        """Send the warm-up image through the graph unless one, or a request, just came through.
 
         Raises:
-            NotReadyError: a stage does not answer.
+            NotReadyError: a stage does not answer, for another reason than that it is busy.
 
         """
         if time.monotonic() < self._ready_until:
@@ -67,8 +78,12 @@ class Readiness:
         )
         try:
             results = await self._classify(probe)
+        except OverloadedError as error:
+            if self._has_answered:  # busy, which says nothing against its health
+                return
+            raise NotReadyError(f"the warm-up image got no place: {error.message}") from error
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
         if isinstance(results[0], Fault):
             raise NotReadyError(f"the warm-up image failed: {results[0].message}")
-        self._ready_until = time.monotonic() + READY_FOR_S
+        self.note_answer()

@@ -16,9 +16,10 @@ from app.graph.readiness import Readiness
 from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
 from app.graph.rolling_update import PeerGateways
 from app.graph.timeline import Timeline
+from app.messages import Fault
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
-from app.responses import ServedMember, ServedModels
+from app.responses import Classified, ServedMember, ServedModels
 from app.scaling.costs import gateway_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -73,7 +74,7 @@ class EnsembleService:
         try:
             with self.usage.under_way(num_counted):
                 async with asyncio.timeout(request.left_s):
-                    return await self._peers.classify(request)
+                    answers = await self._peers.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:.3g} s; "
@@ -81,6 +82,9 @@ class EnsembleService:
             ) from error
         except OF_RAY as error:
             raise as_tandem(error) from error
+        if any(map(_is_whole, answers)):
+            self._readiness.note_answer()
+        return answers
 
     async def handle_forwarded(self, forwarded: ForwardedRequest) -> RequestAnswers:
         """Answer a request of another Gateway, whose members were replaced.
@@ -123,3 +127,8 @@ class EnsembleService:
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
             cascade_margin=cascade.margin if cascade else None,
         )
+
+
+def _is_whole(answer: Classified | Fault) -> bool:
+    """Whether every member answered."""
+    return isinstance(answer, Classified) and not (answer.degraded or answer.skipped_members)

@@ -18,6 +18,7 @@ from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, 
 from app.queueing.priority import Lane, PriorityQueue
 from app.queueing.scheduler import BatchScheduler
 from app.queueing.service_rate import ServiceRate
+from app.settings import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
@@ -97,13 +98,7 @@ class BatchQueue:
                 f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
             )
         self._check_wait(timeout_s, lane)
-        if len(images) > self.max_queued - len(self._waiting):
-            self._waiting.forget_the_gone()
-        if len(images) > self.max_queued - len(self._waiting):
-            raise OverloadedError(
-                f"{len(self._waiting)} images are queued, {len(images)} more do not fit into "
-                f"{self.max_queued}; {IN_A_SECOND}"
-            )
+        self._check_room(len(images))
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [Waiting(i, loop.create_future(), now, now + timeout_s, call) for i in images]
         self._waiting.extend(added, lane)
@@ -112,6 +107,15 @@ class BatchQueue:
             entry.future.add_done_callback(self._left)
         self._scheduler.call()
         return [entry.future for entry in added]
+
+    def _check_room(self, num_images: int) -> None:
+        places = self.max_queued if num_images == 1 else form_places(self.max_queued)
+        if num_images > places - len(self._waiting):
+            self._waiting.forget_the_gone()
+        if num_images > places - len(self._waiting):
+            told = f"{len(self._waiting)} images are queued, {num_images} more do not fit into"
+            kept = " (the other places are for single images)" if places < self.max_queued else ""
+            raise OverloadedError(f"{told} {places}{kept}; {IN_A_SECOND}")
 
     def _check_wait(self, timeout_s: float, lane: Lane) -> None:
         """Refuse what would wait for longer than it has; a batch or two always may wait."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ray.serve._private import constants
 
 from app.environment import serve_environment, set_environment
-from app.settings import Settings
+from app.settings import Settings, form_places
 from models.model_set import BUNDLED_DIR, user_sets_dir
 
 
@@ -59,6 +59,25 @@ def test_one_body_has_room_among_all():
     ):
         Settings(max_body_bytes=10, max_bytes_in_flight=9)
     assert Settings(max_body_bytes=10, max_bytes_in_flight=10).max_bytes_in_flight == 10
+
+
+@pytest.mark.parametrize(("max_queued", "max_files"), [(85, 64), (1, 1), (4, 3), (3, 3)])
+def test_a_form_has_room_in_a_members_queue(max_queued, max_files):
+    settings = Settings(max_queued_images=max_queued, max_files=max_files)
+    assert form_places(settings.max_queued_images) >= max_files
+
+
+@pytest.mark.parametrize(
+    ("max_queued", "max_files", "places", "least"),
+    [(84, 64, 63, 85), (50, 64, 38, 85), (4, 4, 3, 5), (1, 2, 1, 2)],
+)
+def test_one_that_would_always_be_refused_is_found_at_once(max_queued, max_files, places, least):
+    told = (
+        rf"max_files is {max_files}, and of max_queued_images {max_queued} a form may fill "
+        rf"{places}: .* raise max_queued_images to {least}, or lower max_files"
+    )
+    with pytest.raises(ValidationError, match=told):
+        Settings(max_queued_images=max_queued, max_files=max_files)
 
 
 def test_own_folders_are_searched_before_the_bundled(tmp_path):

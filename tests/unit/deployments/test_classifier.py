@@ -51,13 +51,13 @@ async def test_too_many_images_and_no_time(tiny_set):
 
 async def test_what_a_caller_that_left_had_queued_is_dropped(tiny_set):
     classifier = Classifier(settings(tiny_set, max_queued_images=8), "sure")
-    leaving = asyncio.ensure_future(classifier.classify(images(*["red"] * 8), 10.0))
+    leaving = asyncio.ensure_future(classifier.classify(images(*["red"] * 6), 10.0))
     await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    answer = await classifier.classify(images(*["green"] * 8), 10.0)  # all places are free
-    assert len(answer.probabilities) == 8
+    answer = await classifier.classify(images(*["green"] * 6), 10.0)  # all places are free
+    assert len(answer.probabilities) == 6
 
 
 def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
@@ -73,19 +73,25 @@ def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
 
 
 async def test_settings_change_without_a_restart(tiny_set):
-    classifier = Classifier(settings(tiny_set, batch_sizes=(1, 2, 4)), "sure")
+    classifier = Classifier(settings(tiny_set, batch_sizes=(1, 2, 4), max_files=2), "sure")
     classifier.reconfigure({"max_batch_size": 2, "max_queued_images": 3})
     answer = await classifier.classify(images("red", "blue", "green"), 10.0)
     assert answer.batch_size == (2, 2, 1)
     with pytest.raises(OverloadedError, match="4 more do not fit into 3"):
         await classifier.classify(images(*["red"] * 4), 10.0)
-    classifier.reconfigure({"max_batch_size": 99, "max_queued_images": 5})  # 4 is compiled
+    classifier.reconfigure({"max_batch_size": 99, "max_queued_images": 6})  # 4 is compiled
     answer = await classifier.classify(images("red", "blue", "green", "red", "red"), 10.0, "bulk")
     assert answer.batch_size == (4, 4, 4, 4, 1)
 
 
 @pytest.mark.parametrize(
-    "user_config", [{"max_batch_size": 0}, {"max_batch": 4}, {"max_queued_images": "many"}]
+    "user_config",
+    [
+        {"max_batch_size": 0},
+        {"max_batch": 4},
+        {"max_queued_images": "many"},
+        {"max_queued_images": 84},
+    ],
 )
 def test_settings_that_are_none_change_nothing(tiny_set, user_config):
     classifier = Classifier(settings(tiny_set), "sure")

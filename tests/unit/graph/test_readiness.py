@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import app.graph.readiness
-from app.errors import NotReadyError, OverloadedError
+from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
@@ -76,14 +76,51 @@ async def test_the_answer_is_remembered_and_then_asked_again(service, member, cl
 
 async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(service, member, clock):
     await service.check_ready()
-    member.raises = OverloadedError("full")
+    member.raises = NotReadyError("down")
     clock.now += READY_FOR_S + 1
     for _ in range(2):  # a failure is not remembered
-        with pytest.raises(NotReadyError, match="the warm-up image got no answer: full"):
+        with pytest.raises(NotReadyError, match="the warm-up image got no answer: down"):
             await service.check_ready()
     member.raises = None
     await service.check_ready()
     assert len(member.asked) == 4
+
+
+async def test_a_service_that_is_merely_full_stays_ready(service, member, clock):
+    """Taken out by a balancer it would make the others' load worse, which is its own."""
+    await service.check_ready()
+    member.raises = OverloadedError("512 images are queued")
+    clock.now += READY_FOR_S + 1
+    await service.check_ready()
+    member.raises = DeadlineError("it hangs")
+    with pytest.raises(NotReadyError, match="it hangs"):
+        await service.check_ready()
+
+
+async def test_one_that_never_answered_is_not_ready_because_it_is_full(service, member):
+    member.raises = OverloadedError("512 images are queued")
+    with pytest.raises(NotReadyError, match="got no place: 512 images"):
+        await service.check_ready()
+
+
+async def test_requests_that_are_answered_are_probes_enough(service, member, clock):
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.check_ready()
+    assert len(member.asked) == 1
+    clock.now += READY_FOR_S + 1
+    await service.classify(ClassifyRequest([b"no image"], 1, 10.0, "id", Timeline()))
+    await service.check_ready()  # a bad file tells nothing of the members
+    assert len(member.asked) == 2
+
+
+async def test_answers_without_a_member_are_not(tiny_set, clock):
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    settings = Settings(model_set=str(tiny_set), answer_policy="any", member_patience_s=0)
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    members["unsure"].raises = NotReadyError("down")
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.check_ready()
+    assert len(members["sure"].asked) == 2
 
 
 async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):

@@ -154,6 +154,24 @@ async def test_ten_thousand_callers_that_all_leave():
     assert all(caller.cancelled() for caller in callers)
 
 
+async def test_forms_leave_places_for_single_images():
+    """Interactive images go first: it must not be forms alone that have places to wait in."""
+    network = SteppedNetwork()
+    queue = make_queue(network, max_queued=8)
+    running = queue.submit([image(0)])
+    await settle()
+    forms = queue.submit([image(n) for n in range(1, 4)], lane="bulk")
+    forms += queue.submit([image(n) for n in range(4, 7)])  # as its client asked to go first
+    with pytest.raises(OverloadedError, match=r"6 images are queued, 2 more .* into 6 \(the other"):
+        queue.submit([image(7), image(8)], lane="bulk")
+    singles = [queue.submit([image(n)])[0] for n in (9, 10)]
+    with pytest.raises(OverloadedError, match=r"8 images are queued, 1 more .* into 8; try"):
+        queue.submit([image(11)])
+    await network.finish_all()
+    assert [number_of(await future) for future in singles] == [9, 10]
+    assert all(future.done() for future in (*running, *forms))
+
+
 async def waiting(queue: BatchQueue, number: int) -> BatchResult:
     (future,) = queue.submit([image(number)])
     return await future
