@@ -12,7 +12,7 @@ from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.environment import MIB
-from models.image import DEFAULT_MAX_PIXELS
+from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision
 
@@ -90,6 +90,18 @@ class Settings(BaseModel):
         description="of all bodies that a Gateway holds at a time; more are answered 429",
     )
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="width x height of one image")
+    max_full_pixels: int = Field(
+        DEFAULT_MAX_FULL_PIXELS,
+        ge=1,
+        description="of one that cannot be decoded at reduced scale (PNG, WebP); 16-bit samples "
+        "count twice",
+    )
+    max_heavy_pixels: int = Field(
+        128 * MIB,
+        ge=1,
+        description="of all images over 2 Mi such pixels that a Decoder has at a time; more are "
+        "answered 429",
+    )
     max_files: int = Field(64, ge=1, description="files in one multipart request")
     max_concurrent_requests: int = Field(
         128, ge=1, description="under way per Gateway; more are answered 429 at once"
@@ -133,6 +145,15 @@ class Settings(BaseModel):
             raise ValueError(
                 f"max_bytes_in_flight is {self.max_bytes_in_flight}, max_body_bytes "
                 f"{self.max_body_bytes}: one body must have room; raise the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_picture_has_room(self) -> Self:
+        if self.max_heavy_pixels < self.max_full_pixels:
+            raise ValueError(
+                f"max_heavy_pixels is {self.max_heavy_pixels}, max_full_pixels "
+                f"{self.max_full_pixels}: one picture must have room; raise the first"
             )
         return self
 

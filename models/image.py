@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
 from models.image_header import ImageHeader, read_header
-from models.image_limits import check_complete, check_limits
+from models.image_limits import check_complete, check_full_pixels, check_limits
 from models.image_resize import Axis, resize_region, source_region
 
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: DECISIONS.md, "Limits".
 DEFAULT_MAX_PIXELS = 50 * 2**20
+# What cannot be decoded at reduced scale: a 5K screenshot (5120 x 2880) passes; the worst that
+# does, a 16-bit PNG with alpha, takes a second and 130 MB.
+DEFAULT_MAX_FULL_PIXELS = 16 * 2**20
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if it then still is this many times the resize target.
 # Largest and mean difference this makes, and the time it saves: DECISIONS.md, "Reduced decoding".
 _REDUCED_MARGIN = 2
@@ -62,8 +65,53 @@ class ImageRule:
             )
 
 
+@dataclass(frozen=True)
+class CheckedImage:
+    """A file whose header is within the limits; nothing of it has been decoded yet."""
+
+    header: ImageHeader
+    reduction: int  # 1, 2, 4 or 8: it is decoded at that part of its size
+
+    @property
+    def full_pixels(self) -> int:
+        """Pixels that decoding makes, twice for 16-bit samples: what its time and memory follow."""
+        width, height = self.header.width, self.header.height
+        samples = 2 if self.header.bit_depth > 8 else 1
+        return width * height * samples // self.reduction**2
+
+
+def check_image(
+    data: bytes | memoryview,
+    rule: ImageRule,
+    *,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
+) -> CheckedImage:
+    """Read a file's header and check the limits, before anything is decoded or allocated.
+
+    Raises:
+        NotAnImageError: the bytes are no image.
+        UnsupportedFormatError: an image, but not JPEG, PNG or WebP, or of a kind not decoded.
+        TooManyPixelsError: more than ``max_pixels``, or more than ``max_full_pixels`` that cannot
+            be decoded at reduced scale (PNG, WebP, a very narrow JPEG; 16-bit samples count twice).
+        CorruptImageError: the file is truncated.
+
+    """
+    view = memoryview(data)
+    header = read_header(view)
+    check_limits(header, max_pixels)
+    checked = CheckedImage(header, _choose_reduction(header, rule))
+    check_full_pixels(header, checked.full_pixels, max_full_pixels)
+    check_complete(view, header)
+    return checked
+
+
 def read_image(
-    data: bytes | memoryview, rule: ImageRule, *, max_pixels: int = DEFAULT_MAX_PIXELS
+    data: bytes | memoryview,
+    rule: ImageRule,
+    *,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
 ) -> NDArray[np.uint8]:
     """Decode, turn upright, resize and crop one picture.
 
@@ -74,17 +122,27 @@ def read_image(
     Raises:
         NotAnImageError: the bytes are no image.
         UnsupportedFormatError: an image, but not JPEG, PNG or WebP, or of a kind not decoded.
-        TooManyPixelsError: more than ``max_pixels``; nothing was allocated.
+        TooManyPixelsError: over a limit of :func:`check_image`; nothing was allocated.
         CorruptImageError: the file is truncated or damaged.
         TandemError: OpenCV could not get the memory it needs.
 
     """
-    view = memoryview(data)
-    header = read_header(view)
-    check_limits(header, max_pixels)
-    check_complete(view, header)
-    reduction = _choose_reduction(header, rule)
-    pixels = _decode(view, header, reduction)  # (height, width) grey, or (..., 3 | 4) BGR[A]
+    checked = check_image(data, rule, max_pixels=max_pixels, max_full_pixels=max_full_pixels)
+    return decode_image(data, rule, checked)
+
+
+def decode_image(
+    data: bytes | memoryview, rule: ImageRule, checked: CheckedImage
+) -> NDArray[np.uint8]:
+    """Decode a file that has been checked; see :func:`read_image`.
+
+    Raises:
+        CorruptImageError: the file is damaged.
+        TandemError: OpenCV could not get the memory it needs.
+
+    """
+    header, reduction = checked.header, checked.reduction
+    pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
     y, x = _crop_axes(header, rule, reduction)
     region = lay_over_white(pixels[source_region(y, x)], header)
     return _turn_upright(resize_region(region, y, x), header.orientation)

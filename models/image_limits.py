@@ -29,6 +29,17 @@ def check_limits(header: ImageHeader, max_pixels: int) -> None:
         )
 
 
+def check_full_pixels(header: ImageHeader, full_pixels: int, max_full_pixels: int) -> None:
+    """Raise TooManyPixelsError if decoding would make more than ``max_full_pixels``."""
+    if full_pixels > max_full_pixels:
+        twice = " (16-bit samples count twice)" if header.bit_depth > 8 else ""
+        raise TooManyPixelsError(
+            f"The {header.format.upper()} has {header.width} x {header.height} pixels{twice} and "
+            f"cannot be decoded at reduced scale; then at most {max_full_pixels:,} are decoded: "
+            "send a smaller picture, or an ordinary JPEG."
+        )
+
+
 def check_complete(view: memoryview, header: ImageHeader) -> None:
     """Refuse a file whose end is missing; bytes after its end do no harm."""
     if header.format == "webp":

@@ -29,9 +29,9 @@ class RemoteDecoder:
     def __init__(self, handle: StageHandle) -> None:
         self._handle = handle
 
-    async def decode(self, files: list[bytes], left_s: float) -> Decoded:
+    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode files; see :meth:`app.deployments.decoder.Decoder.decode`."""
-        return await call_remote(self._handle.decode.remote, files, left_s, left_s=left_s)
+        return await call_remote(self._handle.decode.remote, files, left_s, lane, left_s=left_s)
 
 
 class RemoteMember:

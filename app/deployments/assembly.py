@@ -17,10 +17,18 @@ from models.model_set import load_model_set
 
 @dataclass(frozen=True)
 class Assembly:
-    """The graph, and those of its members that run in this process."""
+    """The graph, and those of its stages that run in this process."""
 
     service: EnsembleService
     own_members: tuple[Classifier, ...]
+    own_decoder: Decoder | None
+
+    async def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if a stage of this process fails or hangs."""
+        if self.own_decoder is not None:
+            await self.own_decoder.check_health()
+        for member in self.own_members:
+            await member.check_health()
 
 
 def assemble(
@@ -41,12 +49,14 @@ def assemble(
     stages: Mapping[str, MemberStage] = own
     if members is not None:
         stages = {name: RemoteMember(handle) for name, handle in members.items()}
+    decoding = Decoder(settings, model_set) if decoder is None else RemoteDecoder(decoder)
     ensemble = Ensemble(
         settings,
         model_set,
-        RemoteDecoder(decoder) if decoder else Decoder(settings, model_set),
+        decoding,
         stages,
         RemoteCombiner(combiner) if combiner else Combiner(settings, model_set),
     )
     service = EnsembleService(settings, model_set, ensemble, cores)
-    return Assembly(service, tuple(own.values()))
+    own_decoder = decoding if isinstance(decoding, Decoder) else None
+    return Assembly(service, tuple(own.values()), own_decoder)

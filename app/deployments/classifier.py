@@ -77,7 +77,7 @@ class Classifier:
         self._network.check_fits(manifest.image.input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
-        self._health = Health(member)
+        self._health = Health(f"batch of {member}")
         self._observer = MemberObserver(member, self.report)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)

@@ -4,25 +4,29 @@ import asyncio
 import contextlib
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
+from app.compute.health import Health
 from app.compute.inference_threads import replica_cores
 from app.deployments.observers import DecoderObserver
-from app.errors import MORE_TIME, DeadlineError
 from app.messages import Decoded, Fault
+from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
+from app.queueing.priority import Lane
 from app.scaling.costs import DECODE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.decodes import DecodedFile
 from models.errors import TandemError
-from models.image import read_image
+from models.image import CheckedImage, check_image, decode_image
 from models.image_header import ImageHeader, read_header
 from models.model_set import ModelSet, load_model_set
 from models.runtime import Pixels
+
+HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
 
 
 class _Outcome(NamedTuple):
@@ -39,28 +43,44 @@ class Decoder:
         model_set = model_set or load_model_set(settings.model_set, settings.model_search)
         self._rule = model_set.manifest.image.rule
         self._fingerprint = model_set.fingerprint(settings.precision)
-        self._max_pixels = settings.max_pixels
-        self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
+        self._settings = settings
+        self._queue: DecodeQueue[_Outcome] = DecodeQueue(
+            settings.decode_threads, settings.max_heavy_pixels
+        )
+        self._health = Health("file that is decoded", counts_failures=False)
         self._observer = DecoderObserver()
         self.usage = Usage(replica_cores(settings.decode_threads), DECODE_CPU_MS)
 
-    async def decode(self, files: list[bytes], left_s: float = math.inf) -> Decoded:
+    async def check_health(self) -> None:
+        """Tell Serve whether this replica works; one that does not is replaced.
+
+        Raises:
+            UnhealthyError: the decoding of a file does not end.
+
+        """
+        self._health.check()
+
+    async def decode(
+        self, files: list[bytes], left_s: float = math.inf, lane: Lane = "interactive"
+    ) -> Decoded:
         """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone.
 
         Raises:
             DeadlineError: ``left_s`` passed before a file had its turn.
+            OverloadedError: too many pixels of large files are under way.
+            TooManyPixelsError: the request's own large files are more than may ever be.
 
         """
-        loop, expires = asyncio.get_running_loop(), time.monotonic() + left_s
-        call = self._observer.begin()
-        is_traced = call.parent is not None
-        jobs = [
-            loop.run_in_executor(self._threads, self._decode_one, data, expires, is_traced)
-            for data in files
-        ]
-        with self.usage.under_way(len(files)):
-            outcomes = await asyncio.gather(*jobs)
-        self._observer.decoded(call, [outcome.file for outcome in outcomes])
+        observed = self._observer.begin()
+        call = DecodeCall(lane, time.monotonic() + left_s)
+        jobs = [self._queue.submit(call, partial(self._begin, data)) for data in files]
+        try:
+            with self.usage.under_way(len(files)):
+                outcomes = await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()  # of a request that has failed, what still waits is of no use
+        self._observer.decoded(observed, [outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 
     def _stacked(self, outcomes: list[_Outcome]) -> Decoded:
@@ -77,22 +97,38 @@ class Decoder:
         images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
         return Decoded(images, faults, tuple(times_ms), self._fingerprint)
 
-    def _decode_one(self, data: bytes, expires: float, is_traced: bool) -> _Outcome:
-        started = time.monotonic()
-        if started >= expires:
-            raise DeadlineError(f"the deadline passed before the image was decoded; {MORE_TIME}")
+    def _begin(self, data: bytes) -> _Outcome | Heavy[_Outcome]:
+        """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""
+        started, limits = time.monotonic(), self._settings
+        try:
+            checked = check_image(
+                data,
+                self._rule,
+                max_pixels=limits.max_pixels,
+                max_full_pixels=limits.max_full_pixels,
+            )
+        except TandemError as error:
+            ended = time.monotonic()
+            header = _header_of(data)
+            return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
+        if checked.full_pixels > HEAVY_PIXELS:
+            return Heavy(checked.full_pixels, partial(self._finish, data, checked))
+        return self._finish(data, checked, started)
+
+    def _finish(self, data: bytes, checked: CheckedImage, started: float | None = None) -> _Outcome:
+        started = time.monotonic() if started is None else started
         image, fault = None, None
         try:
-            image = read_image(data, self._rule, max_pixels=self._max_pixels)
+            with self._health.run():
+                image = decode_image(data, self._rule, checked)
         except TandemError as error:
             fault = Fault.of(error)
         ended = time.monotonic()
-        header = _header_of(data) if is_traced else None
-        return _Outcome(image, DecodedFile(len(data), started, ended, header, fault))
+        return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
 
 
 def _header_of(data: bytes) -> ImageHeader | None:
-    """Return what the file says of itself, for its span; a header may take long to walk."""
+    """Return what a refused file says of itself, if it can be read, for its span."""
     with contextlib.suppress(TandemError):
         return read_header(data)
     return None

@@ -27,8 +27,8 @@ class Gateway:
         combiner: StageHandle | None = None,
     ) -> None:
         start_replica(settings, is_ingress=True)
-        assembly = assemble(settings, decoder, members, combiner)
-        self._service, self._own_members = assembly.service, assembly.own_members
+        self._graph = assemble(settings, decoder, members, combiner)
+        self._service = self._graph.service
         self._has_started = members is None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -47,7 +47,7 @@ class Gateway:
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""
-        for member in self._own_members:
+        for member in self._graph.own_members:
             member.reconfigure(user_config)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -61,11 +61,10 @@ class Gateway:
         in a rolling update no Gateway is there before its members are.
 
         Raises:
-            UnhealthyError: a member of this process fails or hangs.
+            UnhealthyError: a stage of this process fails or hangs.
 
         """
         if not self._has_started:
             await self._service.wait_ready()
             self._has_started = True
-        for member in self._own_members:
-            await member.check_health()
+        await self._graph.check_health()

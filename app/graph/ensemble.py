@@ -43,7 +43,7 @@ class Ensemble:
 
         """
         with request.timeline.measure() as decoding:
-            decoded = await self._decoder.decode(request.files, request.left_s)
+            decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
         check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
         results = await self._ask_members(decoded, request)
         with request.timeline.measure("combine") as request.timeline.combining:

@@ -17,7 +17,7 @@ from models.runtime import Pixels
 class DecoderStage(Protocol):
     """Image files to pixels."""
 
-    async def decode(self, files: list[bytes], left_s: float) -> Decoded:
+    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode every file; a bad one is a fault in the answer."""
         ...
 

@@ -55,7 +55,12 @@ def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) ->
     some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
     for body in some:
         try:
-            read_image(body, rule, max_pixels=settings.max_pixels)
+            read_image(
+                body,
+                rule,
+                max_pixels=settings.max_pixels,
+                max_full_pixels=settings.max_full_pixels,
+            )
         except ImageError as error:
             why = error.message
         else:

@@ -121,8 +121,12 @@ class FakeDecoder:
     def __init__(self) -> None:
         self.raises: BaseException | None = None
         self.fingerprint = ""
+        self.lanes: list[Lane] = []
 
-    async def decode(self, files: list[bytes], left_s: float) -> Decoded:
+    async def decode(
+        self, files: list[bytes], left_s: float, lane: Lane = "interactive"
+    ) -> Decoded:
+        self.lanes.append(lane)
         if self.raises:
             raise self.raises
         good = [f for f in files if f.startswith((b"good", b"\x89PNG"))]

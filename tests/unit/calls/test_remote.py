@@ -11,8 +11,9 @@ from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMembe
 
 
 async def test_each_stage_gets_its_arguments_and_gives_its_answer():
-    decoded = await RemoteDecoder(FakeHandle(FakeDecoder())).decode([b"good", b"bad"], 60.0)
-    assert (len(decoded.images), list(decoded.faults)) == (1, [1])
+    decoder = FakeDecoder()
+    decoded = await RemoteDecoder(FakeHandle(decoder)).decode([b"good", b"bad"], 60.0, "bulk")
+    assert (len(decoded.images), list(decoded.faults), decoder.lanes) == (1, [1], ["bulk"])
     member = FakeMember((0.1, 0.8, 0.1))
     answer = await RemoteMember(FakeHandle(member)).classify(decoded.images, 60.0, "bulk")
     assert answer.probabilities[0] == pytest.approx((0.1, 0.8, 0.1))
@@ -27,7 +28,7 @@ async def test_what_the_stage_raises_is_raised():
     decoder = FakeDecoder()
     decoder.raises = KeyError("inside")
     with pytest.raises(KeyError, match="inside"):
-        await RemoteDecoder(FakeHandle(decoder)).decode([b"good"], 60.0)
+        await RemoteDecoder(FakeHandle(decoder)).decode([b"good"], 60.0, "interactive")
 
 
 class DiesOnce:

@@ -1,4 +1,4 @@
-"""What Serve is told of a member's network."""
+"""What Serve is told of a stage's work."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def health(clock) -> Health:
-    return Health("resnet50", lambda: clock[0])
+    return Health("batch of resnet50", lambda: clock[0])
 
 
 def test_failures_in_a_row(health):
@@ -31,7 +31,7 @@ def test_failures_in_a_row(health):
     with health.run():
         pass  # one success and all is forgiven
     fail(health, RuntimeError("no memory"), MAX_FAILURES)
-    with pytest.raises(UnhealthyError, match="the last 3 batches of resnet50 failed"):
+    with pytest.raises(UnhealthyError, match="3 times in a row a batch of resnet50 failed"):
         health.check()
 
 
@@ -50,3 +50,13 @@ def test_a_batch_that_does_not_end(health, clock):
         with pytest.raises(UnhealthyError, match="has run for 31 s, the limit is 30"):
             health.check()
     health.check()
+
+
+def test_what_a_clients_file_may_cause_is_not_counted(clock):
+    health = Health("file that is decoded", lambda: clock[0], counts_failures=False)
+    fail(health, RuntimeError("damaged"), 10 * MAX_FAILURES)
+    health.check()
+    with health.run():
+        clock[0] += MAX_RUN_S + 1
+        with pytest.raises(UnhealthyError, match="a file that is decoded has run for 31 s"):
+            health.check()

@@ -1,11 +1,18 @@
 """The Decoder: good and bad files side by side."""
 
+import asyncio
+import threading
+
+import cv2
 import numpy as np
 import pytest
 
-from app.deployments.decoder import Decoder
-from app.errors import DeadlineError
+from app.compute.health import MAX_RUN_S
+from app.deployments.assembly import assemble
+from app.deployments.decoder import HEAVY_PIXELS, Decoder
+from app.errors import DeadlineError, UnhealthyError
 from app.settings import Settings
+from models.errors import TooManyPixelsError
 from tests.support.tiny_networks import COLORS, SIZE, picture
 
 
@@ -49,3 +56,91 @@ async def test_the_order_of_the_files_is_kept(decoder):
     decoded = await decoder.decode([picture(c, 20 + i) for i, c in enumerate(colors)])
     found = [tuple(int(v) for v in image[3, 3]) for image in decoded.images]
     assert found == [COLORS[c] for c in colors]
+
+
+LARGE_SIDE = 1500  # px: as PNG over HEAVY_PIXELS
+
+
+def large_png(color: str = "green") -> bytes:
+    assert LARGE_SIDE**2 > HEAVY_PIXELS
+    return picture(color, LARGE_SIDE)
+
+
+async def test_large_pictures_are_decoded_like_others(tiny_set):
+    decoder = Decoder(Settings(model_set=str(tiny_set)))
+    decoded = await decoder.decode([large_png(), picture("red"), large_png("blue")])
+    assert not decoded.faults
+    for image, color in zip(decoded.images, ("green", "red", "blue"), strict=True):
+        np.testing.assert_allclose(image[3, 3], COLORS[color], atol=2)
+
+
+async def test_what_cannot_be_decoded_at_reduced_scale_has_a_lower_limit(tiny_set):
+    settings = Settings(model_set=str(tiny_set), max_full_pixels=LARGE_SIDE**2 - 1)
+    jpeg = picture("red", LARGE_SIDE, suffix=".jpg")
+    decoded = await Decoder(settings).decode([large_png(), jpeg])
+    assert decoded.faults[0].code == "too_many_pixels"
+    assert "cannot be decoded at reduced scale; then at most 2,249,999" in decoded.faults[0].message
+    assert len(decoded.images) == 1
+
+
+async def test_large_pictures_of_one_request_have_a_limit_together(tiny_set):
+    limit = 2 * LARGE_SIDE**2
+    settings = Settings(
+        model_set=str(tiny_set), max_full_pixels=LARGE_SIDE**2, max_heavy_pixels=limit
+    )
+    decoder = Decoder(settings)
+    assert len((await decoder.decode([large_png()] * 2)).images) == 2
+    with pytest.raises(TooManyPixelsError, match="send fewer at a time"):
+        await decoder.decode([large_png()] * 3)
+    async with asyncio.timeout(60):  # what had begun goes on until it has been decoded
+        while decoder._queue._heavy_pixels:
+            await asyncio.sleep(0.001)
+    assert len((await decoder.decode([large_png()] * 2)).images) == 2
+
+
+async def test_a_photo_does_not_wait_for_large_pictures(tiny_set, monkeypatch):
+    """Large ones that never end leave it a thread, however many there are."""
+    gate, decode = threading.Event(), cv2.imdecode
+
+    def slow_if_large(data: np.ndarray, flags: int) -> np.ndarray:
+        if len(data) == len(large):
+            gate.wait(60)
+        return decode(data, flags)
+
+    large = large_png()
+    monkeypatch.setattr(cv2, "imdecode", slow_if_large)
+    decoder = Decoder(Settings(model_set=str(tiny_set)))
+    form = asyncio.ensure_future(decoder.decode([large] * 16, 60.0, "bulk"))
+    try:
+        for _ in range(3):
+            async with asyncio.timeout(30):
+                assert len((await decoder.decode([picture("red")])).images) == 1
+        assert not form.done()
+    finally:
+        gate.set()
+    assert len((await form).images) == 16
+
+
+async def test_a_decoder_that_hangs_is_unhealthy_and_so_is_the_gateway_that_has_it(
+    tiny_set, monkeypatch
+):
+    begun, gate = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        gate.wait(60)
+
+    graph = assemble(Settings(model_set=str(tiny_set), compile_cache=None))
+    await graph.check_health()
+    monkeypatch.setattr("app.deployments.decoder.decode_image", hang)
+    decoding = asyncio.ensure_future(graph.own_decoder.decode([picture("red")]))
+    try:
+        await asyncio.to_thread(begun.wait, 60)
+        await graph.check_health()
+        clock = graph.own_decoder._health._clock
+        graph.own_decoder._health._clock = lambda: clock() + MAX_RUN_S + 1
+        with pytest.raises(UnhealthyError, match="a file that is decoded has run for"):
+            await graph.check_health()
+    finally:
+        gate.set()
+        decoding.cancel()

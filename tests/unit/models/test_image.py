@@ -17,7 +17,13 @@ from models.errors import (
     TooManyPixelsError,
     UnsupportedFormatError,
 )
-from models.image import DEFAULT_MAX_PIXELS, ImageRule, read_image
+from models.image import (
+    DEFAULT_MAX_FULL_PIXELS,
+    DEFAULT_MAX_PIXELS,
+    ImageRule,
+    check_image,
+    read_image,
+)
 from models.image_resize import Axis, resize_region, source_region
 from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
 
@@ -159,6 +165,35 @@ def test_the_limit_is_the_last_size_allowed(kind):
 
 def test_photos_of_fifty_megapixel_phones_are_within_the_default():
     assert DEFAULT_MAX_PIXELS >= 8160 * 6144
+
+
+def test_screenshots_of_5k_screens_are_within_the_default():
+    assert DEFAULT_MAX_FULL_PIXELS >= 5120 * 2880
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "full_pixels"),
+    [
+        ("PNG", (1000, 800), 800_000),
+        ("WEBP", (1000, 800), 800_000),
+        ("JPEG", (1000, 800), 50_000),  # decoded at a quarter of its sides
+        ("JPEG", (3000, 100), 300_000),  # too narrow for that
+    ],
+)
+def test_only_what_cannot_be_reduced_has_the_lower_limit(kind, size, full_pixels):
+    data = encode(make_scene(*size), kind)
+    assert check_image(data, RULE).full_pixels == full_pixels
+    assert read_image(data, RULE, max_full_pixels=full_pixels).shape == (56, 56, 3)
+    with pytest.raises(TooManyPixelsError, match=f"at most {full_pixels - 1:,} are decoded: send"):
+        read_image(data, RULE, max_full_pixels=full_pixels - 1)
+
+
+def test_16_bit_samples_count_twice():
+    ok, data = cv2.imencode(".png", np.zeros((30, 40, 4), np.uint16))
+    assert ok
+    assert check_image(data.tobytes(), RULE).full_pixels == 2400
+    with pytest.raises(TooManyPixelsError, match=r"16-bit samples count twice"):
+        read_image(data.tobytes(), RULE, max_full_pixels=2399)
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xfe\0\4\xff\xd9"], ids=["plain", "hidden"])

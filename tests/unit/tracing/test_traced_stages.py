@@ -1,11 +1,14 @@
 """The stages' own spans: the HTTP request, the Decoder, the members, the Gateway's clock."""
 
+import threading
+
 import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI, HTTPException
 from opentelemetry import trace
 
+import models.image
 from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
 from app.errors import DeadlineError
@@ -70,6 +73,26 @@ async def test_each_image_is_decoded_in_a_span_of_its_own(settings, exported, re
     assert good.status.description is None
     assert "image" in bad.status.description
     assert {s.parent.span_id for s in (good, bad)} == {request_span.context.span_id}
+
+
+@pytest.mark.parametrize("file", [b"\xff\xd8\xff no header", picture("red")])
+async def test_a_header_is_never_read_on_the_event_loop(
+    settings, monkeypatch, exported, request_span, file
+):
+    """It may take a third of a second: of a 20 MB file crafted for it."""
+    readers = []
+    read = models.image.read_header
+
+    def noting(data: bytes) -> object:
+        readers.append(threading.current_thread())
+        return read(data)
+
+    monkeypatch.setattr("app.deployments.decoder.read_header", noting)
+    monkeypatch.setattr("models.image.read_header", noting)
+    await Decoder(settings).decode([file])
+    assert readers
+    assert threading.main_thread() not in readers
+    assert exported.get_finished_spans()
 
 
 async def test_a_member_records_every_images_wait_and_run(settings, exported, request_span):

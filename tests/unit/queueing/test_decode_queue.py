@@ -1,0 +1,199 @@
+"""The decode queue: photos pass large pictures, which have limits of their own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from app.errors import DeadlineError, OverloadedError
+from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
+from models.errors import CorruptImageError, TooManyPixelsError
+from tests.support.hand_clock import HandClock
+
+WITHIN_S = 30  # for what a thread does at once
+
+
+class Threads:
+    """A queue, and files whose decoding lasts until the test says so."""
+
+    def __init__(self, num_threads: int = 2, max_heavy_pixels: int = 100) -> None:
+        self.clock = HandClock()
+        self.queue: DecodeQueue[str] = DecodeQueue(num_threads, max_heavy_pixels, self.clock)
+        self.begun: list[str] = []
+        self._gates: dict[str, threading.Event] = {}
+
+    def file(self, name: str, heavy_pixels: int = 0) -> Callable[[], object]:
+        gate = self._gates[name] = threading.Event()
+
+        def decode() -> str:
+            self.begun.append(name)
+            if not gate.wait(WITHIN_S):
+                raise TimeoutError(name)
+            return name
+
+        return (lambda: Heavy(heavy_pixels, decode)) if heavy_pixels else decode
+
+    def submit(
+        self, name: str, heavy_pixels: int = 0, call: DecodeCall | None = None, lane="interactive"
+    ) -> asyncio.Future[str]:
+        call = call or DecodeCall(lane, self.clock.now + 10)
+        return self.queue.submit(call, self.file(name, heavy_pixels))
+
+    async def wait_begun(self, *names: str) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while not set(names) <= set(self.begun):
+                await asyncio.sleep(0.001)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._gates[name].set()
+
+    def end_all(self) -> None:
+        self.end(*self._gates)
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[Threads]:
+    made = Threads()
+    yield made
+    made.end_all()
+
+
+async def test_a_photo_passes_large_pictures_that_came_before_it(threads):
+    """As many as there are threads: they never have the last one."""
+    large = [threads.submit(f"large{i}", heavy_pixels=10) for i in range(3)]
+    await threads.wait_begun("large0")
+    photo = threads.submit("photo")
+    await threads.wait_begun("photo")
+    threads.end("photo")
+    assert await photo == "photo"
+    assert threads.begun == ["large0", "photo"]
+    for name in ("large0", "large1", "large2"):
+        await threads.wait_begun(name)
+        threads.end(name)
+    assert await asyncio.gather(*large) == ["large0", "large1", "large2"]
+
+
+async def test_interactive_files_pass_a_form(threads):
+    form = [threads.submit(f"form{i}", lane="bulk") for i in range(4)]
+    await threads.wait_begun("form0", "form1")
+    photo = threads.submit("photo")
+    threads.end("form0")
+    await threads.wait_begun("photo")
+    assert "form2" not in threads.begun
+    threads.end_all()
+    assert await asyncio.gather(photo, *form) == ["photo", "form0", "form1", "form2", "form3"]
+
+
+async def test_a_large_picture_is_not_kept_out_by_many_photos():
+    threads = Threads(num_threads=1)
+    first = threads.submit("first")
+    await threads.wait_begun("first")
+    large = threads.submit("large", heavy_pixels=10)
+    photos = [threads.submit(f"photo{i}") for i in range(20)]
+    threads.end_all()
+    await asyncio.gather(first, large, *photos)
+    assert threads.begun.index("large") < 12
+
+
+async def test_one_thread_decodes_large_pictures_too():
+    threads = Threads(num_threads=1)
+    large = threads.submit("large", heavy_pixels=10)
+    threads.end("large")
+    assert await large == "large"
+
+
+async def test_pixels_under_way_are_limited_and_given_back(threads):
+    first = threads.submit("first", heavy_pixels=60)
+    await threads.wait_begun("first")
+    with pytest.raises(
+        OverloadedError, match=r"60 pixels .* 50 more do not fit into 100; try again"
+    ):
+        await threads.submit("second", heavy_pixels=50)
+    photo = threads.submit("photo")  # is no matter of pixels
+    threads.end("first", "photo")
+    assert await asyncio.gather(first, photo) == ["first", "photo"]
+    again = threads.submit("again", heavy_pixels=100)
+    threads.end("again")
+    assert await again == "again"
+
+
+async def test_a_request_that_alone_has_too_many_is_told_so_and_not_to_come_back(threads):
+    call = DecodeCall("bulk", threads.clock.now + 10)
+    first = threads.submit("first", heavy_pixels=60, call=call)
+    await threads.wait_begun("first")
+    with pytest.raises(TooManyPixelsError, match=r"over 100 pixels .* send fewer at a time"):
+        await threads.submit("second", heavy_pixels=60, call=call)
+    threads.end("first")
+    await first
+
+
+async def test_the_deadline_is_looked_at_when_a_file_has_its_turn(threads):
+    call = DecodeCall("interactive", threads.clock.now + 10)
+    running = [threads.submit(name) for name in ("a", "b")]
+    await threads.wait_begun("a", "b")
+    late = [threads.submit("late", call=call), threads.submit("large", heavy_pixels=5, call=call)]
+    threads.clock.now += 10
+    threads.end("a", "b")
+    await asyncio.gather(*running)
+    for future in late:
+        with pytest.raises(DeadlineError, match="before the image was decoded; try again"):
+            await future
+    assert threads.begun == ["a", "b"]
+
+
+async def test_a_large_picture_whose_time_ends_while_it_waits_gives_its_pixels_back(threads):
+    call = DecodeCall("interactive", threads.clock.now + 1)
+    first = threads.submit("first", heavy_pixels=50)
+    await threads.wait_begun("first")
+    late = threads.submit("late", heavy_pixels=50, call=call)
+    photo = threads.submit("photo")
+    await threads.wait_begun("photo")  # so the header of the other has been read too
+    threads.clock.now += 1
+    threads.end("first", "photo")
+    await asyncio.gather(first, photo)
+    with pytest.raises(DeadlineError):
+        await late
+    again = threads.submit("again", heavy_pixels=100)
+    threads.end("again")
+    assert await again == "again"
+
+
+async def test_what_a_caller_that_left_had_queued_is_not_decoded(threads):
+    running = [threads.submit(name) for name in ("a", "b")]
+    await threads.wait_begun("a", "b")
+    gone, stays = threads.submit("gone"), threads.submit("stays")
+    gone.cancel()
+    threads.end_all()
+    await asyncio.gather(*running, stays)
+    assert "gone" not in threads.begun
+
+
+async def test_a_caller_that_leaves_while_its_file_is_decoded_frees_the_thread_in_the_end(threads):
+    leaving = [threads.submit(name, heavy_pixels=50) for name in ("a", "b")]
+    await threads.wait_begun("a")
+    for future in leaving:
+        future.cancel()
+    threads.end("a")
+    async with asyncio.timeout(WITHIN_S):
+        while threads.queue._heavy_pixels:
+            await asyncio.sleep(0.001)
+    again = threads.submit("again", heavy_pixels=100)
+    threads.end("again")
+    assert await again == "again"
+    assert "b" not in threads.begun
+
+
+async def test_what_a_file_raises_is_its_own(threads):
+    def fail() -> str:
+        raise CorruptImageError("damaged")
+
+    call = DecodeCall("interactive", threads.clock.now + 10)
+    with pytest.raises(CorruptImageError):
+        await threads.queue.submit(call, fail)
+    with pytest.raises(CorruptImageError):
+        await threads.queue.submit(call, lambda: Heavy(5, fail))
+    photo = threads.submit("photo")
+    threads.end("photo")
+    assert await photo == "photo"
