@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from app.errors import ConfigError
+from app.launch.config import ServeConfig
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
@@ -39,10 +40,8 @@ def write_config(path: Path, text: str, *, is_new: bool) -> None:
         ConfigError: it cannot be written, exists although ``is_new``, or is not valid.
 
     """
-    from app.launch.config import read_config
-
     check_can_write(path, is_new=is_new)
-    write_whole(path, text, read_config)
+    write_whole(path, text, ServeConfig.read)
 
 
 def write_whole(path: Path, text: str, check: Callable[[Path], object] = lambda _: None) -> None:

@@ -79,11 +79,11 @@ def tune(
     if plot is not None:
         draw(plot, points, chosen, p99_ms)
     if write is not None and chosen is not None:
-        text = as_yaml(tuned(job.content, chosen, p99_ms), chosen, machine, p99_ms)
+        text = as_yaml(tuned(job.config, chosen, p99_ms), chosen, machine, p99_ms)
         write_config(write, text, is_new=not force)
         err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
     asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}
-    facts = {"machine": machine, "model_set": job.settings.model_set, **asked}
+    facts = {"machine": machine, "model_set": job.config.settings.model_set, **asked}
     write_json(json_file, facts | as_json(points, chosen))
     if chosen is None and p99_ms is not None:
         _refuse(points, p99_ms)
@@ -140,7 +140,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
                 f"{step.candidate}; {step.clients} clients"
             )
 
-        with Trials(job.settings, job.bodies, say) as trials:
+        with Trials(job.config.settings, job.bodies, say) as trials:
             search = Search(candidates(cores), cores, trials.measure, seconds, report)
             points = search.run()
     for layout in search.left_out:

@@ -1,140 +1,201 @@
-"""Reads serve_config.yaml strictly: an unknown key, which Serve ignores, is an error here."""
+"""The configuration that is served: a serve_config.yaml, read and checked once, then immutable.
 
-import difflib
+Importing this module must not import ray, which reads its environment at that moment (see
+:mod:`app.launch.isolated_environment`): only reading a configuration does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from ray.serve.config import AutoscalingPolicy
-from ray.serve.schema import ServeDeploySchema
 
 from app.errors import ConfigError
-from app.scaling.policy import ScalingOptions
+from app.launch.grpc_options import grpc_port, with_grpc
+from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest
 
-POLICY = "app.scaling.serve_policy:EnsemblePolicy"
+CONFIG_NAME = "serve_config.yaml"
+ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # where the file says nothing
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the file's content after checking every key and value of Serve's schema and ours."""
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give --config FILE") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is empty or not a mapping; see serve_config.yaml in the project")
-    if unknown := unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content):
-        raise ConfigError(f"{path}: " + "; ".join(unknown))
-    try:
-        ServeDeploySchema.model_validate(content)
-        for application in content.get("applications", []):
-            Settings.model_validate(application.get("args", {}))
-            ScalingOptions.model_validate(_policy_kwargs(application))
-    except ValidationError as error:
-        places = [
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
-            + (
-                _suggestion(e["loc"][-1], Settings, ScalingOptions)
-                if e["type"] == "extra_forbidden"
-                else ""
-            )
-            for e in error.errors()
-        ]
-        raise ConfigError(f"{path}: " + "; ".join(places)) from error
-    return content
+def default_config() -> Path:
+    """Return the folder's own serve_config.yaml, or else the project's."""
+    here = Path(CONFIG_NAME)
+    return here if here.is_file() else Path(__file__).parents[2] / CONFIG_NAME
 
 
-def _unknown_in_policies(content: dict[str, Any]) -> list[str]:
-    """Return the surprises in autoscaling_policy, which Serve's schema leaves open."""
-    return [
-        line
-        for index, application in enumerate(content.get("applications") or [])
-        if isinstance(application, dict)
-        for line in unknown_keys(
-            application.get("autoscaling_policy"),
-            AutoscalingPolicy,
-            f"applications[{index}].autoscaling_policy",
-        )
-    ]
+@dataclass(frozen=True)
+class ServeConfig:
+    """Ray Serve's options and the application's settings; every change returns another one.
 
-
-def _policy_kwargs(application: dict[str, Any]) -> Any:
-    """Return what our own autoscaling policy is given; {} where another one decides."""
-    policy = application.get("autoscaling_policy") or {}
-    return policy.get("policy_kwargs", {}) if policy.get("policy_function") == POLICY else {}
-
-
-def _suggestion(key: object, *models: type[BaseModel]) -> str:
-    known = [field for model in models for field in model.model_fields]
-    close = difflib.get_close_matches(str(key), known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[str]:
-    """Compare a parsed file with a pydantic model, however deep; return one line per surprise."""
-    if not isinstance(content, dict):
-        return []
-    known = dict(model.model_fields)
-    found = []
-    for key, value in content.items():
-        place = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            found.append(f"{place} is no option{_suggestion(key, model)}")
-            continue
-        for inner in _models_in(known[key].annotation):
-            rows = value if isinstance(value, list) else [value]
-            for index, row in enumerate(rows):
-                spot = f"{place}[{index}]" if isinstance(value, list) else place
-                found += unknown_keys(row, inner, spot)
-    return found
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the pydantic models an annotation names: ``X``, ``X | None``, ``list[X]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
-
-
-def with_overrides(
-    content: dict[str, Any], model_set: str | None, host: str | None, port: int | None
-) -> dict[str, Any]:
-    """Return the configuration with the command line's wishes in their places."""
-    http = {"host": "127.0.0.1", "port": 8000, **content.get("http_options", {})}
-    http |= {k: v for k, v in (("host", host), ("port", port)) if v is not None}
-    applications = [dict(application) for application in content.get("applications", [])]
-    if not applications:
-        raise ConfigError("the configuration has no applications; see serve_config.yaml")
-    if model_set is not None:
-        applications[0]["args"] = {**applications[0].get("args", {}), "model_set": model_set}
-    return {**content, "http_options": http, "applications": applications}
-
-
-def for_members(content: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Fit the deployments to the set's members and to where the stages run.
-
-    Serve refuses options of what is not there. So those of stages in the Gateway's process go, and
-    those of members that the set lacks. A member without options takes those of the first member
-    that went, so a set of any members is served with the file's intentions.
+    ``content`` is what Serve takes (:meth:`as_dict`), read-only however deep; the other fields are
+    parsed from it. The application is the first one: a file may have others beside it.
     """
-    application = dict(content["applications"][0])
-    settings = Settings.model_validate(application.get("args", {}))
-    places = {"Decoder": settings.decoder, "Combiner": settings.combiner}
-    stages = {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
-    members = {member.name for member in manifest.members}
-    if settings.members == "gateway":
-        members = set()
-    deployments = [
-        d for d in application.get("deployments", []) if d["name"] not in set(places) - stages
-    ]
-    kept = [d for d in deployments if d["name"] in members | stages]
-    gone = [d for d in deployments if d["name"] not in members | stages]
-    missing = members - {d["name"] for d in kept}
-    if gone:
-        kept += [{**gone[0], "name": name} for name in sorted(missing)]
-    application["deployments"] = kept
-    return {**content, "applications": [application, *content["applications"][1:]]}
+
+    content: Mapping[str, Any]
+    settings: Settings
+    http: HttpOptions
+    grpc_port: int | None  # None: gRPC is off
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read and check a file.
+
+        Raises:
+            ConfigError: it cannot be read, is not YAML, or has an unknown key or a bad value.
+
+        """
+        try:
+            content = yaml.safe_load(path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read {path}: {error.strerror}; give --config FILE"
+            ) from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        return cls.of(content, str(path))
+
+    @classmethod
+    def of(cls, content: Any, source: str = "the configuration") -> Self:
+        """Check content that was read from ``source``; raise :class:`ConfigError` as :meth:`read`.
+
+        Where it names no host, the service is on loopback; Serve's own default is all interfaces.
+        """
+        from app.launch.config_check import check_content  # it imports ray
+
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{source} is empty or not a mapping; see serve_config.yaml in the project"
+            )
+        check_content(content, source)
+        return cls._parsed(
+            {**content, "http_options": ON_LOOPBACK | content.get("http_options", {})}
+        )
+
+    @classmethod
+    def _parsed(cls, content: dict[str, Any]) -> Self:
+        return cls(
+            content=_frozen(content),
+            settings=Settings.model_validate(content["applications"][0].get("args", {})),
+            http=HttpOptions.of(content["http_options"]),
+            grpc_port=grpc_port(content),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content as a copy of one's own, as YAML and Serve's schema take it."""
+        thawed: dict[str, Any] = _thawed(self.content)
+        return thawed
+
+    @property
+    def application_names(self) -> list[str]:
+        """The names of all applications, as Serve has them."""
+        return [application.get("name", "default") for application in self.content["applications"]]
+
+    @property
+    def deployments(self) -> list[Mapping[str, Any]]:
+        """The options of every deployment, of all applications."""
+        return [
+            deployment
+            for application in self.content["applications"]
+            for deployment in application.get("deployments", [])
+        ]
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the service."""
+        return f"{self.http.scheme}://{self.http.local_host}:{self.http.port}"
+
+    def with_overrides(
+        self,
+        *,
+        model_set: str | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        grpc_port: int | None = None,
+    ) -> Self:
+        """Put what the command line asks for in its place; None leaves the file's own."""
+        content = self.as_dict()
+        asked = {"host": host, "port": port}
+        content["http_options"] |= {k: v for k, v in asked.items() if v is not None}
+        changed = self._parsed(with_grpc(content, grpc_port))
+        return changed if model_set is None else changed.with_arguments(model_set=model_set)
+
+    def with_arguments(self, **arguments: Any) -> Self:
+        """Change settings of the application (its ``args``)."""
+        application = self._application()
+        return self._with_application(args={**application.get("args", {}), **arguments})
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """Return a copy of a deployment's options; of one without any, its name."""
+        given = (d for d in self._application().get("deployments", []) if d["name"] == name)
+        return next(given, {"name": name})
+
+    def with_deployment(self, options: Mapping[str, Any]) -> Self:
+        """Give the deployment of this name other options; it is added where there was none."""
+        deployments = self._application().get("deployments", [])
+        names = [d["name"] for d in deployments]
+        if options["name"] in names:
+            deployments[names.index(options["name"])] = options
+        else:
+            deployments.append(options)
+        return self._with_application(deployments=deployments)
+
+    def fitted_to(self, manifest: Manifest) -> Self:
+        """Fit the deployments to the set's members and to where the stages run.
+
+        Serve refuses options of what is not there. So those of stages in the Gateway's process go,
+        and those of members that the set lacks. A member without options takes those of the first
+        member that went, so a set of any members is served with the file's intentions.
+        """
+        settings = self.settings
+        places = {"Decoder": settings.decoder, "Combiner": settings.combiner}
+        stages = {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
+        is_apart = settings.members == "deployment"
+        members = {member.name for member in manifest.members} if is_apart else set()
+        deployments = [
+            d
+            for d in self._application().get("deployments", [])
+            if d["name"] not in set(places) - stages
+        ]
+        kept = [d for d in deployments if d["name"] in members | stages]
+        gone = [d for d in deployments if d["name"] not in members | stages]
+        missing = members - {d["name"] for d in kept}
+        if gone:
+            kept += [{**gone[0], "name": name} for name in sorted(missing)]
+        return self._with_application(deployments=kept)
+
+    def without_tls(self) -> Self:
+        """Take the ssl options away: what Serve gets where HAProxy speaks TLS in its place.
+
+        Serve would hand them to the replicas, which then speak TLS, while its HAProxy speaks to
+        them without and to clients without.
+        """
+        content = self.as_dict()
+        for name in SSL_OPTIONS:
+            content["http_options"].pop(name, None)
+        return self._parsed(content)
+
+    def _application(self) -> dict[str, Any]:
+        application: dict[str, Any] = _thawed(self.content["applications"][0])
+        return application
+
+    def _with_application(self, **changed: Any) -> Self:
+        content = self.as_dict()
+        content["applications"][0] |= _thawed(changed)
+        return self._parsed(content)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thawed(inner) for key, inner in value.items()}
+    return list(map(_thawed, value)) if isinstance(value, list | tuple) else value

@@ -4,11 +4,11 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 
-from app.errors import ConfigError  # config_file imports ray: too early, see fast_serve
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
 from app.launch.stop_request import StopRequest
 
 ReportProgress = Callable[[str], None]
@@ -18,13 +18,13 @@ RAISED = re.compile(
 )
 
 
-def deploy(config: dict[str, Any]) -> None:
+def deploy(config: ServeConfig) -> None:
     """Hand the configuration to Serve, as ``serve run`` does, and return at once."""
     from ray.serve._private import api
     from ray.serve.config import gRPCOptions
     from ray.serve.schema import ServeDeploySchema
 
-    schema = ServeDeploySchema.model_validate(config)
+    schema = ServeDeploySchema.model_validate(config.as_dict())
     client = api.serve_start(
         http_options=schema.http_options.model_dump(),
         proxy_location=schema.proxy_location,

@@ -3,29 +3,30 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from app.accuracy_gate import check_accuracy
 from app.environment import has_haproxy
 from app.errors import ConfigError
+from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
+from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import deploy, wait_ready, wants_key
-from app.launch.grpc_options import grpc_port, with_grpc
 from app.launch.haproxy import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.stop_request import StopRequest
-from app.launch.tls import tls_of, without_tls
+from app.launch.tls import tls_of
 from models.cpus import available_cpus
+from models.model_set import load_model_set
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
-CONFIG_NAME = "serve_config.yaml"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What the command line asks for; None leaves the configuration's own."""
 
@@ -43,33 +44,32 @@ class ServeOptions:
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
     with StopRequest() as stop, fast_serve() as haproxy:
-        content = _checked_config(options)
-        http = content["http_options"]
-        host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
-        url = f"{_front(content, options, haproxy)}://{host}:{http['port']}"
-        with console.status("starting Ray") as status, _ray(options, content):
-            deploy(content)
-            if wait_ready(url, stop, lambda text: status.update(escape(text))):
+        config = _checked_config(options)
+        behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
+        with console.status("starting Ray") as status, _ray(options, config):
+            deploy(behind_haproxy)
+            if wait_ready(config.url, stop, lambda text: status.update(escape(text))):
                 status.stop()
-                _welcome(url, http["host"], grpc_port(content))
+                _welcome(config)
                 stop.wait()
             status.stop()
             console.print("stopping")
     console.print("stopped; nothing of it is left running")
 
 
-def _front(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyCommand) -> str:
-    """Tell HAProxy what it does in Serve's place; return the scheme that clients speak.
+def _put_haproxy_in_front(
+    config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand
+) -> ServeConfig:
+    """Tell HAProxy what it does in Serve's place; return the configuration that is left to Serve.
 
-    That is https if http_options ask for TLS.
+    Raises:
+        ConfigError: nobody would do the TLS that http_options ask for, or not for gRPC.
+
     """
-    from app.settings import Settings
-
-    settings = Settings.model_validate(content["applications"][0]["args"])
-    haproxy.write(max_requests=settings.max_concurrent_requests)
-    tls = tls_of(content["http_options"])
+    haproxy.write(max_requests=config.settings.max_concurrent_requests)
+    tls = tls_of(config.http)
     if tls is None:
-        return "http"
+        return config
     if has_haproxy():
         if options.address is not None:
             raise ConfigError(
@@ -77,52 +77,35 @@ def _front(content: dict[str, Any], options: ServeOptions, haproxy: HaproxyComma
                 "TLS; put something that does in front, or start the cluster and this command "
                 "with RAY_SERVE_ENABLE_HA_PROXY=0"
             )
-        haproxy.write(tls, settings.max_concurrent_requests)
-        content["http_options"] = without_tls(content["http_options"])
-    elif grpc_port(content) is not None:
+        haproxy.write(tls, config.settings.max_concurrent_requests)
+        return config.without_tls()
+    if config.grpc_port is not None:
         raise ConfigError(
             "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
             "Serve's own proxy does TLS for HTTP alone; leave one of them out"
         )
-    return "https"
+    return config
 
 
-def _ray(options: ServeOptions, content: dict[str, Any]) -> AbstractContextManager[None]:
+def _ray(options: ServeOptions, config: ServeConfig) -> AbstractContextManager[None]:
     if options.address is None:
         return local_ray(metrics_port(options.metrics_port))
-    names = [application.get("name", "default") for application in content["applications"]]
-    return joined_ray(options.address, names)
+    return joined_ray(options.address, config.application_names)
 
 
-def default_config() -> Path:
-    """Return the folder's own serve_config.yaml, or else the project's."""
-    here = Path(CONFIG_NAME)
-    return here if here.is_file() else Path(__file__).parents[2] / CONFIG_NAME
-
-
-def _checked_config(options: ServeOptions) -> dict[str, Any]:
+def _checked_config(options: ServeOptions) -> ServeConfig:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
-    from app.accuracy_gate import check_accuracy
-    from app.graph.keys import read_keys
-    from app.launch.config import for_members, read_config, with_overrides
-    from app.settings import Settings
-    from models.model_set import load_model_set
-
-    content = read_config(options.config or default_config())
-    content = with_overrides(content, options.model_set, options.host, options.port)
-    content = with_grpc(content, options.grpc_port)
+    config = ServeConfig.read(options.config or default_config()).with_overrides(
+        model_set=options.model_set,
+        host=options.host,
+        port=options.port,
+        grpc_port=options.grpc_port,
+    )
+    config = _with_access(config, options)
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
-        _check_ports(content)
-    arguments = content["applications"][0].setdefault("args", {})
-    if options.allow_unverified:
-        arguments["allow_unverified"] = True
-    if options.api_keys_file is not None:
-        arguments["api_keys_file"] = str(options.api_keys_file)
-    settings = Settings.model_validate(arguments)
-    if settings.api_keys_file is not None:
-        arguments["api_keys_file"] = str(settings.api_keys_file.absolute())
-    if options.address is None:  # on a cluster its nodes have the keys
-        read_keys(settings)
+        _check_ports(config)
+        read_keys(config.settings)  # on a cluster its nodes have the keys
+    settings = config.settings
     model_set = load_model_set(settings.model_set, settings.model_search)
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
@@ -130,32 +113,42 @@ def _checked_config(options: ServeOptions) -> dict[str, Any]:
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")
-    content = for_members(content, model_set.manifest)
+    config = config.fitted_to(model_set.manifest)
     if options.address is None:
-        check_capacity(content, max(MIN_CPUS, available_cpus()))
-    if warning := oversubscribed(content):
+        check_capacity(config, max(MIN_CPUS, available_cpus()))
+    if warning := oversubscribed(config):
         console.print(f"[yellow]{escape(warning)}[/]")
-    return content
+    return config
 
 
-def _check_ports(content: dict[str, Any]) -> None:
-    host = content["http_options"]["host"]  # HAProxy's, for both
-    check_port(host, content["http_options"]["port"])
-    if (port := grpc_port(content)) is not None:
-        check_port(host, port, "--grpc-port")
+def _with_access(config: ServeConfig, options: ServeOptions) -> ServeConfig:
+    """Return the configuration with the options that are settings of the application."""
+    if options.allow_unverified:
+        config = config.with_arguments(allow_unverified=True)
+    keys = options.api_keys_file or config.settings.api_keys_file
+    # A replica has another working directory.
+    return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
 
 
-def _welcome(url: str, host: str, grpc: int | None) -> None:
+def _check_ports(config: ServeConfig) -> None:
+    host = config.http.host  # HAProxy's, for both
+    check_port(host, config.http.port)
+    if config.grpc_port is not None:
+        check_port(host, config.grpc_port, "--grpc-port")
+
+
+def _welcome(config: ServeConfig) -> None:
+    url, http = config.url, config.http
     console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
     has_keys = wants_key(url)
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
     console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
-    if grpc is not None:
-        where = "127.0.0.1" if host == "0.0.0.0" else host
-        console.print(f"gRPC: {where}:{grpc}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
+    if config.grpc_port is not None:
+        where = f"{http.local_host}:{config.grpc_port}"
+        console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
     console.print(f"metrics: {', '.join(metrics_urls())}")
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        console.print(f"[yellow]{_exposure(host, has_keys, url)}[/]")
+    if not http.is_on_loopback:
+        console.print(f"[yellow]{_exposure(http.host, has_keys, url)}[/]")
     console.print("Ctrl-C stops it.")
 
 

@@ -1,14 +1,11 @@
 """TLS of the service's own port, from Serve's options (http_options.ssl_...)."""
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from app.errors import ConfigError
-
-OPTIONS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs")
+from app.launch.http_options import HttpOptions
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,17 @@ class Tls:
         return words
 
 
-def tls_of(http_options: Mapping[str, Any]) -> Tls | None:
+def tls_of(http: HttpOptions) -> Tls | None:
     """Return what the options ask for, None without TLS.
 
     Raises:
         ConfigError: a file is missing or no PEM, the key is another certificate's or encrypted.
 
     """
-    certificate, key, password, clients = (http_options.get(name) for name in OPTIONS)
+    certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs
     if not certificate or not key:
         return None
-    if password:
+    if http.ssl_keyfile_password:
         raise ConfigError(
             "http_options.ssl_keyfile_password: HAProxy takes no passphrase; take it off with "
             "openssl pkey -in KEY -out NEW and chmod 600 NEW"
@@ -73,12 +70,3 @@ def _reason(error: Exception) -> str:
             return "the key is not the certificate's"
         return f"no certificate and key in PEM ({error.reason or error})"
     return getattr(error, "strerror", None) or str(error)
-
-
-def without_tls(http_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as Serve gets them.
-
-    Serve would hand them to the replicas, which then speak TLS, while its HAProxy speaks to them
-    without and to clients without.
-    """
-    return {key: value for key, value in http_options.items() if key not in OPTIONS}

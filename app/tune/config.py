@@ -1,6 +1,5 @@
 """Writes the measured values into a configuration."""
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import yaml
 
 from app.errors import ConfigError
+from app.launch.config import ServeConfig
 from app.settings import Settings
 from app.tune.pareto import Point
 
@@ -55,29 +55,24 @@ def request_limit(point: Point, p99_ms: float | None, configured: int) -> int:
     return max(2, math.floor(per_replica * p99_ms / point.p99_ms))
 
 
-def tuned(content: dict[str, Any], point: Point, p99_ms: float | None) -> dict[str, Any]:
+def tuned(config: ServeConfig, point: Point, p99_ms: float | None) -> ServeConfig:
     """Return the configuration with the point's replicas, streams, batch sizes and limit."""
-    content = copy.deepcopy(content)
-    application = content["applications"][0]
-    before = Settings.model_validate(application.get("args", {}))
+    before, candidate = config.settings, point.candidate
     limit = request_limit(point, p99_ms, before.max_concurrent_requests)
-    arguments = application.setdefault("args", {})
-    arguments["streams"] = point.candidate.layout.streams
-    arguments["batch_sizes"] = list(point.candidate.batch_sizes)
-    arguments["max_concurrent_requests"] = limit
-    if point.candidate.layout.replicas > 1:
+    arguments: dict[str, Any] = {
+        "streams": candidate.layout.streams,
+        "batch_sizes": list(candidate.batch_sizes),
+        "max_concurrent_requests": limit,
+    }
+    if candidate.layout.replicas > 1:
         arguments["affinity"] = True  # as they were measured: each on cores of its own
     if before.max_queued_images < limit:
         arguments["max_queued_images"] = limit
-    _tune_gateway(application.setdefault("deployments", []), point, limit)
-    return content
+    gateway = _tuned_gateway(config.deployment("Gateway"), point, limit)
+    return config.with_arguments(**arguments).with_deployment(gateway)
 
 
-def _tune_gateway(deployments: list[dict[str, Any]], point: Point, limit: int) -> None:
-    gateway = next((d for d in deployments if d["name"] == "Gateway"), None)
-    if gateway is None:
-        gateway = {"name": "Gateway"}
-        deployments.append(gateway)
+def _tuned_gateway(gateway: dict[str, Any], point: Point, limit: int) -> dict[str, Any]:
     layout = point.candidate.layout
     for option in ("autoscaling_config", "max_replicas_per_node"):  # it is a number now
         gateway.pop(option, None)
@@ -88,21 +83,21 @@ def _tune_gateway(deployments: list[dict[str, Any]], point: Point, limit: int) -
     actor = gateway.setdefault("ray_actor_options", {})
     if layout.replicas > 1 or actor.get("num_cpus", 1) >= 1:
         actor["num_cpus"] = layout.cores
+    return gateway
 
 
 def as_yaml(
-    content: dict[str, Any], point: Point, machine: dict[str, Any], p99_ms: float | None
+    config: ServeConfig, point: Point, machine: dict[str, Any], p99_ms: float | None
 ) -> str:
     """Return the file's text: where the numbers come from, then the configuration."""
-    arguments = content["applications"][0]["args"]
-    most = arguments["max_concurrent_requests"]
+    most = config.settings.max_concurrent_requests
     limit = OPEN if p99_ms is None else KEPT
     header = HEADER.format(
         measured=machine["measured"],
         cpu=machine["cpu"],
         cores=machine["cores"],
         command=" ".join(machine["command"].split()),  # no line of it may leave the comment
-        model_set=Settings.model_validate(arguments).model_set,
+        model_set=config.settings.model_set,
         candidate=point.candidate,
         clients=point.clients,
         throughput=point.throughput,
@@ -113,5 +108,5 @@ def as_yaml(
     )
     comment = "".join(f"# {line}\n" for line in header.splitlines())
     return comment + yaml.safe_dump(
-        content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        config.as_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )

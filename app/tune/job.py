@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,8 +9,7 @@ from rich.markup import escape
 from app.accuracy_gate import check_accuracy
 from app.bench.photos import drawn_photos, photos_in
 from app.errors import ConfigError
-from app.launch.config import read_config, with_overrides
-from app.launch.serve import default_config
+from app.launch.config import ServeConfig, default_config
 from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
@@ -26,8 +24,7 @@ MAX_PHOTOS = 256  # of a folder, evenly taken; every replica holds them
 class Job:
     """What is tuned, and with which photos."""
 
-    content: dict[str, Any]
-    settings: Settings
+    config: ServeConfig
     bodies: list[bytes]
     told: str  # the photos in words
 
@@ -35,8 +32,8 @@ class Job:
 def prepare(config: Path | None, model_set: str | None, images: Path | None) -> Job:
     """Read the configuration, the set and the photos; every mistake is found here."""
     path = config or default_config()
-    content = with_overrides(read_config(path), model_set, None, None)
-    settings = Settings.model_validate(content["applications"][0].get("args", {}))
+    served = ServeConfig.read(path).with_overrides(model_set=model_set)
+    settings = served.settings
     check_place(settings, path)
     loaded = load_model_set(settings.model_set, settings.model_search)
     check_accuracy(loaded.manifest, settings)
@@ -44,9 +41,9 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
         loaded.network_path(member.name, settings.precision)
     if images is None:
         drawn = drawn_photos()
-        return Job(content, settings, drawn, f"{len(drawn)} drawn photos of 500 x 375")
+        return Job(served, drawn, f"{len(drawn)} drawn photos of 500 x 375")
     bodies = good_photos(photos_in(images), loaded, settings)
-    return Job(content, settings, bodies, f"{len(bodies)} photos of {images}")
+    return Job(served, bodies, f"{len(bodies)} photos of {images}")
 
 
 def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:

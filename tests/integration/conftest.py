@@ -13,9 +13,8 @@ import pytest
 import ray
 from ray import serve
 
-from app.launch.config import for_members, read_config, with_overrides
+from app.launch.config import ServeConfig
 from app.launch.deploy import deploy, wait_ready
-from app.launch.grpc_options import with_grpc
 from app.launch.stop_request import StopRequest
 from models.manifest import read_manifest
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served
@@ -75,21 +74,20 @@ def served(
         size=64,
         num_convolutions=NUM_CONVOLUTIONS,
     )
-    content = with_overrides(
-        read_config(ROOT / "configs" / "separate.yaml"), str(folder), None, free_port()
+    config = ServeConfig.read(ROOT / "configs" / "separate.yaml").with_overrides(
+        model_set=str(folder), port=free_port(), grpc_port=free_port()
     )
-    application = content["applications"][0]
-    application["args"] |= {"streams": 1, "compile_cache": None, "max_files": 8}
-    application["args"] |= {"trace_endpoint": spans.url, "trace_dir": None}
-    config = with_grpc(for_members(content, read_manifest(folder)), free_port())
-    for deployment in config["applications"][0]["deployments"]:
-        deployment["health_check_period_s"] = 1
+    config = config.with_arguments(streams=1, compile_cache=None, max_files=8)
+    config = config.with_arguments(trace_endpoint=spans.url, trace_dir=None)
+    config = config.fitted_to(read_manifest(folder))
+    for deployment in config.deployments:
+        options = {**deployment, "health_check_period_s": 1}
         if deployment["name"] in MEMBERS:
-            deployment["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
+            options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
+        config = config.with_deployment(options)
     deploy(config)
-    url = f"http://127.0.0.1:{config['http_options']['port']}"
-    assert wait_ready(url, StopRequest(), lambda _: None, timeout_s=120)
-    return Served(url, config, folder)
+    assert wait_ready(config.url, StopRequest(), lambda _: None, timeout_s=120)
+    return Served(config.url, config, folder)
 
 
 @pytest.fixture

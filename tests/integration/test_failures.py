@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -64,8 +65,10 @@ def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(s
         "import_path": "app.main:build",
         "args": {"model_set": str(served.model_set), "steams": 1},
     }
-    config = served.config
-    deploy({**config, "applications": [*config["applications"], wrong]})
+    content = served.config.as_dict()
+    content["applications"].append(wrong)
+    # Not ServeConfig.of, which would refuse it: what Serve's own commands let through.
+    deploy(replace(served.config, content=content))
 
     def has_failed() -> bool:
         status = serve.status().applications.get("wrong")

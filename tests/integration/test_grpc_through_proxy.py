@@ -18,7 +18,7 @@ METHOD = "tandem.v1.Ensemble/Classify"
 
 @pytest.fixture
 def ensemble(served: Served) -> Iterator[EnsembleStub]:
-    with grpc.insecure_channel(f"127.0.0.1:{served.config['grpc_options']['port']}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
         yield EnsembleStub(channel)
 
 
@@ -45,7 +45,7 @@ def test_the_answer_is_that_of_http_and_a_trace(
 
 
 def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
-    limit = served.config["applications"][0]["args"]["max_files"]
+    limit = served.config.settings.max_files
     with pytest.raises(grpc.RpcError) as caught:
         ensemble.Classify(ClassifyRequest(images=[picture("red")] * (limit + 1)), timeout=60)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -75,17 +75,11 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
 @pytest.fixture
 def content_with_less(served: Served) -> Iterator[None]:
     """Let the running application be content with any member, for a test."""
-    (application,) = served.config["applications"]
-    changed = {"answer_policy": "any", "member_patience_s": 1.0}
-    deploy(served.config | {"applications": [with_arguments(application, changed)]})
+    deploy(served.config.with_arguments(answer_policy="any", member_patience_s=1.0))
     wait_until(is_running, 60, "the policy")
     yield
     deploy(served.config)
     wait_until(is_running, 60, "the policy of before")
-
-
-def with_arguments(application: dict, changed: dict) -> dict:
-    return application | {"args": application["args"] | changed}
 
 
 def is_running() -> bool:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from ray import serve
 
-from app.launch.config import for_members
+from app.launch.config import ServeConfig
 from app.launch.deploy import deploy
 from models.manifest import read_manifest
 from tests.support.services.deployed import Served, wait_until
@@ -88,7 +88,7 @@ def application(folder: Path, place: str) -> dict[str, Any]:
             }
         ]
     }
-    (fitted,) = for_members(content, read_manifest(folder))["applications"]
+    (fitted,) = ServeConfig.of(content).fitted_to(read_manifest(folder)).as_dict()["applications"]
     return fitted
 
 
@@ -115,7 +115,9 @@ def test_no_request_fails_while_the_model_set_changes(
 
 
 def roll_out(served: Served, application: dict[str, Any]) -> None:
-    deploy({**served.config, "applications": [*served.config["applications"], application]})
+    content = served.config.as_dict()
+    content["applications"].append(application)
+    deploy(ServeConfig.of(content))
 
 
 def answered_by(url: str) -> str | None:

@@ -119,7 +119,7 @@ def measure(rung: Rung, bodies: list[bytes], bound: Bound, seconds: float) -> di
 
 
 def config_of(rung: Rung, folder: Path) -> Path:
-    """Write the configuration of a variant; ``for_members`` drops what it has no use for."""
+    """Write the configuration of a variant; ``fitted_to`` drops what it has no use for."""
     content = yaml.safe_load((ROOT / "configs" / "separate.yaml").read_text("utf-8"))
     application = content["applications"][0]
     application["args"] = {"model_set": "imagenette", **rung.args}

@@ -9,7 +9,7 @@ from ray_nodes import RayNode
 from serve_state import ServeState
 
 from app.environment import HAPROXY_COMMAND, node_environment
-from app.launch.config import for_members, read_config, with_overrides
+from app.launch.config import ServeConfig
 from app.launch.haproxy import HaproxyCommand
 from models.manifest import read_manifest
 from tests.support.services.network import Place
@@ -32,20 +32,21 @@ def environment(folder: Path) -> dict[str, str]:
 
 def configuration(model_set: Path, head: RayNode) -> dict[str, Any]:
     """Return configs/cluster.yaml with the tiny set and shares that fit this machine."""
-    content = read_config(ROOT / "configs" / "cluster.yaml")
     # On a network of its own nobody else is there.
     host = "127.0.0.1" if head.place == Place() else "0.0.0.0"
-    content = with_overrides(content, str(model_set), host, head.http_port)
-    application = content["applications"][0]
-    application["args"] |= {"streams": 1, "compile_cache": None, "trace_dir": None}
-    application["args"] |= {"trace_exporter": "none"}
+    config = ServeConfig.read(ROOT / "configs" / "cluster.yaml").with_overrides(
+        model_set=str(model_set), host=host, port=head.http_port
+    )
+    config = config.with_arguments(streams=1, compile_cache=None, trace_dir=None)
+    config = config.with_arguments(trace_exporter="none")
+    content = config.fitted_to(read_manifest(model_set)).as_dict()
+    (application,) = content["applications"]
     application.pop("autoscaling_policy", None)
-    config = for_members(content, read_manifest(model_set))
-    for deployment in config["applications"][0]["deployments"]:
+    for deployment in application["deployments"]:
         scaling = deployment.pop("autoscaling_config")
         deployment["num_replicas"] = scaling["min_replicas"]
         deployment["ray_actor_options"] = {"num_cpus": 0.4}
-    return config
+    return content
 
 
 def wait_whole(

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
+
+from app.launch.config import ServeConfig
 
 MEMBERS = {"sure": 8.0, "unsure": 2.0}  # and how sure they are
 MAX_BATCH_SIZE = 6  # by user_config; 8 is the largest that is compiled
@@ -19,7 +20,7 @@ class Served:
     """The running application."""
 
     url: str
-    config: dict[str, Any]
+    config: ServeConfig
     model_set: Path
 
     def client(self) -> httpx.Client:

@@ -45,8 +45,8 @@ def test_the_command_line_passes_it_on(
     dropped: Path, free_port, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ServeOptions(model_set=str(dropped), port=free_port(), allow_unverified=True)
-    content = _checked_config(options)
-    assert content["applications"][0]["args"]["allow_unverified"] is True
+    config = _checked_config(options)
+    assert config.content["applications"][0]["args"]["allow_unverified"] is True
     assert "10.00 points" in capsys.readouterr().err
 
 

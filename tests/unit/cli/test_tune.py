@@ -17,7 +17,7 @@ from typer.testing import Result
 
 from app.cli import tune as command
 from app.errors import ConfigError
-from app.launch.config import read_config
+from app.launch.config import ServeConfig
 from models.errors import ModelSetError, TandemError
 from models.image_files import NothingToClassifyError
 from tests.support.command_line import tandem
@@ -77,9 +77,9 @@ def test_a_tiny_set_is_tuned(config, tmp_path):
     assert any(p["is_on_front"] for p in result["points"])
     assert result["images"] == f"2 photos of {photos}"
     assert "left out 1 photos" in done.stderr
-    arguments = read_config(new)["applications"][0]["args"]
+    arguments = ServeConfig.read(new).content["applications"][0]["args"]
     assert arguments["streams"] == chosen["streams"] == 1
-    assert arguments["batch_sizes"] == chosen["batch_sizes"]
+    assert list(arguments["batch_sizes"]) == chosen["batch_sizes"]
     assert result["machine"]["cores"] == 1
 
 
@@ -134,8 +134,8 @@ def test_a_machine_that_is_busy_is_told(config, monkeypatch):
 def test_a_p99_to_keep(config, tmp_path):
     done = tune("--config", config, "--p99-ms", "60", "--write", tmp_path / "x.yaml")
     assert done.exit_code == 0, done.output
-    arguments = read_config(tmp_path / "x.yaml")["applications"][0]["args"]
-    assert arguments["max_concurrent_requests"] == 12  # 8 clients took 40 ms
+    settings = ServeConfig.read(tmp_path / "x.yaml").settings
+    assert settings.max_concurrent_requests == 12  # 8 clients took 40 ms
     assert "tandem serve --config" in done.stderr
 
 
@@ -159,7 +159,7 @@ def test_the_plot_is_drawn(config, tmp_path):
 def test_the_set_of_the_command_line_is_written(config, tmp_path):
     done = tune("--config", config, "--model-set", "imagenette", "--write", tmp_path / "x.yaml")
     assert done.exit_code == 0, done.output
-    assert read_config(tmp_path / "x.yaml")["applications"][0]["args"]["model_set"] == "imagenette"
+    assert ServeConfig.read(tmp_path / "x.yaml").settings.model_set == "imagenette"
 
 
 def refusal(*arguments: object) -> TandemError:

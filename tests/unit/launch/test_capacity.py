@@ -6,13 +6,17 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.capacity import check_capacity, oversubscribed
-from app.launch.config import read_config
+from app.launch.config import ServeConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-def config(**gateway: object) -> dict:
-    return {"applications": [{"deployments": [{"name": "Gateway", **gateway}]}]}
+def config(**gateway: object) -> ServeConfig:
+    application = {
+        "import_path": "app.main:build",
+        "deployments": [{"name": "Gateway", **gateway}],
+    }
+    return ServeConfig.of({"applications": [application]})
 
 
 @pytest.mark.parametrize(
@@ -20,18 +24,18 @@ def config(**gateway: object) -> dict:
     [("laptop", 1), ("separate", 2), ("xeon-one-socket", 32), ("xeon-two-sockets", 64)],
 )
 def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: int) -> None:
-    content = read_config(CONFIGS / f"{name}.yaml")
-    check_capacity(content, cpus)
-    assert oversubscribed(content) is None
+    served = ServeConfig.read(CONFIGS / f"{name}.yaml")
+    check_capacity(served, cpus)
+    assert oversubscribed(served) is None
     if cpus >= 32:
         with pytest.raises(ConfigError, match="lower num_replicas or num_cpus"):
-            check_capacity(content, cpus - 5)  # it uses what is there, but for four
+            check_capacity(served, cpus - 5)  # it uses what is there, but for four
 
 
 def test_the_message_names_both_numbers() -> None:
-    content = config(num_replicas=7, ray_actor_options={"num_cpus": 4})
+    served = config(num_replicas=7, ray_actor_options={"num_cpus": 4})
     with pytest.raises(ConfigError, match=r"asks for 28 CPUs \(Gateway 28\), this machine has 2"):
-        check_capacity(content, 2)
+        check_capacity(served, 2)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +61,13 @@ def test_replicas_that_would_share_all_cores_are_told() -> None:
 
 
 def test_a_clusters_configuration_is_not_for_one_machine() -> None:
-    content = read_config(CONFIGS / "cluster.yaml")
+    served = ServeConfig.read(CONFIGS / "cluster.yaml")
     told = (
         r"asks for 3 replicas of Gateway, 2 of them on a node: this is one machine; take .*laptop"
     )
     with pytest.raises(ConfigError, match=told):
-        check_capacity(content, 1000)
-    for deployment in content["applications"][0]["deployments"]:
-        del deployment["max_replicas_per_node"]
-    check_capacity(content, 1000)
+        check_capacity(served, 1000)
+    for deployment in served.deployments:
+        options = {k: v for k, v in deployment.items() if k != "max_replicas_per_node"}
+        served = served.with_deployment(options)
+    check_capacity(served, 1000)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.launch.config import ConfigError, for_members, read_config, with_overrides
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
 from tests.support.tiny_networks import write_tiny_set
@@ -24,7 +25,7 @@ APPLICATION = {
     "args": {"model_set": "imagenette"},
     "deployments": [{"name": "Gateway", "autoscaling_config": {"min_replicas": 1}}],
 }
-GOOD = {"http_options": {"port": 8000}, "applications": [APPLICATION]}
+GOOD = {"http_options": {"host": "127.0.0.1", "port": 8000}, "applications": [APPLICATION]}
 
 
 def write(folder: Path, content: object) -> Path:
@@ -48,11 +49,11 @@ def test_there_is_something_to_check():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_configuration_is_clean(path):
-    assert read_config(path)["applications"]
+    assert ServeConfig.read(path).content["applications"]
 
 
 def test_a_good_file_is_returned_as_it_is(tmp_path):
-    assert read_config(write(tmp_path, GOOD)) == GOOD
+    assert ServeConfig.read(write(tmp_path, GOOD)).as_dict() == GOOD
 
 
 DEPLOYMENT = ("applications", 0, "deployments", 0)
@@ -85,7 +86,7 @@ DEPLOYMENT = ("applications", 0, "deployments", 0)
 def test_a_misspelt_key_is_refused_with_a_suggestion(tmp_path, place, misspelt, says):
     path = write(tmp_path, with_key(GOOD, place, misspelt, 1))
     with pytest.raises(ConfigError) as caught:
-        read_config(path)
+        ServeConfig.read(path)
     assert says in caught.value.message
     assert str(path) in caught.value.message
 
@@ -93,7 +94,7 @@ def test_a_misspelt_key_is_refused_with_a_suggestion(tmp_path, place, misspelt, 
 def test_every_misspelt_key_is_named_at_once(tmp_path):
     content = with_key(with_key(GOOD, (), "zzz", 1), ("http_options",), "hots", "x")
     with pytest.raises(ConfigError, match=r"hots is no option; did you mean host\?.*zzz is no"):
-        read_config(write(tmp_path, content))
+        ServeConfig.read(write(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_every_misspelt_key_is_named_at_once(tmp_path):
 )
 def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says):
     with pytest.raises(ConfigError, match=says):
-        read_config(write(tmp_path, with_key(GOOD, place, key, value)))
+        ServeConfig.read(write(tmp_path, with_key(GOOD, place, key, value)))
 
 
 @pytest.mark.parametrize(
@@ -127,44 +128,50 @@ def test_what_is_no_configuration(tmp_path, data, says):
     path = tmp_path / "c.yaml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=says):
-        read_config(path)
+        ServeConfig.read(path)
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])
 def test_a_file_that_cannot_be_read(tmp_path, name):
     with pytest.raises(ConfigError, match=r"cannot read .*; give --config FILE"):
-        read_config(tmp_path / name)
+        ServeConfig.read(tmp_path / name)
 
 
 def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
-    before = copy.deepcopy(GOOD)
-    changed = with_overrides(GOOD, "other", "0.0.0.0", 9000)
-    assert before == GOOD
+    given = ServeConfig.of(GOOD)
+    config = given.with_overrides(model_set="other", host="0.0.0.0", port=9000)
+    assert given == ServeConfig.of(GOOD)
+    assert (config.settings.model_set, config.http.host, config.http.port) == (
+        "other",
+        "0.0.0.0",
+        9000,
+    )
+    changed = config.as_dict()
     assert changed["http_options"] == {"host": "0.0.0.0", "port": 9000}
     assert changed["applications"][0]["args"] == {"model_set": "other"}
     assert changed["applications"][0]["deployments"] == APPLICATION["deployments"]
 
 
 def test_without_wishes_the_file_stands_on_loopback():
-    assert with_overrides(GOOD, None, None, None)["http_options"] == {
-        "host": "127.0.0.1",
-        "port": 8000,
-    }
-    assert with_overrides({"applications": [{}]}, None, None, None)["http_options"] == {
-        "host": "127.0.0.1",
-        "port": 8000,
-    }
+    on_loopback = {"host": "127.0.0.1", "port": 8000}
+    for options in ({}, {"http_options": {}}, {"http_options": {"port": 8000}}):
+        config = ServeConfig.of({"applications": [APPLICATION]} | options)
+        assert config.with_overrides() == config
+        assert config.content["http_options"] == on_loopback
+        assert config.url == "http://127.0.0.1:8000"
+        assert config.http.is_on_loopback
 
 
 def test_other_arguments_stay_when_the_set_is_overridden():
     content = with_key(GOOD, ("applications", 0, "args"), "max_files", 3)
-    args = with_overrides(content, "other", None, None)["applications"][0]["args"]
-    assert args == {"model_set": "other", "max_files": 3}
+    config = ServeConfig.of(content).with_overrides(model_set="other")
+    assert config.content["applications"][0]["args"] == {"model_set": "other", "max_files": 3}
 
 
 def test_a_configuration_without_applications():
-    with pytest.raises(ConfigError, match="no applications"):
-        with_overrides({}, None, None, None)
+    for content in ({}, {"applications": []}):
+        with pytest.raises(ConfigError, match="no applications"):
+            ServeConfig.of(content)
 
 
 @pytest.fixture(scope="module")
@@ -176,43 +183,43 @@ def other_manifest(tmp_path_factory) -> Manifest:
 SEPARATE = ROOT / "configs" / "separate.yaml"
 
 
-def names(content: dict) -> list[str]:
-    return [d["name"] for d in content["applications"][0]["deployments"]]
+def names(config: ServeConfig) -> list[str]:
+    return [deployment["name"] for deployment in config.deployments]
 
 
 def test_the_bundled_members_keep_their_options():
-    content = read_config(SEPARATE)
+    config = ServeConfig.read(SEPARATE)
     manifest = read_manifest(BUNDLED_DIR / "imagenette")
-    assert for_members(content, manifest) == content
-    assert {m.name for m in manifest.members} <= set(names(content))
+    assert config.fitted_to(manifest) == config
+    assert {m.name for m in manifest.members} <= set(names(config))
 
 
 def test_other_members_take_over_the_options_of_those_that_are_not_there(other_manifest):
-    content = read_config(SEPARATE)
-    fitted = for_members(content, other_manifest)
-    stages = [n for n in names(content) if n[0].isupper()]
+    config = ServeConfig.read(SEPARATE)
+    fitted = config.fitted_to(other_manifest)
+    stages = [n for n in names(config) if n[0].isupper()]
     assert names(fitted) == [*stages, "first", "second", "third"]
-    deployments = {d["name"]: d for d in fitted["applications"][0]["deployments"]}
-    was = {d["name"]: d for d in content["applications"][0]["deployments"]}["resnet50"]
+    deployments = {d["name"]: d for d in fitted.deployments}
+    was = config.deployment("resnet50")
     for name in ("first", "second", "third"):
         assert {**deployments[name], "name": "resnet50"} == was
-    assert read_config(SEPARATE) == content  # the input was not written to
+    assert ServeConfig.read(SEPARATE) == config  # the input was not written to
 
 
 def test_members_without_any_options_are_left_to_serve(other_manifest):
     arguments = {"decoder": "deployment", "members": "deployment"}
-    content = {"applications": [{"args": arguments, "deployments": [{"name": "Decoder"}]}]}
-    assert names(for_members(content, other_manifest)) == ["Decoder"]
-    assert names(for_members({"applications": [{}]}, other_manifest)) == []
+    application = {"import_path": "app.main:build", "route_prefix": "/"}
+    apart = application | {"args": arguments, "deployments": [{"name": "Decoder"}]}
+    for bare, expected in ((apart, ["Decoder"]), (application, [])):
+        config = ServeConfig.of({"applications": [bare]})
+        assert names(config.fitted_to(other_manifest)) == expected
 
 
 def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
-    content = read_config(SEPARATE)
-    application = content["applications"][0]
-    application["args"] |= {"members": "gateway"}
-    assert names(for_members(content, other_manifest)) == ["Gateway", "Decoder"]
-    application["args"] |= {"decoder": "gateway"}
-    assert names(for_members(content, other_manifest)) == ["Gateway"]
+    config = ServeConfig.read(SEPARATE).with_arguments(members="gateway")
+    assert names(config.fitted_to(other_manifest)) == ["Gateway", "Decoder"]
+    config = config.with_arguments(decoder="gateway")
+    assert names(config.fitted_to(other_manifest)) == ["Gateway"]
 
 
 POLICY = {"policy_function": "app.scaling.serve_policy:EnsemblePolicy"}
@@ -229,21 +236,55 @@ POLICY = {"policy_function": "app.scaling.serve_policy:EnsemblePolicy"}
 def test_the_autoscaling_policy_is_read_as_strictly(tmp_path, policy, says):
     content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
     with pytest.raises(ConfigError, match=re.escape(says)):
-        read_config(write(tmp_path, content))
+        ServeConfig.read(write(tmp_path, content))
 
 
 def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
     policy = {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}
     content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
-    assert read_config(write(tmp_path, content)) == content
+    assert ServeConfig.read(write(tmp_path, content)).as_dict() == content
 
 
 def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
-    content = read_config(ROOT / "configs" / "cluster.yaml")
-    fitted = for_members(content, read_manifest(write_tiny_set(tmp_path / "tiny")))
-    application = fitted["applications"][0]
+    config = ServeConfig.read(ROOT / "configs" / "cluster.yaml")
+    fitted = config.fitted_to(read_manifest(write_tiny_set(tmp_path / "tiny")))
+    application = fitted.content["applications"][0]
     assert application["autoscaling_policy"]["policy_function"] == POLICY["policy_function"]
     for deployment in application["deployments"]:
         scaling = deployment["autoscaling_config"]
         assert scaling["upscale_delay_s"] == scaling["downscale_delay_s"] == 0
         assert scaling["metrics_interval_s"] < scaling["look_back_period_s"]
+
+
+def test_a_configuration_cannot_be_altered():
+    config = ServeConfig.of(GOOD)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        config.content["applications"][0]["args"]["model_set"] = "other"
+    with pytest.raises(AttributeError):
+        config.content["applications"].append({})
+    config.as_dict()["applications"][0]["args"]["model_set"] = "other"
+    config.deployment("Gateway")["autoscaling_config"]["min_replicas"] = 7
+    assert config.as_dict() == GOOD
+
+
+def test_the_options_of_a_deployment_are_replaced_or_added():
+    config = ServeConfig.of(GOOD)
+    gateway, other = {"name": "Gateway", "num_replicas": 2}, {"name": "other"}
+    assert config.deployment("other") == other
+    changed = config.with_deployment(gateway).with_deployment(other)
+    assert changed.as_dict()["applications"][0]["deployments"] == [gateway, other]
+    assert config.as_dict() == GOOD
+
+
+def test_without_tls_no_option_of_it_is_left():
+    tls = {"ssl_certfile": "a.pem", "ssl_keyfile": "a.key", "ssl_ca_certs": "roots.pem"}
+    config = ServeConfig.of(with_key(GOOD, (), "http_options", GOOD["http_options"] | tls))
+    assert config.url == "https://127.0.0.1:8000"
+    assert config.without_tls().as_dict() == GOOD
+    assert config.without_tls().url == "http://127.0.0.1:8000"
+
+
+def test_all_interfaces_are_reached_on_loopback():
+    config = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0", port=9000)
+    assert config.url == "http://127.0.0.1:9000"
+    assert not config.http.is_on_loopback

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.launch.config import read_config
+from app.launch.config import ServeConfig
 
 ROOT = Path(__file__).parents[3]
 STAGES = ("Decoder", "resnet50", "densenet169")  # that serve_config.yaml has in the Gateway
@@ -79,7 +79,8 @@ def test_every_configuration_is_listed():
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_nothing_else_differs(name):
     ours, theirs = (
-        options(read_config(ROOT / path)) for path in ("serve_config.yaml", f"configs/{name}")
+        options(ServeConfig.read(ROOT / path).as_dict())
+        for path in ("serve_config.yaml", f"configs/{name}")
     )
     absent = object()
     different = {k for k in ours | theirs if ours.get(k, absent) != theirs.get(k, absent)}
@@ -89,5 +90,5 @@ def test_nothing_else_differs(name):
 def test_members_are_served_alike():
     """Every image visits both: they have the same options, so they grow alike."""
     for name in ("separate.yaml", "cluster.yaml"):
-        content = options(read_config(ROOT / "configs" / name))
+        content = options(ServeConfig.read(ROOT / "configs" / name).as_dict())
         assert {**content["resnet50"], "name": ""} == {**content["densenet169"], "name": ""}

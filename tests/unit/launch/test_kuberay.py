@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from app.environment import node_environment
-from app.launch.config import read_config
+from app.launch.config import ServeConfig
 from app.launch.haproxy import max_connections
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +49,7 @@ def test_the_file_is_what_render_writes(render):
 
 
 def test_it_serves_cluster_yaml(service):
-    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == read_config(CLUSTER)
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ServeConfig.read(CLUSTER).as_dict()
 
 
 def test_every_pod_has_the_nodes_environment(service, render):
@@ -69,8 +70,8 @@ def test_the_image_has_the_command_that_the_environment_names(render):
             assert f"!{name}\n" in (ROOT / ".dockerignore").read_text("utf-8")
 
 
-def deployments() -> list[dict[str, Any]]:
-    return read_config(CLUSTER)["applications"][0]["deployments"]
+def deployments() -> list[Mapping[str, Any]]:
+    return ServeConfig.read(CLUSTER).deployments
 
 
 def test_a_worker_pod_holds_all_that_a_node_may(service):
@@ -101,7 +102,7 @@ def test_there_are_two_workers_and_room_for_every_replica(service):
 
 def test_the_probes_ask_ports_that_the_pod_has(service):
     known = {8265: "dashboard", 8000: "serve", 52365: "Ray's agent, its default"}
-    port = read_config(CLUSTER)["http_options"]["port"]
+    port = ServeConfig.read(CLUSTER).http.port
     assert known[port] == "serve"
     for container in containers(service):
         for probe in ("readinessProbe", "livenessProbe"):

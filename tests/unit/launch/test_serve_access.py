@@ -1,5 +1,7 @@
 """``tandem serve`` and who may call: mistakes are told before Ray starts, the state after."""
 
+from pathlib import Path
+
 import pytest
 
 from app.launch.deploy import wants_key
@@ -17,10 +19,10 @@ def options(tiny_set, free_port):
 def test_the_file_of_keys_is_found_wherever_a_replica_runs(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text(KEY)
-    content = _checked_config(ServeOptions(**options, api_keys_file="keys"))
-    arguments = content["applications"][0]["args"]
+    config = _checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
+    arguments = config.content["applications"][0]["args"]
     assert arguments["api_keys_file"] == str(tmp_path / "keys")
-    assert KEY not in str(content)
+    assert KEY not in str(config)
 
 
 def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
@@ -33,8 +35,8 @@ def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
 
 def test_a_clusters_keys_are_on_its_nodes(options, tmp_path):
     there = tmp_path / "only on the nodes"
-    content = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
-    assert content["applications"][0]["args"]["api_keys_file"] == str(there)
+    config = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
+    assert config.content["applications"][0]["args"]["api_keys_file"] == str(there)
 
 
 @pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])

@@ -5,13 +5,14 @@ import subprocess
 import pytest
 
 from app.errors import ConfigError
-from app.launch.grpc_options import with_grpc
+from app.launch.config import ServeConfig
 from app.launch.haproxy import HaproxyCommand
-from app.launch.serve import ServeOptions, _front
-from app.launch.tls import tls_of, without_tls
+from app.launch.http_options import HttpOptions
+from app.launch.serve import ServeOptions, _put_haproxy_in_front
+from app.launch.tls import Tls, tls_of
 from tests.support.certificates import Root
 
-APPLICATIONS = [{"args": {}}]
+APPLICATIONS = [{"import_path": "app.main:build"}]
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +35,27 @@ def options(signed, **more):
     }
 
 
+def tls(options: dict) -> Tls | None:
+    return tls_of(HttpOptions.of({"port": 8000} | options))
+
+
+def served(options: dict) -> ServeConfig:
+    return ServeConfig.of({"http_options": options, "applications": APPLICATIONS})
+
+
 def test_without_the_options_there_is_none():
-    assert tls_of({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
+    assert tls({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
 
 
 def test_a_pair_that_fits(signed, root):
-    found = tls_of(options(signed, ssl_ca_certs=root.path))
+    found = tls(options(signed, ssl_ca_certs=root.path))
     assert (found.certificate, found.key) == (signed.certificate, signed.key)
     assert found.clients == root.path
 
 
 def test_serve_itself_gets_none_of_it(signed, root):
-    assert without_tls(options(signed, ssl_ca_certs=root.path)) == {
+    config = served(options(signed, ssl_ca_certs=root.path))
+    assert config.without_tls().as_dict()["http_options"] == {
         "host": "127.0.0.1",
         "port": 8000,
     }
@@ -54,24 +64,24 @@ def test_serve_itself_gets_none_of_it(signed, root):
 def test_a_key_of_another_certificate(signed, root):
     wrong = options(signed) | {"ssl_keyfile": str(root.sign("other").key)}
     with pytest.raises(ConfigError, match=r"the key is not the certificate's \(.*service.pem"):
-        tls_of(wrong)
+        tls(wrong)
 
 
 @pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs"])
 def test_a_file_that_is_missing_or_something_else(signed, tmp_path, name):
     with pytest.raises(ConfigError, match=r"No such file or directory \(.*nothing"):
-        tls_of(options(signed) | {name: str(tmp_path / "nothing")})
+        tls(options(signed) | {name: str(tmp_path / "nothing")})
     (tmp_path / "text").write_text("this is no certificate")
     with pytest.raises(ConfigError, match=r"no certificate and key in PEM .*text"):
-        tls_of(options(signed) | {name: str(tmp_path / "text")})
+        tls(options(signed) | {name: str(tmp_path / "text")})
 
 
 def test_a_key_with_a_passphrase_is_told_how_to_lose_it(signed, root):
     hidden = root.sign("hidden", passphrase=b"a passphrase")
     with pytest.raises(ConfigError, match="openssl pkey"):
-        tls_of(options(hidden))
+        tls(options(hidden))
     with pytest.raises(ConfigError, match="openssl pkey") as refused:
-        tls_of(options(hidden, ssl_keyfile_password="a passphrase"))
+        tls(options(hidden, ssl_keyfile_password="a passphrase"))
     assert "a passphrase" not in str(refused.value)
 
 
@@ -81,8 +91,8 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
     command = HaproxyCommand(run / "haproxy", (9101, 8404))
     command.write()
     config = run / "haproxy.cfg"
-    for tls in (None, tls_of(options(signed, ssl_ca_certs=root.path))):
-        command.write(tls)
+    for asked in (None, tls(options(signed, ssl_ca_certs=root.path))):
+        command.write(asked)
         config.write_text(
             "defaults\n    mode http\n    timeout client 9s\n    errorfile 502 /nowhere\n"
             "frontend http_frontend\n    bind 127.0.0.1:8000\n"
@@ -104,28 +114,33 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
 
 def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    config = served(options(signed))
+    assert config.url.startswith("https:")
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    assert _front(content, ServeOptions(), command) == "https"
-    assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    left = _put_haproxy_in_front(config, ServeOptions(), command)
+    assert left.as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "ssl crt" in (tmp_path / "edits.sed").read_text()
-    assert _front(content, ServeOptions(), command) == "http"
+    assert left.url.startswith("http:")
+    assert _put_haproxy_in_front(left, ServeOptions(), command) == left
+    assert "ssl crt" not in (tmp_path / "edits.sed").read_text()
 
 
 def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    content = {"http_options": options(signed), "applications": APPLICATIONS}
+    config = served(options(signed))
     joining = ServeOptions(address="auto")
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
-        _front(content, joining, command)
+        _put_haproxy_in_front(config, joining, command)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    assert _front(content, joining, command) == "https"
-    assert "ssl_certfile" in content["http_options"]  # Serve's own proxy takes them
+    # Serve's own proxy takes them.
+    assert _put_haproxy_in_front(config, joining, command) == config
+    assert config.url.startswith("https:")
 
 
 def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    content = with_grpc({"http_options": options(signed), "applications": APPLICATIONS}, 9000)
+    config = served(options(signed)).with_overrides(grpc_port=9000)
+    command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
-        _front(content, ServeOptions(), HaproxyCommand(tmp_path / "haproxy", (1, 2)))
+        _put_haproxy_in_front(config, ServeOptions(), command)

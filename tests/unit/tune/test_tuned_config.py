@@ -7,47 +7,48 @@ import yaml
 
 from app.cli.output import check_can_write, write_config
 from app.errors import ConfigError
-from app.launch.config import read_config
+from app.launch.config import ServeConfig
 from app.settings import Settings
 from app.tune.config import as_yaml, check_place, request_limit, tuned
 from tests.support.points import point
 
 PROJECT = Path(__file__).parents[3]
-BASE = read_config(PROJECT / "serve_config.yaml")
+BASE = ServeConfig.read(PROJECT / "serve_config.yaml")
 MACHINE = {"measured": "2026-01-01T00:00:00+00:00", "cpu": "a CPU", "cores": 8, "command": "tandem"}
 
 
-def gateway_of(content: dict) -> dict:
-    return next(d for d in content["applications"][0]["deployments"] if d["name"] == "Gateway")
+def gateway_of(config: ServeConfig) -> dict:
+    return config.deployment("Gateway")
 
 
-def written(tmp_path: Path, *, p99_ms: float | None = None, **facts) -> dict:
+def written(tmp_path: Path, *, p99_ms: float | None = None, **facts) -> ServeConfig:
     chosen = point(100, 50, **facts)
     text = as_yaml(tuned(BASE, chosen, p99_ms), chosen, MACHINE, p99_ms)
     write_config(tmp_path / "tuned.yaml", text, is_new=True)
-    return read_config(tmp_path / "tuned.yaml")
+    return ServeConfig.read(tmp_path / "tuned.yaml")
 
 
 @pytest.mark.parametrize("p99_ms", [None, 80.0])
 @pytest.mark.parametrize("replicas", [1, 2, 8])
 def test_what_is_written_is_valid_and_what_was_measured(tmp_path, replicas, p99_ms):
-    content = written(tmp_path, replicas=replicas, cores=4, clients=40, p99_ms=p99_ms)
-    arguments = content["applications"][0]["args"]
+    config = written(tmp_path, replicas=replicas, cores=4, clients=40, p99_ms=p99_ms)
+    arguments = config.as_dict()["applications"][0]["args"]
     assert arguments["streams"] == 1
     assert arguments["batch_sizes"] == [1, 2, 4]
     assert arguments.get("affinity", False) is (replicas > 1)  # as they were measured
-    gateway = gateway_of(content)
+    gateway = gateway_of(config)
     assert gateway.get("num_replicas", 1) == replicas
     assert gateway["ray_actor_options"]["num_cpus"] == (0.5 if replicas == 1 else 4)
     assert gateway["max_ongoing_requests"] > arguments["max_concurrent_requests"]
-    assert content["http_options"] == BASE["http_options"]
+    assert config.http == BASE.http
+    assert config.content["http_options"] == BASE.content["http_options"]
     assert [p.name for p in tmp_path.iterdir()] == ["tuned.yaml"]
 
 
 def test_the_given_configuration_stays_as_it_was():
-    before = yaml.safe_dump(BASE)
+    before = BASE.as_dict()
     tuned(BASE, point(100, 50, replicas=2, cores=1), 80.0)
-    assert yaml.safe_dump(BASE) == before
+    assert BASE.as_dict() == before
 
 
 def test_the_limit_is_what_takes_the_p99_to_what_was_asked():
@@ -62,28 +63,27 @@ def test_without_a_p99_the_limit_is_as_it_was_and_at_least_twice_the_clients():
 
 
 def test_many_clients_need_places_in_every_queue():
-    content = tuned(BASE, point(100, 50, clients=1024), None)
-    assert content["applications"][0]["args"]["max_queued_images"] == 2048
-    assert gateway_of(content)["max_ongoing_requests"] == 4096
+    config = tuned(BASE, point(100, 50, clients=1024), None)
+    assert config.settings.max_queued_images == 2048
+    assert gateway_of(config)["max_ongoing_requests"] == 4096
 
 
 def test_replicas_by_number_replace_autoscaling(tmp_path):
-    base = yaml.safe_load(yaml.safe_dump(BASE))
-    gateway_of(base)["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 4}
-    gateway_of(base)["max_replicas_per_node"] = 1
+    scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
+    base = BASE.with_deployment(gateway_of(BASE) | scaling | {"max_replicas_per_node": 1})
     chosen = point(100, 50, replicas=2, cores=1)
     write_config(
         tmp_path / "x.yaml",
         as_yaml(tuned(base, chosen, None), chosen, MACHINE, None),
         is_new=True,
     )
-    assert gateway_of(read_config(tmp_path / "x.yaml"))["num_replicas"] == 2
+    assert gateway_of(ServeConfig.read(tmp_path / "x.yaml"))["num_replicas"] == 2
 
 
 def test_a_configuration_without_deployments_gets_a_gateway():
-    base = {"applications": [{"import_path": "app.main:build"}]}
-    content = tuned(base, point(100, 50), None)
-    assert gateway_of(content)["max_ongoing_requests"] == 256
+    base = ServeConfig.of({"applications": [{"import_path": "app.main:build"}]})
+    config = tuned(base, point(100, 50), None)
+    assert gateway_of(config)["max_ongoing_requests"] == 256
 
 
 def test_the_header_tells_where_the_numbers_come_from():
@@ -96,7 +96,7 @@ def test_the_header_tells_where_the_numbers_come_from():
     assert any("25 for each Gateway" in line for line in header)
     assert "HTTP and Ray are not in it" in " ".join(header)
     assert max(map(len, header)) <= 120
-    assert yaml.safe_load(text) == tuned(BASE, chosen, 80.0)
+    assert yaml.safe_load(text) == tuned(BASE, chosen, 80.0).as_dict()
 
 
 def test_stages_elsewhere_are_not_what_is_measured():
@@ -111,10 +111,10 @@ def test_a_file_that_exists_stays_unless_forced(tmp_path):
     with pytest.raises(ConfigError, match="--force"):
         check_can_write(path, is_new=True)
     with pytest.raises(ConfigError, match="--force"):
-        write_config(path, yaml.safe_dump(BASE), is_new=True)
+        write_config(path, yaml.safe_dump(BASE.as_dict()), is_new=True)
     assert path.read_text() == "mine"
-    write_config(path, yaml.safe_dump(BASE), is_new=False)
-    assert read_config(path) == BASE
+    write_config(path, yaml.safe_dump(BASE.as_dict()), is_new=False)
+    assert ServeConfig.read(path) == BASE
 
 
 def test_an_invalid_configuration_is_never_written(tmp_path):
