@@ -63,6 +63,32 @@ async def test_the_first_of_the_slow_is_cut(monkeypatch):
         await second
 
 
+@pytest.mark.parametrize("slow_after_s", [0.0, 3600.0])
+async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, slow_after_s):
+    """Its timer has fired and can no longer be moved, but the form's files are still being closed.
+
+    The error would be raised in the request that asks for a place, which is innocent.
+    """
+    monkeypatch.setattr(module, "SLOW_AFTER_S", slow_after_s)
+    uploads, expired, closed = Uploads(), asyncio.Event(), asyncio.Event()
+
+    async def closes_slowly() -> None:
+        async with uploads.arriving(0):
+            try:
+                await never()
+            finally:
+                expired.set()
+                await closed.wait()
+
+    task = asyncio.create_task(closes_slowly())
+    await expired.wait()
+    assert uploads.cut_slowest()
+    assert not uploads.cut_slowest()  # one place, given once
+    closed.set()
+    with pytest.raises(SlowBodyError, match=r"not there after 0 s, the request's time"):
+        await task
+
+
 async def test_who_has_just_begun_is_not_cut():
     uploads = Uploads()
     task = await reading(uploads)
