@@ -75,9 +75,9 @@ def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
         + (f" with {dead} of them dead" if dead else "")
     )
     table = Table()
-    columns = ("stage", "CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead")
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="left" if column == "stage" else "right")
+    table.add_column("stage", overflow="fold")  # a long name takes lines, not the figures' room
+    for column in ("CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead"):
+        table.add_column(column, no_wrap=True, justify="right")
     for name, ms in costs.cpu_ms.items():
         table.add_row(
             name,
