@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -13,35 +14,25 @@ from models.extras import needs_extra
 
 def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
     """Print one row per run, and what a reader must know of them."""
-    table = Table()
-    columns = (
-        "load",
-        "ok/s",
-        "images/s",
-        f"<{objective_ms:g} ms/s",
-        "p50",
-        "p90",
-        "p99",
-        "max",
-        "errors",
-    )
-    for column in (*columns, "CPU ms"):
-        table.add_column(column, no_wrap=True, justify="right" if column != "load" else "left")
+    # Units stand on a second line, and there are no lines between columns: 80 columns are enough.
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.add_column("load", overflow="fold")
+    times = ("p50\nms", "p90\nms", "p99\nms", "max\nms")
+    rates = ("ok\n/s", "images\n/s", f"<{objective_ms:g} ms\n/s")
+    for column in (*rates, *times, "errors", "CPU\nms"):
+        table.add_column(column, no_wrap=True, justify="right")
     for s in summaries:
-        times = (s.p50_ms, s.p90_ms, s.p99_ms, s.max_ms)
         table.add_row(
             _load(s),
-            f"{s.throughput:.1f}",
-            f"{s.images_per_s:.1f}",
-            f"{s.goodput:.1f}",
-            *("-" if t is None else f"{t:.0f}" for t in times),
+            *(_figure(rate) for rate in (s.throughput, s.images_per_s, s.goodput)),
+            *("-" if t is None else f"{t:.0f}" for t in (s.p50_ms, s.p90_ms, s.p99_ms, s.max_ms)),
             str(sum(s.errors.values())),
-            "-" if s.service_cpu_ms is None else f"{s.service_cpu_ms:.1f}",
+            "-" if s.service_cpu_ms is None else _figure(s.service_cpu_ms),
         )
     console.print(table)
     console.print(
-        "latencies in ms, open loops from the scheduled time; CPU ms: of the service's processes, "
-        "an image"
+        "p50 to max: latencies, open loops from the scheduled time;\n"
+        "CPU: of the service's processes, an image"
     )
     for s in summaries:
         if s.errors:
@@ -55,6 +46,10 @@ def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -
                 f"[yellow]{s.offered:g}/s is more than the service can do[/]: it answered "
                 f"{s.throughput:.1f}/s, and the wait grew as long as the load went on"
             )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def _load(summary: Summary) -> str:

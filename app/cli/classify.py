@@ -43,8 +43,7 @@ def classify(
 async def _run(
     files: list[Path], url: str, headers: dict[str, str], top_k: int, as_json: bool
 ) -> int:
-    table = Table("file", "label", "probability", "members")
-    num_failed = 0
+    table, num_failed = _table(), 0
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
     async with httpx.AsyncClient(timeout=60, headers=headers) as client:
         with progress if err.is_terminal else nullcontext():
@@ -107,6 +106,14 @@ def _is_ours(row: Any) -> bool:
 
 def _error(code: str, message: str) -> ClassifiedFile:
     return {"error": {"code": code, "message": message}}
+
+
+def _table() -> Table:
+    table = Table()
+    for column in ("file", "label", "probability", "members"):
+        is_figure = column == "probability"
+        table.add_column(column, no_wrap=is_figure, overflow="fold", min_width=10)
+    return table
 
 
 def _add(table: Table, row: ClassifiedFile) -> None:

@@ -32,7 +32,10 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([{"folder": str(s.folder), **_facts(s.manifest)} for s in sets]))
         return
-    table = Table("set", "classes", "input", "members", "top-1 of the ensemble", "folder")
+    table = Table()
+    for column in ("set", "classes", "input", "members", "top-1 of the\nensemble"):
+        is_name = column in ("set", "members")
+        table.add_column(column, no_wrap=not is_name, overflow="fold")
     for model_set in sets:
         facts = _facts(model_set.manifest)
         table.add_row(
@@ -40,10 +43,11 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
             str(facts["num_classes"]),
             f"{facts['input_size']} px",
             ", ".join(facts["members"]),
-            ", ".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
-            escape(str(model_set.folder)),
+            "\n".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
         )
     console.print(table)
+    for model_set in sets:  # below the table: a path is to be copied in one piece
+        console.print(f"{model_set.name}: {escape(str(model_set.folder))}", soft_wrap=True)
 
 
 def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]

@@ -18,8 +18,8 @@ out = Console(soft_wrap=True, highlight=False)
 
 Rate = Annotated[float, typer.Option(help="images/s that arrive")]
 P99Ms = Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")]
-NodeCores = Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not", min=1)]
-SurviveNodes = Annotated[int, typer.Option(help="nodes that may die at a time", min=0)]
+NodeCores = Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not")]
+SurviveNodes = Annotated[int, typer.Option(help="nodes that may die at a time")]
 ModelSetOption = Annotated[str, typer.Option(help="name of a set, or its folder")]
 CostsFile = Annotated[
     Path | None,
@@ -51,15 +51,12 @@ def plan(
     from models.model_set import load_model_set
 
     check_can_write(json_file)
-    for option, value in (("--rate", rate), ("--p99-ms", p99_ms)):
-        if not 0 < value <= 1e5:
-            raise ConfigError(f"{option} is {value}; it must be above 0 and at most 100000")
+    needs = Requirements(rate, p99_ms, node_cores, survive_nodes)
     manifest = load_model_set(model_set).manifest
     members = tuple(member.name for member in manifest.members)
     if costs is not None and apart:
         raise ConfigError("--apart and --costs: where the stages ran is in the file already")
     known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", apart=apart)
-    needs = Requirements(rate, p99_ms, node_cores, survive_nodes)
     found = make_plan(needs, known)
     assumed = assumptions(needs, known)
     if str(json_file) != "-":
@@ -78,9 +75,9 @@ def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
         + (f" with {dead} of them dead" if dead else "")
     )
     table = Table()
-    columns = ("stage", "CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead")
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="left" if column == "stage" else "right")
+    table.add_column("stage", overflow="fold")  # a long name takes lines, not the figures' room
+    for column in ("CPU-ms", "cores", "a node", "in all", "busy", f"{dead} dead"):
+        table.add_column(column, no_wrap=True, justify="right")
     for name, ms in costs.cpu_ms.items():
         table.add_row(
             name,
@@ -99,7 +96,7 @@ def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
 
 def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
     """Return what the plan takes for granted."""
-    from app.planning.plan import HTTP_MS, UTILIZATIONS
+    from app.planning.plan import HTTP_MS, SIMULATED_RATE, UTILIZATIONS
 
     where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
     spread = (
@@ -118,7 +115,13 @@ def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
         f"{costs.around_ms:.1f} CPU-ms an image for Ray and HAProxy, at least one core a node",
         f"images of one request each, Poisson arrivals of {needs.rate:g} a second, evenly over "
         f"replicas; no stage over {UTILIZATIONS[0]:.0%} busy (nodes dead: {needs.survive_nodes})",
-        "p99 from a simulation of the queues; the network is not in it",
+        "p99 from a simulation of the queues"
+        + (
+            f" of as many nodes as take {SIMULATED_RATE:g} images/s"
+            if needs.rate > SIMULATED_RATE
+            else ""
+        )
+        + "; the network is not in it",
         *([] if costs.is_together else [spread]),
     ]
 

@@ -97,7 +97,10 @@ def _list(place: Path, traces: "list[Trace]", *, as_json: bool) -> None:
         return
     if not traces:
         raise ConfigError(NOTHING.format(place=place))
-    table = Table("time", "request", "status", "ms", "request id", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("time", "request", "status", "ms", "request id"):
+        is_name = column in ("request", "request id")
+        table.add_column(column, no_wrap=not is_name, overflow="fold")
     for trace in traces:
         begun = datetime.fromtimestamp(trace.root["start_ns"] / 1e9).astimezone()
         table.add_row(

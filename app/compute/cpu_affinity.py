@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from models.topology import Core, place_replicas, read_cores
@@ -34,15 +35,26 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
             _told(cores),
         )
         return None
-    for task in Path("/proc/self/task").iterdir():  # threads started later inherit it
-        os.sched_setaffinity(int(task.name), place)
+    _move_threads(place)
     logger.info("this replica keeps to CPUs %s", place)
     return place
 
 
 def claim(places: Sequence[tuple[int, ...]], locks: Path) -> tuple[int, ...] | None:
-    """Take the first place of which no CPU is another process's; None if there is none."""
+    """Take the first place of which no CPU is another process's; None if there is none.
+
+    One process claims at a time: two that each had a part of a place would both leave it.
+    """
     locks.mkdir(mode=0o700, exist_ok=True)
+    claiming = _open(locks / "claiming")
+    try:
+        fcntl.flock(claiming, fcntl.LOCK_EX)
+        return _claim(places, locks)
+    finally:
+        os.close(claiming)
+
+
+def _claim(places: Sequence[tuple[int, ...]], locks: Path) -> tuple[int, ...] | None:
     for place in places:
         taken = [fd for cpu in place if (fd := _lock(locks / str(cpu))) is not None]
         if len(taken) == len(place):
@@ -54,13 +66,30 @@ def claim(places: Sequence[tuple[int, ...]], locks: Path) -> tuple[int, ...] | N
 
 
 def _lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _move_threads(cpus: tuple[int, ...]) -> None:
+    """Move all threads of this process; those that they start later inherit it.
+
+    Threads that were started by one that had not moved yet are found by listing them again.
+    """
+    moved: set[int] = set()
+    while rest := {int(task.name) for task in Path("/proc/self/task").iterdir()} - moved:
+        for thread in rest:
+            with suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(thread, cpus)
+        moved |= rest
 
 
 def _told(cores: Sequence[Core]) -> str:

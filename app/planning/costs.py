@@ -19,6 +19,7 @@ from models.manifest import Manifest
 from models.record import Precision
 
 AROUND = ("Ray", "HAProxy")  # as tandem bench names them
+MAX_CPU_MS = 1e6  # of an image in a stage; more is no measurement
 REST = "photos of 500 x 375 on two cores with AVX2"
 
 
@@ -56,10 +57,16 @@ def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
             f"{path} has no CPU time by stage ({type(error).__name__}: {error}); make one on a "
             f"machine like your nodes: tandem bench --concurrency 16 --json {path.name}"
         ) from error
+    wrong = [f"{stage}: {ms:g} ms" for stage, ms in of.items() if not 0 < ms <= MAX_CPU_MS]  # NaN
     around_ms = sum(of.pop(name, 0.0) for name in AROUND)
     known = {"Gateway", "Decoder", "Combiner", *members}
     is_whole = not set(members) & set(of) or set(members) <= set(of)
-    if "Gateway" not in of or not set(of) <= known or not is_whole or min(of.values()) <= 0:
+    if wrong:
+        raise ConfigError(
+            f"{path} has the stages {', '.join(wrong)} an image; it must be above 0 and at most "
+            f"{MAX_CPU_MS:g}: measure again with tandem bench"
+        )
+    if "Gateway" not in of or not set(of) <= known or not is_whole:
         raise ConfigError(
             f"{path} has the stages {', '.join(of) or 'none'}; it needs the Gateway and no others "
             f"than Decoder, Combiner and the set's members ({', '.join(members)}), all or none"

@@ -61,25 +61,16 @@ class Autoscaler(Protocol):
         ...
 
 
-class Fixed:
-    """Leaves everything as it is."""
-
-    def decide(
-        self, now: float, running: Mapping[str, Sequence[SimReplica]], targets: Mapping[str, int]
-    ) -> Mapping[str, int]:
-        """Decide nothing."""
-        return {}
-
-
 class Simulation:
-    """One run of a service."""
+    """One run of a service; without an autoscaler its replicas stay as they are at the start."""
 
     def __init__(
         self, service: Service, autoscaler: Autoscaler | None = None, seed: int = 0
     ) -> None:
-        self._service, self._autoscaler = service, autoscaler or Fixed()
+        self._service, self._autoscaler = service, autoscaler
         self._rng = random.Random(seed)
         self._replicas: dict[str, list[SimReplica]] = {name: [] for name in service.stages}
+        self._able: dict[str, list[SimReplica]] = {}  # those that calls are routed to
         self._targets = {name: stage.initial for name, stage in service.stages.items()}
         self._events: list[tuple[float, int, SimReplica, list[_Image] | None]] = []
         self._num_events, self._now, self._under_way = 0, 0.0, 0
@@ -89,11 +80,17 @@ class Simulation:
         for name, number in self._targets.items():
             for _ in range(number):
                 self._add(name).is_ready = True
+            self._update_able(name)
 
     def run(self, arrivals: Sequence[float], until: float) -> SimulationOutcome:
-        """Play arrivals (s from the start, rising) until the end or until all are answered."""
-        ticks = (n * TICK_S for n in range(1, math.ceil(until / TICK_S) + 1))
-        coming, tick = iter([*arrivals, math.inf]), next(ticks)
+        """Play arrivals (s from the start, rising) until the end or until all are answered.
+
+        Without an autoscaler nothing is accounted by the second either, so it takes as long as
+        there are arrivals, however far apart they are.
+        """
+        num_ticks = math.ceil(until / TICK_S) if self._autoscaler else 0
+        ticks = (n * TICK_S for n in range(1, num_ticks + 1))
+        coming, tick = iter([*arrivals, math.inf]), next(ticks, math.inf)
         arrival = next(coming)
         while True:
             event = self._events[0][0] if self._events else math.inf
@@ -106,13 +103,12 @@ class Simulation:
             elif arrival <= self._now:
                 self._arrive()
                 arrival = next(coming)
-            else:
-                self._tick()
+            elif self._autoscaler:
+                self._tick(self._autoscaler)
                 tick = next(ticks, math.inf)
 
     def _arrive(self) -> None:
-        first = self._service.steps[0][0]
-        fronts = [r for r in self._replicas[first] if r.is_ready and not r.is_ending]
+        fronts = self._able[self._service.steps[0][0]]
         if self._under_way >= self._service.max_under_way * len(fronts):
             self.outcome.refused.append(self._now)
             self._rng.choice(fronts).num_arrived += 1
@@ -136,7 +132,7 @@ class Simulation:
             self._start(replica)
 
     def _route(self, name: str) -> SimReplica:
-        able = [r for r in self._replicas[name] if r.is_ready and not r.is_ending]
+        able = self._able[name]
         one, other = self._rng.choice(able), self._rng.choice(able)
         return one if one.num_ongoing <= other.num_ongoing else other
 
@@ -168,6 +164,7 @@ class Simulation:
         """End a batch; None: a replica's start."""
         if batch is None:
             replica.is_ready = True
+            self._update_able(replica.stage)
             return
         replica.num_busy -= 1
         replica.batch_images -= len(batch)
@@ -178,12 +175,12 @@ class Simulation:
                 self._advance(image)
         self._start(replica)
 
-    def _tick(self) -> None:
+    def _tick(self, autoscaler: Autoscaler) -> None:
         """Account, report and scale."""
         running = {n: [r for r in of if r.is_ready] for n, of in self._replicas.items()}
         if self._now % REPORT_S == 0:
             self._account(running)
-        decided = self._autoscaler.decide(self._now, running, self._targets)
+        decided = autoscaler.decide(self._now, running, self._targets)
         for name, replicas in decided.items():
             self.outcome.num_changes += replicas != self._targets[name]
             self._targets[name] = replicas
@@ -210,6 +207,10 @@ class Simulation:
             replica.is_ending = True
         present = self._replicas[name]
         self._replicas[name] = [r for r in present if not r.is_ending or r.num_ongoing]
+        self._update_able(name)
+
+    def _update_able(self, name: str) -> None:
+        self._able[name] = [r for r in self._replicas[name] if r.is_ready and not r.is_ending]
 
     def _add(self, name: str) -> SimReplica:
         replica = SimReplica(name, max(1, int(self._service.stages[name].cores)))

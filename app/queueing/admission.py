@@ -79,16 +79,17 @@ class Admission:
                 return
 
     def _check(self, timeout_s: float) -> None:
-        self._make_room()
         # Who has just begun to read is soon among those that are worked on.
         num = self._service_rate.num_present + self.uploads.num_fresh
         wait_s = self._service_rate.wait_s(num)
-        if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
-            told = f"{self.num_under_way} requests are under way, the limit"
-            raise OverloadedError(*_refusal(told, wait_s))
         if num >= ALWAYS and wait_s > timeout_s:
             told = f"{num} requests are under way and take {wait_s:.1f} s, more than the "
             raise OverloadedError(*_refusal(f"{told}{timeout_s:.3g} s of this one", wait_s))
+        # Last: an upload is cut only for a request that is then let in.
+        if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
+            told = f"{self.num_under_way} requests are under way, the limit"
+            raise OverloadedError(*_refusal(told, wait_s))
+        self._make_room()
 
 
 def _refusal(reason: str, wait_s: float) -> tuple[str, int]:

@@ -49,18 +49,18 @@ class Uploads:
             raise SlowBodyError(_told(loop.time() - started, within_s)) from error
 
     def cut_slowest(self) -> bool:
-        """End the reading that has taken longest, so that its place is free in a moment.
+        """Cancel the oldest upload if it is slow, so that its place is free in a moment.
 
-        False if none has taken long: whoever holds 128 connections open with a few bytes would
-        otherwise have every place.
+        Idle connections could otherwise hold every place. False if no upload is slow.
         """
         if not self._since:
             return False
         loop, (timer, started) = asyncio.get_running_loop(), next(iter(self._since.items()))
-        if loop.time() - started < SLOW_AFTER_S:
+        if not timer.expired() and loop.time() - started < SLOW_AFTER_S:
             return False
         del self._since[timer]
-        timer.reschedule(loop.time())
+        if not timer.expired():  # it ends by itself, and a timer that has fired cannot be moved
+            timer.reschedule(loop.time())
         return True
 
 

@@ -16,7 +16,8 @@ NOT_IN_IT = (
     "tandem bench against the running service measures all"
 )
 WAVERING = 0.2  # spread of throughput among a point's runs that is told
-COLUMNS = ("replicas", "streams", "batch sizes", "clients", "images/s", "p50", "p99")
+# Units stand on a second line: 80 columns are enough.
+COLUMNS = ("replicas", "streams", "batch\nsizes", "clients", "images\n/s", "p50\nms", "p99\nms")
 
 
 def show(console: Console, points: Sequence[Point], chosen: Point | None) -> None:
@@ -32,8 +33,8 @@ def show(console: Console, points: Sequence[Point], chosen: Point | None) -> Non
         table.add_row(*_cells(point), "chosen" if is_chosen else "", style="bold" * is_chosen)
     console.print(table)
     console.print(
-        "2 x 4: two replicas of four cores, or two streams of four threads in each replica; "
-        "clients of\nall replicas together, latencies in ms"
+        "2 x 4: two replicas of four cores, or two streams of four threads in each replica;\n"
+        "clients of all replicas together; p50 and p99: latencies"
     )
     console.print(NOT_IN_IT)
     spread = median(point.spread for point in points)

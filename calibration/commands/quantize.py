@@ -132,7 +132,10 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
 
 
 def _table(outcome: "MemberQuantization") -> Table:
-    table = Table("member", "drop of top-1", "before", "layers kept float")
+    table = Table()
+    table.add_column("member", overflow="fold")  # a long name takes lines, not the figures' room
+    for column in ("drop of top-1", "before", "layers\nkept float"):
+        table.add_column(column, no_wrap=True)
     for name, quantized in outcome.members.items():
         drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"
         first = quantized.first_drop

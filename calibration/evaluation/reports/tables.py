@@ -103,7 +103,7 @@ def _interval(interval: tuple[float, float]) -> str:
 def _scores(record: AccuracyRecord) -> Table:
     table = Table(title=escape(f"{record.dataset}, {record.num_images} images"))
     table.add_column("network", overflow="fold")  # a long name takes lines, not the figures' room
-    for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU ms"):
+    for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms"):
         table.add_column(column, no_wrap=True)
     for name in (*record.fingerprints, ENSEMBLE):
         for precision, scores in record.scores.items():
@@ -140,7 +140,10 @@ def _cell(
 
 
 def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
-    table = Table("float - INT8", "points of top-1", "95 %", "McNemar p", "allowed")
+    table = Table()
+    table.add_column("float - INT8", overflow="fold")
+    for column in ("points of\ntop-1", "95 %", "McNemar p", "allowed"):
+        table.add_column(column, no_wrap=True)
     for name, drop in record.drops.items():
         is_over = drop.top1 > manifest.max_drop
         table.add_row(

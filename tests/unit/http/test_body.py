@@ -1,6 +1,7 @@
 """Reading bodies under limits, from an ASGI channel that the test feeds."""
 
 import asyncio
+import codecs
 
 import pytest
 from starlette.requests import Request
@@ -156,6 +157,59 @@ async def test_a_broken_form_is_told_how_to_send_one(chunks, content_type):
         await files_of(*chunks, content_type=content_type)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("", "'multipart/form-data' has no boundary"),
+        ("; charset=undefined", "has no boundary"),
+        ("; boundary", "has no boundary"),
+        ("; boundary*=utf-8''frontier", "has no boundary"),
+        ("; boundary=" + "b" * 5000, "5000 exceeds maximum of 256"),
+        ("; boundary=\xff\xfe", "Expected boundary character"),
+        ('; boundary="', "Expected boundary character"),
+    ],
+)
+async def test_a_boundary_that_cannot_be_used(parameters, told):
+    body = part("f", b"x", "a") + END
+    with pytest.raises(BadParameterError, match=told):
+        await files_of(body, content_type=f"multipart/form-data{parameters}")
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "punycode", "nothing", "hex", "\xff", ""])
+async def test_a_charset_has_no_effect(charset):
+    """No text of a form is used, and Python's codecs raise errors of all kinds.
+
+    Python also remembers every unknown name that it was asked for, as long as it lives.
+    """
+    asked: list[str] = []
+    search = asked.append  # called with the names that nobody knows
+    codecs.register(search)
+    try:
+        body = part("\xe9..", b"x", "x" * 100) + END
+        content_type = f"multipart/form-data; boundary={BOUNDARY}; charset={charset}"
+        assert await files_of(body, content_type=content_type) == [b"x"]
+    finally:
+        codecs.unregister(search)
+    assert asked == []
+
+
+async def test_a_file_name_that_is_not_ascii():
+    """As urllib3 1 writes it, and with it many a Python client."""
+    head = "Content-Disposition: form-data; name=\"f\"; filename*=utf-8''%E2%82%AC.jpg"
+    assert await files_of(f"--{BOUNDARY}\r\n{head}\r\n\r\nx\r\n".encode(), END) == [b"x"]
+
+
+@pytest.mark.parametrize("encoding", ["base64", "quoted-printable", "\xff", "BINARY", "8bit"])
+async def test_an_encoded_file_is_not_taken_for_an_image(encoding):
+    headers = f'filename="a"\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n'
+    body = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="f"; {headers}eA==\r\n'
+    if encoding in ("BINARY", "8bit"):
+        assert await files_of(body.encode("latin-1"), END) == [b"eA=="]
+        return
+    with pytest.raises(BadParameterError, match=f"Content-Transfer-Encoding '{encoding}'.*as they"):
+        await files_of(body.encode("latin-1"), END)
+
+
 async def test_a_form_without_files():
     with pytest.raises(BadParameterError, match="the form has no file"):
         await files_of(END)
@@ -170,7 +224,7 @@ async def test_text_fields_are_refused_rather_than_ignored(fields):
 
 @pytest.mark.parametrize("size", [20_000, 3_000_000])
 async def test_a_form_over_the_limit_leaves_no_file_open(size):
-    """A file over 1 MB lies on disk while it is read: an open one is a ResourceWarning here."""
+    """An open temporary file is a ResourceWarning here."""
     chunks = [part("f", bytes(size // 2), "a"), part("f", bytes(size), "b"), END]
     with pytest.raises(BodyTooLargeError):
         await files_of(*chunks, max_bytes=int(size * 0.6))

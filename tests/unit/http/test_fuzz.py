@@ -38,6 +38,9 @@ KINDS = st.sampled_from(
         b"Multipart/Mixed; boundary=b; boundary=c",
         b"multipart/form-data; charset=\xff; boundary=b",
         b"multipart/form-data; charset=nothing; boundary=b",
+        b"multipart/form-data; charset=undefined; boundary=b",
+        b"multipart/form-data; charset=idna; boundary=b",
+        b"multipart/form-data; charset=punycode; boundary=b",
     ]
 )
 HEADERS = st.one_of(
@@ -67,13 +70,16 @@ PIECES = st.sampled_from(
         b"Content-Disposition: form-data; name=\"f\"; filename*=UTF-8''%ff\r\n",
         b'content-disposition: form-data; name="\xff"; filename="\xff"\r\n',
         b"Content-Type: text/plain; charset=\xff\r\n",
+        b"Content-Transfer-Encoding: base64\r\n",
         b"X: " + b"y" * 400 + b"\r\n",
         b"image",
         b"\0" * 30,
     ]
 )
 CHUNKS = st.lists(st.binary(max_size=120) | PIECES, min_size=1, max_size=12)
-FORM: Header = (b"content-type", b"multipart/form-data; boundary=b")
+FILE = b'--b\r\nContent-Disposition: form-data; name="\xff"; filename="a"\r\n\r\nimage\r\n'
+FORM_CHUNKS = CHUNKS | CHUNKS.map(lambda chunks: [FILE, *chunks])
+FORMS = KINDS.filter(lambda kind: b"=b" in kind).map(lambda kind: (b"content-type", kind))
 
 
 class AnyService(FakeService):
@@ -126,9 +132,9 @@ def test_any_headers_and_any_body(headers: list[Header], chunks: list[bytes], ha
 
 
 @EXAMPLES
-@given(CHUNKS, st.booleans())
-def test_forms_of_any_pieces(chunks: list[bytes], hangs_up: bool):
-    asked = Asked(headers=[FORM], chunks=chunks, hangs_up=hangs_up)
+@given(FORMS, FORM_CHUNKS, st.booleans())
+def test_forms_of_any_pieces(form: Header, chunks: list[bytes], hangs_up: bool):
+    asked = Asked(headers=[form], chunks=chunks, hangs_up=hangs_up)
     told = ask(api(), asked)
     check(asked, told)
     if told.status == 200:

@@ -1,6 +1,8 @@
 """Planned capacity: enough of it, not more than it takes, and nothing assumed in silence."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from app.errors import ConfigError
 from app.planning.costs import planned_costs, read_costs
 from app.planning.plan import Costs, Requirements, plan
+from app.planning.simulator import Simulation
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import write_tiny_set
@@ -59,6 +62,73 @@ def test_a_tighter_p99_takes_more():
 def test_what_cannot_be_is_said(changes, says):
     with pytest.raises(ConfigError, match=says):
         plan(replace(WISH, **changes), TOGETHER)
+
+
+class Bounded(Simulation):
+    """Asserts what a plan's simulation may take; time and memory follow from it."""
+
+    def run(self, arrivals, until):
+        assert 10_000 < len(arrivals) < 110_000
+        assert sum(self._targets.values()) < 2000
+        return super().run(arrivals, until)
+
+    def _tick(self, *_):
+        pytest.fail("a step for every half second, of which there may be millions")
+
+
+@pytest.mark.parametrize("costs", [APART, TOGETHER], ids=["apart", "together"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": 0.001},
+        {"rate": 1e5},
+        {"rate": 1e5, "node_cores": 1024},
+        {"p99_ms": 1e5},
+        {"survive_nodes": 100},
+    ],
+    ids=str,
+)
+def test_extreme_wishes_take_no_longer(monkeypatch, changes, costs):
+    monkeypatch.setattr("app.planning.plan.Simulation", Bounded)
+    wish = replace(WISH, **changes)
+    found = plan(wish, costs)
+    assert found.nodes > wish.survive_nodes
+    assert max(found.utilization_survived.values()) <= 0.7
+
+
+def test_a_part_of_many_nodes_waits_as_long_as_all_do(monkeypatch):
+    """Or a little longer: the plan is then on the safe side."""
+    wish = replace(WISH, rate=20_000)
+    part = plan(wish, TOGETHER)
+    monkeypatch.setattr("app.planning.plan.SIMULATED_RATE", 1e9)
+    whole = plan(wish, TOGETHER)
+    assert part.nodes == whole.nodes
+    assert whole.p99_ms < part.p99_ms < 1.1 * whole.p99_ms
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rate": 1e-6}, "--rate is 1e-06; it must be from 0.001 to 100000 images/s"),
+        ({"rate": 1e9}, "--rate is 1000000000"),
+        ({"rate": math.nan}, "--rate is nan"),
+        ({"p99_ms": 1e9}, "--p99-ms is 1000000000"),
+        ({"p99_ms": 0.0}, "--p99-ms is 0"),
+        ({"node_cores": 0}, "--node-cores is 0; it must be from 1 to 1024 cores"),
+        ({"node_cores": 100_000}, "--node-cores is 100000"),
+        ({"survive_nodes": -1}, "--survive-nodes is -1; it must be from 0 to 100 nodes"),
+        ({"survive_nodes": 1000}, "--survive-nodes is 1000"),
+    ],
+    ids=str,
+)
+def test_a_wish_without_sense_is_refused(changes, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        replace(WISH, **changes)
+
+
+def test_a_node_of_one_core_has_no_room():
+    with pytest.raises(ConfigError, match="--node-cores 1: Ray and HAProxy take one core or more"):
+        plan(replace(WISH, node_cores=1), TOGETHER)
 
 
 def test_costs_of_the_bundled_set_come_from_its_record():
@@ -114,6 +184,9 @@ def test_costs_from_the_projects_own_measurement():
         (json.dumps(bench_result(Gateway=1, one=2)), "all or none"),
         (json.dumps(bench_result(Gateway=1, cats=2)), "cats"),
         (json.dumps(bench_result(Gateway=0)), "has the stages Gateway"),
+        (json.dumps(bench_result(Gateway=float("nan"))), "Gateway: nan ms"),
+        (json.dumps(bench_result(Gateway=float("inf"))), "Gateway: inf ms"),
+        (json.dumps(bench_result(Gateway=9, Ray=-1, HAProxy=2e6)), "Ray: -1 ms, HAProxy: 2e"),
     ],
 )
 def test_a_file_without_costs_is_refused(tmp_path, content, says):
@@ -145,7 +218,16 @@ def test_the_command_as_json():
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--rate", "0"), ("--rate", "nan"), ("--p99-ms", "-1"), ("--apart", "--costs", "x")],
+    [
+        ("--rate", "0"),
+        ("--rate", "nan"),
+        ("--rate", "1e-6"),
+        ("--p99-ms", "-1"),
+        ("--p99-ms", "1e9"),
+        ("--node-cores", "100000"),
+        ("--survive-nodes", "1000"),
+        ("--apart", "--costs", "x"),
+    ],
 )
 def test_the_command_refuses(arguments):
     assert isinstance(tandem("plan", *arguments).exception, ConfigError)

@@ -1,6 +1,7 @@
 """Bodies that are on their way: for how long, and who gives way when there is no place left."""
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -63,6 +64,32 @@ async def test_the_first_of_the_slow_is_cut(monkeypatch):
         await second
 
 
+@pytest.mark.parametrize("slow_after_s", [0.0, 3600.0])
+async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, slow_after_s):
+    """Its timer has fired and can no longer be moved, but the form's files are still being closed.
+
+    The error would be raised in the request that asks for a place, which is innocent.
+    """
+    monkeypatch.setattr(module, "SLOW_AFTER_S", slow_after_s)
+    uploads, expired, closed = Uploads(), asyncio.Event(), asyncio.Event()
+
+    async def closes_slowly() -> None:
+        async with uploads.arriving(0):
+            try:
+                await never()
+            finally:
+                expired.set()
+                await closed.wait()
+
+    task = asyncio.create_task(closes_slowly())
+    await expired.wait()
+    assert uploads.cut_slowest()
+    assert not uploads.cut_slowest()  # one place, given once
+    closed.set()
+    with pytest.raises(SlowBodyError, match=r"not there after 0 s, the request's time"):
+        await task
+
+
 async def test_who_has_just_begun_is_not_cut():
     uploads = Uploads()
     task = await reading(uploads)
@@ -96,6 +123,33 @@ async def test_slow_uploads_have_half_of_the_places(monkeypatch):
         task.cancel()
     told = await asyncio.gather(*slow, return_exceptions=True)
     assert sum(isinstance(error, SlowBodyError) for error in told) == 5
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "num_slow"), [(25, 5), (100, 51)], ids=["all places", "half are uploads"]
+)
+async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch, max_requests, num_slow):
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
+    clock = HandClock()
+    admission = Admission(max_requests, clock)
+    for _ in range(100):
+        with admission.admit():
+            clock.now += 0.1
+    with ExitStack() as others:
+        for _ in range(20):
+            others.enter_context(admission.admit())
+        slow = [asyncio.create_task(_admitted(admission)) for _ in range(num_slow)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"take 2\.0 s, more than the 1 s"):
+            admission.admit(1.0).__enter__()
+        assert admission.num_under_way == 20 + num_slow
+        with admission.admit(3.0):  # this one is let in
+            assert admission.num_under_way == 20 + num_slow  # in the place of a slow one
+            with pytest.raises(SlowBodyError):
+                await slow[0]
+    assert not any(task.done() for task in slow[1:])
+    for task in slow:
+        task.cancel()
 
 
 async def _admitted(admission: Admission) -> None:

@@ -1,0 +1,133 @@
+"""Parses multipart forms: the contents of their files, in order."""
+
+import re
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from app.errors import BadParameterError, TooManyFilesError
+
+# The file name in RFC 5987's form, which some clients send alone when it is not ASCII.
+EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
+PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
+SHOWN = 40  # characters of a foreign value in an error
+
+
+class FileForm:
+    """Collects the files of one form as its bytes arrive.
+
+    Field names and file names are not used, so they are not decoded either, and a ``charset``
+    beside the boundary has no effect: a codec of the client's choice may raise anything.
+    """
+
+    def __init__(self, content_type: str, max_files: int) -> None:
+        """Read the boundary from the request's Content-Type.
+
+        Raises:
+            BadParameterError: there is none, or it cannot be used.
+
+        """
+        _, parameters = parse_options_header(content_type)
+        boundary = parameters.get(b"boundary")
+        if not boundary:
+            raise _broken(f"Content-Type {content_type[:SHOWN]!r} has no boundary")
+        self._max_files = max_files
+        self._is_whole = False
+        self._name, self._value = bytearray(), bytearray()  # of the header that is being read
+        self._headers: dict[str, str] = {}  # of the part that is being read
+        self._content = bytearray()  # of the part that is being read
+        self._files: list[bytes] = []
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": self._add_name,
+                    "on_header_value": self._add_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._check_headers,
+                    "on_part_data": self._add_content,
+                    "on_part_end": self._end_part,
+                    "on_end": self._end_form,
+                },
+            )
+        except FormParserError as error:
+            raise _broken(str(error)) from error
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes of the body.
+
+        Raises:
+            BadParameterError: they are no multipart form, or hold something else than files.
+            TooManyFilesError: there are more files than the limit.
+
+        """
+        try:
+            self._parser.write(chunk)
+        except FormParserError as error:
+            raise _broken(str(error)) from error
+
+    def files(self) -> list[bytes]:
+        """Return the contents of the files, once the whole body was written.
+
+        Raises:
+            BadParameterError: the form breaks off, or has no file.
+
+        """
+        if not self._is_whole:
+            raise _broken("it breaks off before its closing boundary")
+        if not self._files:
+            raise BadParameterError(
+                "the form has no file; send one as curl -F files=@photo.jpg does"
+            )
+        return self._files
+
+    def _begin_part(self) -> None:
+        self._headers = {}
+
+    def _add_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _add_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._headers[self._name.decode("latin-1").lower()] = self._value.decode("latin-1").strip()
+        self._name, self._value = bytearray(), bytearray()
+
+    def _check_headers(self) -> None:
+        disposition = self._headers.get("content-disposition", "")
+        _, parameters = parse_options_header(disposition)
+        if b"name" not in parameters:
+            raise _broken("a part has no Content-Disposition with a name")
+        if b"filename" not in parameters and not EXTENDED_FILENAME.search(disposition):
+            raise BadParameterError(
+                "the form has a text field; send files only, parameters in the address (?top_k=3)"
+            )
+        encoding = self._headers.get("content-transfer-encoding", "")
+        if encoding.lower() not in PLAIN_ENCODINGS:
+            raise BadParameterError(
+                f"a file has Content-Transfer-Encoding {encoding[:SHOWN]!r}, which forms do not "
+                "have (RFC 7578); send its bytes as they are"
+            )
+        if len(self._files) == self._max_files:
+            raise TooManyFilesError(
+                f"more than {self._max_files} files in one request; send them in several requests"
+            )
+
+    def _add_content(self, data: bytes, start: int, end: int) -> None:
+        self._content += data[start:end]
+
+    def _end_part(self) -> None:
+        self._files.append(bytes(self._content))
+        self._content = bytearray()
+
+    def _end_form(self) -> None:
+        self._is_whole = True
+
+
+def _broken(reason: str) -> BadParameterError:
+    return BadParameterError(
+        f"this is not a multipart form: {reason}; "
+        "send the image itself as the body, or files as curl -F files=@photo.jpg does"
+    )

@@ -1,0 +1,210 @@
+"""Every command's tables in a terminal of 80 columns: headings and figures are there, and whole."""
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from app.bench.report import show_runs, show_upper_bound
+from app.bench.samples import Summary
+from app.bench.upper_bound import Setup, SetupResult, UpperBound
+from app.tune.report import show as show_tuning
+from calibration.commands import quantize
+from calibration.quantization.quantize import Quantized
+from calibration.quantization.quantize_set import MemberQuantization
+from tests.support.calibration.made_evaluations import measure, model_set_of
+from tests.support.calibration.report_output import shown
+from tests.support.command_line import tandem
+from tests.support.points import point
+from tests.support.tiny_networks import write_tiny_set
+
+WIDTH = 80
+LONG = "convnext_" + "x" * 54  # as long as a member's name may be
+RULES = dict.fromkeys(map(ord, "┏━┳┓┃┡╇┩│└─┴┘"), " ")
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    out = io.StringIO()
+    show(Console(file=out, width=WIDTH, soft_wrap=True, highlight=False))
+    return out.getvalue()
+
+
+def assert_whole(text: str, *words: str) -> None:
+    assert "…" not in text
+    tables = [line for line in text.splitlines() if set(line) & set("┏━┃│─└")]
+    assert tables
+    assert max(map(len, tables)) <= WIDTH
+    found = text.translate(RULES).split()
+    assert not set(words) - set(found)
+
+
+def columns_of(text: str) -> list[str]:
+    """Return each column of a table as one string, its cells' lines joined."""
+    lines = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
+    return ["".join(cell.strip() for cell in column) for column in zip(*lines, strict=True)]
+
+
+def summary(kind: str, offered: float, factor: float = 1.0) -> Summary:
+    return Summary(
+        kind=kind,
+        offered=offered,
+        duration_s=10.0,
+        num_requests=480,
+        num_ok=457,
+        throughput=45.67 * factor,
+        images_per_s=182.68 * factor,
+        goodput=44.4 * factor,
+        p50_ms=41.2 * factor,
+        p90_ms=88.1 * factor,
+        p99_ms=123.4 * factor,
+        max_ms=345.6 * factor,
+        errors={"http_429": int(23 * factor)},
+        client_cpu_ms=0.31,
+        service_cpu_ms=43.9,
+        service_cpu_ms_by_stage={},
+        is_saturated=False,
+    )
+
+
+def test_bench():
+    runs = [summary("closed", 8), summary("open", 12.5)]
+    text = printed(lambda console: show_runs(console, runs, 100))
+    headings = ("load", "ok", "images", "/s", "<100", "p50", "p90", "p99", "max", "errors", "CPU")
+    figures = ("8", "12.5/s", "45.7", "182.7", "44.4", "41", "88", "123", "346", "23", "43.9")
+    assert_whole(text, *headings, *figures)
+
+
+def test_bench_of_a_large_service_and_of_one_that_is_overrun():
+    runs = [summary("closed", 1024, 1000.0), summary("open", 123456.5, 1000.0)]
+    text = printed(lambda console: show_runs(console, runs, 1234.5))
+    figures = ("1024", "123456/s", "45670", "182680", "44400", "41200", "88100", "123400")
+    assert_whole(text, "<1234.5", *figures, "345600", "23000")
+
+
+def test_bench_limit():
+    best = Setup(batch_size=16, streams=128, threads=1)
+    found = UpperBound("INT8", 4, best, 12345.6, 40.1, [SetupResult(best, 12345.6)])
+    text = printed(lambda console: show_upper_bound(console, found))
+    assert_whole(text, "streams", "threads", "batch", "images/s", "128", "12345.6")
+
+
+def test_tune():
+    large = point(
+        12345.6, 12345.0, replicas=8, cores=128, sizes=(1, 2, 4, 8, 16), clients=1024
+    )  # fmt: skip
+    chosen = point(100.0, 80.0)
+    text = printed(lambda console: show_tuning(console, [chosen, large], chosen))
+    headings = ("replicas", "streams", "batch", "sizes", "clients", "images", "p50", "p99")
+    assert_whole(text, *headings, "chosen", "100.0", "80", "12345.6", "12345", "1024")
+    assert "1 2 4 8 16" in text
+
+
+@pytest.mark.parametrize("how", [("--apart",), ("--rate", "5000", "--survive-nodes", "100")])
+def test_plan(tmp_path, how):
+    file = tmp_path / "plan.json"
+    text = tandem("plan", *how, "--json", file, columns=WIDTH).stdout
+    plan = json.loads(file.read_text())
+    for name, stage in plan["stages"].items():
+        replicas = (str(stage["replicas_per_node"]), str(stage["replicas"]))
+        assert_whole(text, name, *replicas, f"{stage['cpu_ms']:.1f}", f"{stage['cores']:g}")
+    assert f"┃ a node ┃ in all ┃ busy ┃ {plan['survive_nodes']} dead ┃" in text
+
+
+def test_plan_of_a_member_with_a_long_name(tmp_path):
+    write_tiny_set(tmp_path / "set", gains={LONG: 4.0})
+    text = tandem("plan", "--model-set", tmp_path / "set", "--apart", columns=WIDTH).stdout
+    assert_whole(text, "Gateway", "27.0")
+    assert LONG in columns_of(text)[0]
+
+
+def test_models_list(tmp_path):
+    folder = tmp_path / ("deep" * 30) / "own"
+    folder.parent.mkdir()
+    shutil.copytree(Path(__file__).parents[3] / "models" / "imagenette", folder)
+    write_tiny_set(tmp_path / "sets" / "s", name="set-" + "y" * 59, gains={LONG: 4.0, "b": 4.0})
+    found = ("--model-dir", folder.parent, "--model-dir", tmp_path / "sets")
+    text = tandem("models", "list", *found, columns=WIDTH).stdout
+    assert_whole(text, "set", "classes", "input", "members", "top-1", "ensemble", "128", "3")
+    top1 = json.loads(tandem("models", "list", *found, "--json").stdout)[0]["top1"]
+    assert_whole(text, *(f"{value:.4f}" for value in top1.values()))
+    assert "set-" + "y" * 59 in columns_of(text)[0]
+    assert f"{LONG}," in columns_of(text)[3]
+    assert f"imagenette: {folder}\n" in text  # in one piece, to be copied
+
+
+def test_classify(tmp_path, monkeypatch):
+    """The answers are made here; that a service gives such is tests/e2e/test_classify.py's."""
+    label = "English_springer_" + "z" * 40
+    members = {n: {"label": label, "probability": 0.97} for n in ("resnet50", "densenet169")}
+    answer = {
+        "predictions": [{"label": label, "probability": 0.984}],
+        "members": members,
+        "missing_members": {"vgg": "no answer in time"},
+    }
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
+    )
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **_: client)
+    photo = tmp_path / ("holiday" * 12 + ".jpg")
+    photo.write_bytes(b"")
+    text = tandem("classify", photo, columns=WIDTH).stdout
+    assert_whole(text, "file", "label", "probability", "members", "0.984", "0.97,", "0.97;")
+    names, labels, _, told = columns_of(text)
+    assert (names, labels) == (str(photo), label)
+    assert told.count(label) == 2
+
+
+def test_trace_list(tmp_path):
+    request_id = "id-" + "0123456789" * 9
+    root = {
+        "trace_id": "ab" * 16,
+        "span_id": f"{1:016x}",
+        "parent_id": None,
+        "name": "POST /v1/classify",
+        "kind": "SERVER",
+        "start_ns": 1_790_000_000_000_000_000,
+        "end_ns": 1_790_000_123_456_700_000,
+        "attributes": {"request_id": request_id, "http.response.status_code": 200},
+        "links": [],
+        "error": None,
+        "resource": {},
+    }
+    (tmp_path / "0.jsonl").write_text(json.dumps(root) + "\n")
+    text = tandem("trace", "--dir", tmp_path, columns=WIDTH).stdout
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    figures = {"time", "status", "ms", "POST", "/v1/classify", "200", "123456.7"}
+    assert figures <= set(text.split())
+    assert request_id in re.sub(r"\s", "", text)
+
+
+def test_quantize():
+    outcome = MemberQuantization(
+        {
+            "densenet169": Quantized(None, 0.0123, 0.1234, ("a",) * 120),
+            LONG: Quantized(None),
+        }
+    )
+    text = printed(lambda console: console.print(quantize._table(outcome)))
+    assert_whole(text, "member", "drop", "before", "layers", "kept", "+1.23", "+12.34", "120")
+    assert "│ not measured " in text
+    assert LONG in columns_of(text)[0]
+
+
+@pytest.mark.parametrize("members", [("resnet50", "densenet169"), (LONG, "densenet169")])
+def test_evaluate(tmp_path, members):
+    model_set = model_set_of(tmp_path / "set", members=members)
+    measured = measure(model_set, float_answer=(0, 0, 1, 1, 1, 2, 2, 2, 2, 0))
+    for name in members:
+        measured.cpu_ms_per_image[name] = {"FP16": 1234.5, "INT8": 20.5}
+    text = shown(model_set, measured, width=WIDTH)
+    scores = ("network", "top-1", "top-5", "ECE", "MB", "CPU", "1234.5", "0.596-0.982", "2469.0")
+    drops = ("points", "McNemar", "allowed", "+20.00", "-10.01", "+43.34", "0.500", "+0.50")
+    cascade = ("cascade_margin", "skipped", "(-16.33", "+16.33)", "100%", "41.0", "densenet169")
+    assert_whole(text.replace(LONG, ""), *scores, *drops, *cascade)
