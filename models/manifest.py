@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.image import ImageRule
-from models.record import FileRecord, Precision, Record
+from models.record import FileRecord, FloatType, Precision, Record
 
 MANIFEST_NAME = "manifest.yaml"
 
@@ -104,6 +104,8 @@ class Manifest(Record):
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
     members: Annotated[tuple[MemberRecord, ...], Field(min_length=1)]
+    # What layers that are not INT8 compute in; bf16 where the CPU has it, else f32.
+    float_type: FloatType = "f32"
     # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
     calibration: FileRecord | None = None  # sha256 of each image that INT8 was fitted to

@@ -115,7 +115,7 @@ def _validate(
 
 def top1_of(model: ov.Model, labelled: Labelled) -> float:
     """Return the fraction of images whose likeliest class is right; floats run in f32."""
-    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,), is_f32_forced=True)
+    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
     found = [network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled)]
     return float(np.concatenate(found).mean())
