@@ -1,5 +1,7 @@
-"""The accuracy record of a manifest: what evaluations measured."""
+"""Accuracy as a manifest keeps it: whole evaluations, and the drops that quantising measured."""
 
+import hashlib
+from collections.abc import Iterable
 from datetime import date
 from typing import Annotated
 
@@ -29,6 +31,21 @@ class Drop(Record):
     p_value: Fraction  # McNemar's exact test
 
 
+class ValidationDrop(Record):
+    """What one member lost on the images that ``tandem quantize`` validated it with.
+
+    It can refuse a set but never verify one: the images may be few, they are of one member, and
+    accuracy control may have chosen the layers that stay float by these very images.
+    """
+
+    dataset: str
+    images_sha256: str  # as in AccuracyRecord
+    num_images: Annotated[int, Field(ge=1)]
+    measured: date
+    fingerprint: str  # of the INT8 network
+    drop: Drop
+
+
 class AccuracyRecord(Record):
     """One evaluation, by ``tandem evaluate``; ``fingerprints`` tie it to the files it measured."""
 
@@ -49,3 +66,8 @@ class AccuracyRecord(Record):
     cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(
         default={}
     )  # at batch 8, on this CPU
+
+
+def images_digest(sha256s: Iterable[str]) -> str:
+    """Return one hash over the hashes of images, whatever their order: ``images_sha256``."""
+    return hashlib.sha256("".join(sorted(sha256s)).encode()).hexdigest()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from models.accuracy import AccuracyRecord
+from models.accuracy import AccuracyRecord, ValidationDrop
 from models.errors import ModelSetError
 from models.image import ImageRule
 from models.record import FileRecord, FloatType, Precision, Record
@@ -54,6 +54,7 @@ class MemberRecord(Record):
     networks: dict[Precision, Network]
     quantization: QuantizationOptions = QuantizationOptions()
     left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
+    validation_drop: ValidationDrop | None = None  # as tandem quantize measured it, if it did
 
     @model_validator(mode="after")
     def _name_is_free(self) -> "MemberRecord":

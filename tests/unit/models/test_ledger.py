@@ -1,9 +1,11 @@
 """What an accuracy record permits: serve, warn, or refuse."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from models.accuracy import Drop, ValidationDrop
 from models.ledger import current_records, judge, with_record
 from models.manifest import Manifest, read_manifest, write_manifest
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
@@ -69,6 +71,56 @@ def test_int8_that_was_never_compared_is_unmeasured(manifest: Manifest) -> None:
     verdict = judge(with_accuracy(manifest, TOP1))
     assert verdict.status == "unmeasured"
     assert "never compared" in verdict.message
+
+
+def quantised(manifest: Manifest, drop: float, num_images: int = 400) -> Manifest:
+    """As if tandem quantize had measured that of the member called sure."""
+    first, *others = manifest.members
+    measured = ValidationDrop(
+        dataset="colours/validation",
+        images_sha256="3" * 64,
+        num_images=num_images,
+        measured=date(2026, 1, 1),
+        fingerprint=first.networks["INT8"].fingerprint,
+        drop=Drop(top1=drop, interval=(-1.0, 1.0), p_value=1.0),
+    )
+    changed = first.model_copy(update={"validation_drop": measured})
+    return manifest.model_copy(update={"members": (changed, *others)})
+
+
+def test_a_drop_that_quantising_measured_refuses(manifest: Manifest) -> None:
+    verdict = judge(quantised(manifest, 0.0123))
+    assert verdict.status == "dropped"
+    assert "costs sure 1.23 points of top-1 on colours/validation (400 images)" in verdict.message
+    assert "tandem evaluate tiny on as many other images overrules it" in verdict.message
+    assert judge(quantised(manifest, 0.0123), "FP16").status == "unmeasured"
+
+
+@pytest.mark.parametrize("drop", [-0.1, 0.0, 0.005])
+def test_a_drop_within_the_limit_that_quantising_measured_verifies_nothing(
+    manifest: Manifest, drop: float
+) -> None:
+    assert judge(quantised(manifest, drop)).status == "unmeasured"
+
+
+def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(
+    manifest: Manifest,
+) -> None:
+    evaluated = with_accuracy(manifest, TOP1, drops(0.0), num_images=400)
+    assert judge(quantised(evaluated, 0.1, num_images=400)).status == "verified"
+    assert judge(quantised(evaluated, 0.1, num_images=401)).status == "dropped"
+    others = with_accuracy(manifest, TOP1, {"unsure": 0.0, "ensemble": 0.0}, num_images=400)
+    assert judge(quantised(others, 0.1, num_images=100)).status == "dropped"
+
+
+def test_a_drop_of_another_int8_network_counts_for_nothing(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
+    old = quantised(manifest, 0.1).members[0].validation_drop
+    first, *others = other.members
+    changed = (first.model_copy(update={"validation_drop": old}), *others)
+    assert judge(other.model_copy(update={"members": changed})).status == "unmeasured"
 
 
 def test_float_networks_cannot_drop(manifest: Manifest) -> None:

@@ -1,13 +1,21 @@
 """``tandem quantize`` on whole sets: what is written, and what is left when it fails."""
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 
+from app.accuracy_gate import check_accuracy
+from app.errors import UnverifiedError
+from app.settings import Settings
+from calibration.evaluation.statistics import Paired
 from calibration.quantization import quantize_set as module
+from calibration.quantization.quantize import Labelled, Quantized, rightness
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import golden
 from models.errors import ModelSetError
@@ -21,6 +29,7 @@ from tests.support.tiny_networks import (
     LABELS,
     fragile_model,
     save_model,
+    tiny_model,
     with_accuracy,
     write_pictures,
     write_tiny_set,
@@ -130,6 +139,69 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(
     assert made.manifest.calibration is not None
     recorded = set(read_lines(made.verified(made.manifest.calibration)))
     assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
+
+
+def wrong(model: ov.Model, _: object, validation: Labelled, *__: object) -> Quantized:
+    """INT8 that answers all wrong, accuracy control or not."""
+    inverted = tiny_model(gain=-8.0)
+    compared = Paired.of(rightness(model, validation), rightness(inverted, validation))
+    return Quantized(inverted, compared, first_drop=compared.difference)
+
+
+@pytest.fixture
+def validation(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "validation", num_per_color=6, side=20)
+
+
+def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
+    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "quantize_within", wrong)
+    arguments = ("--images", pictures, "--subset-size", 12, "--validation", validation)
+    done = tandem("quantize", folder, *arguments)
+    assert done.exit_code == 1
+    assert "serve will refuse it" in done.stderr
+    manifest = read_manifest(folder)
+    assert judge(manifest).status == "dropped"
+    with pytest.raises(UnverifiedError, match=r"costs sure 100\.00 points .* \(18 images\)"):
+        check_accuracy(manifest, Settings())
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 1.0)
+    hashes = sorted(sha256_of(path) for path in validation.glob("*/*"))
+    assert kept.images_sha256 == hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def test_quantising_another_member_does_not_forget_it(
+    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(pictures, validation=validation, subset_size=12)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "quantize_within", wrong)
+        quantize_set(load_model_set(str(folder)), request)
+    quantize_set(load_model_set(str(folder)), replace(request, members=("unsure",)))
+    verdict = judge(read_manifest(folder))
+    assert verdict.status == "dropped"
+    assert "costs sure" in verdict.message
+    quantize_set(load_model_set(str(folder)), replace(request, members=("sure",)))
+    assert judge(read_manifest(folder)).status == "unmeasured"
+
+
+def test_a_drop_within_the_limit_verifies_nothing(
+    folder: Path, pictures: Path, validation: Path
+) -> None:
+    request = Request(pictures, validation=validation, subset_size=12)
+    quantize_set(load_model_set(str(folder)), request)
+    manifest = read_manifest(folder)
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 0.0)
+    assert judge(manifest).status == "unmeasured"
+
+
+def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
 
 
 def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
