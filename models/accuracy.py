@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from models.record import Precision, Record
+from models.image_record import ImageRecord
+from models.record import FloatType, Precision, Record
 
 ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -46,8 +47,33 @@ class ValidationDrop(Record):
     drop: Drop
 
 
+class Conditions(Record):
+    """What an evaluation's figures depend on besides the networks themselves."""
+
+    image: ImageRecord
+    labels_sha256: str  # which class an output is
+    class_ids_sha256: str | None = None  # which class a dataset's folder is
+    weights: dict[str, float]  # of each member in the average
+    float_type: FloatType = "f32"
+
+    def changes(self, now: "Conditions") -> list[str]:
+        """Name what is otherwise in ``now``, for people."""
+        pairs = {
+            "the image rule": (self.image, now.image),
+            "labels": (self.labels_sha256, now.labels_sha256),
+            "class ids": (self.class_ids_sha256, now.class_ids_sha256),
+            "weights of the average": (self.weights, now.weights),
+            "the float type": (self.float_type, now.float_type),
+        }
+        return [what for what, (before, after) in pairs.items() if before != after]
+
+
 class AccuracyRecord(Record):
-    """One evaluation, by ``tandem evaluate``; ``fingerprints`` tie it to the files it measured."""
+    """One evaluation, by ``tandem evaluate``.
+
+    ``fingerprints`` tie it to the networks that it measured and ``conditions`` to all else that its
+    figures depend on.
+    """
 
     dataset: str
     images_sha256: str  # over the sorted hashes of the images: the same images, the same value
@@ -58,6 +84,7 @@ class AccuracyRecord(Record):
     float_type: dict[Precision, str]  # what the layers that are not INT8 ran in: f32 or bf16
     versions: dict[str, str]
     fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
+    conditions: Conditions | None = None  # None: recorded before they were noted
     scores: dict[Precision, dict[str, Score]]  # member name or "ensemble"
     drops: dict[str, Drop] = Field(default={})  # empty unless float and INT8 were both measured
     size_mb: dict[str, dict[Precision, float]] = Field(

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from models.accuracy import AccuracyRecord, ValidationDrop
+from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.errors import ModelSetError
-from models.image import ImageRule
+from models.image_record import ImageRecord
 from models.record import FileRecord, FloatType, Precision, Record
 
 MANIFEST_NAME = "manifest.yaml"
@@ -73,27 +73,6 @@ class MemberRecord(Record):
         return self.networks[precision]
 
 
-class ImageRecord(Record):
-    """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
-
-    input_size: Annotated[int, Field(ge=1, le=4096)]
-    resize_shorter: Annotated[int, Field(ge=1, le=8192)]
-    color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
-
-    @model_validator(mode="after")
-    def _crop_fits(self) -> "ImageRecord":
-        if self.resize_shorter < self.input_size:
-            raise ValueError(
-                f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
-                "the centre crop would not fit"
-            )
-        return self
-
-    @property
-    def rule(self) -> ImageRule:
-        return ImageRule(input_size=self.input_size, resize_shorter=self.resize_shorter)
-
-
 class Manifest(Record):
     """The whole of ``manifest.yaml``."""
 
@@ -120,6 +99,17 @@ class Manifest(Record):
         if len(set(names)) != len(names):
             raise ValueError(f"members must have different names, not {names}")
         return self
+
+    @property
+    def conditions(self) -> Conditions:
+        """What accuracy depends on besides the networks, as it is now."""
+        return Conditions(
+            image=self.image,
+            labels_sha256=self.labels.sha256,
+            class_ids_sha256=self.class_ids.sha256 if self.class_ids else None,
+            weights={member.name: member.weight for member in self.members},
+            float_type=self.float_type,
+        )
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
