@@ -4,7 +4,7 @@ Nothing else in the project knows an input size, a class count or a member's nam
 """
 
 import hashlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import yaml
@@ -26,6 +26,17 @@ class Network(Record):
 
     xml: FileRecord
     bin: FileRecord
+
+    @model_validator(mode="after")
+    def _bin_is_the_xmls_own(self) -> "Network":
+        """OpenVINO takes the weights beside the .xml, whatever a manifest says: check those."""
+        xml = PurePosixPath(self.xml.path)
+        if xml.suffix != ".xml" or PurePosixPath(self.bin.path) != xml.with_suffix(".bin"):
+            raise ValueError(
+                f"bin is {self.bin.path!r}, but OpenVINO loads the weights of {self.xml.path!r} "
+                f"from {str(xml.with_suffix('.bin'))!r}: xml must end in .xml, bin be that file"
+            )
+        return self
 
     @property
     def fingerprint(self) -> str:

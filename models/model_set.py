@@ -83,7 +83,7 @@ class ModelSet:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
-        """Return the verified IR (.xml; its .bin lies beside it) of one member."""
+        """Return the verified IR of one member: its .xml, beside which OpenVINO finds its .bin."""
         network = self.manifest.member(member).network(precision)
         self.verified(network.bin)
         return self.verified(network.xml)
