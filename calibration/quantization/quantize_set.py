@@ -8,12 +8,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
+from calibration.quantization.merge import merged
 from calibration.quantization.quantize import Labelled, Quantized, quantize_within
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
 from models.accuracy import Drop, ValidationDrop, images_digest
 from models.errors import ModelSetError
-from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
+from models.manifest import (
+    Manifest,
+    MemberRecord,
+    Network,
+    QuantizationOptions,
+    read_manifest,
+)
 from models.model_set import ModelSet
 from models.record import Precision
 from models.runtime import read_network
@@ -65,15 +72,16 @@ def quantize_set(
     """Quantise the set's float networks and put the INT8 ones into its folder, all or none.
 
     Raises:
-        ModelSetError: a member has no float network, images are too few, the disk is full; the set
-            is then as it was.
+        ModelSetError: a member has no float network, images are too few, the disk is full, or the
+            manifest was edited so that this INT8 is not its own; the set is then as it was.
 
     """
-    manifest = model_set.manifest
-    chosen_members = request.members or tuple(m.name for m in manifest.members)
-    records = [manifest.member(name) for name in chosen_members]
-    floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
-    with change(model_set.folder) as staging:
+    folder = model_set.folder
+    with change(folder) as staging:
+        model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
+        manifest = model_set.manifest
+        records = [manifest.member(n) for n in request.members] or list(manifest.members)
+        floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
         options = {m.name: request.options_of(m) for m in records}
         size = max(o.subset_size for o in options.values())
         say(f"reading {size} images of {request.images}")
@@ -90,12 +98,12 @@ def quantize_set(
         hashes = set(chosen.hashes)
         if any(q.is_retried for q in outcome.members.values()):
             hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
-        update = {"max_drop": max_drop}
-        staging.move_in(
-            _with_int8(
-                staging, manifest.model_copy(update=update), outcome, options, hashes, validation
-            )
-        )
+        made = _with_int8(staging, manifest, outcome, options, hashes, validation)
+        is_validated = validation.labelled is not None
+        result = merged(folder, manifest, made, floats, is_validated=is_validated)
+        if request.max_drop is not None:
+            result = result.model_copy(update={"max_drop": max_drop})
+        staging.move_in(result)
     return outcome
 
 
