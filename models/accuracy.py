@@ -1,11 +1,14 @@
-"""The accuracy record of a manifest: what evaluations measured."""
+"""Accuracy as a manifest keeps it: whole evaluations, and the drops that quantising measured."""
 
+import hashlib
+from collections.abc import Iterable
 from datetime import date
 from typing import Annotated
 
 from pydantic import Field
 
-from models.record import Precision, Record
+from models.image_record import ImageRecord
+from models.record import FloatType, Precision, Record
 
 ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -29,8 +32,48 @@ class Drop(Record):
     p_value: Fraction  # McNemar's exact test
 
 
+class ValidationDrop(Record):
+    """What one member lost on the images that ``tandem quantize`` validated it with.
+
+    It can refuse a set but never verify one: the images may be few, they are of one member, and
+    accuracy control may have chosen the layers that stay float by these very images.
+    """
+
+    dataset: str
+    images_sha256: str  # as in AccuracyRecord
+    num_images: Annotated[int, Field(ge=1)]
+    measured: date
+    fingerprint: str  # of the INT8 network
+    drop: Drop
+
+
+class Conditions(Record):
+    """What an evaluation's figures depend on besides the networks themselves."""
+
+    image: ImageRecord
+    labels_sha256: str  # which class an output is
+    class_ids_sha256: str | None = None  # which class a dataset's folder is
+    weights: dict[str, float]  # of each member in the average
+    float_type: FloatType = "f32"
+
+    def changes(self, now: "Conditions") -> list[str]:
+        """Name what is otherwise in ``now``, for people."""
+        pairs = {
+            "the image rule": (self.image, now.image),
+            "labels": (self.labels_sha256, now.labels_sha256),
+            "class ids": (self.class_ids_sha256, now.class_ids_sha256),
+            "weights of the average": (self.weights, now.weights),
+            "the float type": (self.float_type, now.float_type),
+        }
+        return [what for what, (before, after) in pairs.items() if before != after]
+
+
 class AccuracyRecord(Record):
-    """One evaluation, by ``tandem evaluate``; ``fingerprints`` tie it to the files it measured."""
+    """One evaluation, by ``tandem evaluate``.
+
+    ``fingerprints`` tie it to the networks that it measured and ``conditions`` to all else that its
+    figures depend on.
+    """
 
     dataset: str
     images_sha256: str  # over the sorted hashes of the images: the same images, the same value
@@ -41,6 +84,7 @@ class AccuracyRecord(Record):
     float_type: dict[Precision, str]  # what the layers that are not INT8 ran in: f32 or bf16
     versions: dict[str, str]
     fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
+    conditions: Conditions | None = None  # None: recorded before they were noted
     scores: dict[Precision, dict[str, Score]]  # member name or "ensemble"
     drops: dict[str, Drop] = Field(default={})  # empty unless float and INT8 were both measured
     size_mb: dict[str, dict[Precision, float]] = Field(
@@ -49,3 +93,8 @@ class AccuracyRecord(Record):
     cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(
         default={}
     )  # at batch 8, on this CPU
+
+
+def images_digest(sha256s: Iterable[str]) -> str:
+    """Return one hash over the hashes of images, whatever their order: ``images_sha256``."""
+    return hashlib.sha256("".join(sorted(sha256s)).encode()).hexdigest()

@@ -4,16 +4,16 @@ Nothing else in the project knows an input size, a class count or a member's nam
 """
 
 import hashlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from models.accuracy import AccuracyRecord
+from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.errors import ModelSetError
-from models.image import ImageRule
-from models.record import FileRecord, Precision, Record
+from models.image_record import ImageRecord
+from models.record import FileRecord, FloatType, Precision, Record
 
 MANIFEST_NAME = "manifest.yaml"
 
@@ -26,6 +26,17 @@ class Network(Record):
 
     xml: FileRecord
     bin: FileRecord
+
+    @model_validator(mode="after")
+    def _bin_is_the_xmls_own(self) -> "Network":
+        """OpenVINO takes the weights beside the .xml, whatever a manifest says: check those."""
+        xml = PurePosixPath(self.xml.path)
+        if xml.suffix != ".xml" or PurePosixPath(self.bin.path) != xml.with_suffix(".bin"):
+            raise ValueError(
+                f"bin is {self.bin.path!r}, but OpenVINO loads the weights of {self.xml.path!r} "
+                f"from {str(xml.with_suffix('.bin'))!r}: xml must end in .xml, bin be that file"
+            )
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -54,6 +65,7 @@ class MemberRecord(Record):
     networks: dict[Precision, Network]
     quantization: QuantizationOptions = QuantizationOptions()
     left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
+    validation_drop: ValidationDrop | None = None  # as tandem quantize measured it, if it did
 
     @model_validator(mode="after")
     def _name_is_free(self) -> "MemberRecord":
@@ -72,27 +84,6 @@ class MemberRecord(Record):
         return self.networks[precision]
 
 
-class ImageRecord(Record):
-    """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
-
-    input_size: Annotated[int, Field(ge=1, le=4096)]
-    resize_shorter: Annotated[int, Field(ge=1, le=8192)]
-    color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
-
-    @model_validator(mode="after")
-    def _crop_fits(self) -> "ImageRecord":
-        if self.resize_shorter < self.input_size:
-            raise ValueError(
-                f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
-                "the centre crop would not fit"
-            )
-        return self
-
-    @property
-    def rule(self) -> ImageRule:
-        return ImageRule(input_size=self.input_size, resize_shorter=self.resize_shorter)
-
-
 class Manifest(Record):
     """The whole of ``manifest.yaml``."""
 
@@ -104,6 +95,8 @@ class Manifest(Record):
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
     members: Annotated[tuple[MemberRecord, ...], Field(min_length=1)]
+    # What layers that are not INT8 compute in; bf16 where the CPU has it, else f32.
+    float_type: FloatType = "f32"
     # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
     calibration: FileRecord | None = None  # sha256 of each image that INT8 was fitted to
@@ -117,6 +110,17 @@ class Manifest(Record):
         if len(set(names)) != len(names):
             raise ValueError(f"members must have different names, not {names}")
         return self
+
+    @property
+    def conditions(self) -> Conditions:
+        """What accuracy depends on besides the networks, as it is now."""
+        return Conditions(
+            image=self.image,
+            labels_sha256=self.labels.sha256,
+            class_ids_sha256=self.class_ids.sha256 if self.class_ids else None,
+            weights={member.name: member.weight for member in self.members},
+            float_type=self.float_type,
+        )
 
     @property
     def files(self) -> tuple[FileRecord, ...]:

@@ -72,17 +72,18 @@ class ModelSet:
     def fingerprint(self, precision: Precision = "INT8") -> str:
         """Return what tells this set from every other: twelve hexadecimal digits.
 
-        Of all that an answer depends on: the image rule, labels, networks and weights.
+        Of all that an answer depends on: the image rule, labels, networks, weights and float type.
         """
         manifest = self.manifest
         parts = [manifest.name, manifest.image.model_dump_json(), manifest.labels.sha256]
+        parts.append(manifest.float_type)
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), network.xml.sha256, network.bin.sha256]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
-        """Return the verified IR (.xml; its .bin lies beside it) of one member."""
+        """Return the verified IR of one member: its .xml, beside which OpenVINO finds its .bin."""
         network = self.manifest.member(member).network(precision)
         self.verified(network.bin)
         return self.verified(network.xml)

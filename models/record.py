@@ -8,8 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import ModelSetError
 
-# FP16: the float network, its weights stored as FP16; it runs in f32 or bf16.
+# FP16: the float network, its weights stored as FP16; what it computes in is its FloatType.
 Precision = Literal["INT8", "FP16"]
+# What layers that are not INT8 compute in; OpenVINO's names.
+FloatType = Literal["f32", "bf16"]
 
 
 class Record(BaseModel):

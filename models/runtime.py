@@ -22,6 +22,7 @@ import openvino as ov
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.record import FloatType
 
 Pixels = npt.NDArray[np.uint8]
 logger = logging.getLogger(__name__)
@@ -34,7 +35,10 @@ class RuntimeOptions:
     num_threads: int = 1
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     num_streams: int = 1  # infer requests that run at a time, sharing the threads
-    is_f32_forced: bool = False  # else floats may run as bf16 where the CPU has it
+    # What layers that are not INT8 compute in. Left to OpenVINO, a CPU with AVX512_BF16 or AMX
+    # would take bf16 and answer otherwise than one without, so it is always given. Asked for bf16,
+    # a CPU without it computes in f32. DECISIONS.md, "Float type".
+    float_type: FloatType = "f32"
     cache_dir: Path | None = None  # compiled models are kept here between starts
 
     def __post_init__(self) -> None:
@@ -55,9 +59,8 @@ class RuntimeOptions:
             "NUM_STREAMS": self.num_streams,
             "INFERENCE_NUM_THREADS": self.num_threads,
             "ENABLE_CPU_PINNING": False,
+            "INFERENCE_PRECISION_HINT": self.float_type,
         }
-        if self.is_f32_forced:
-            chosen["INFERENCE_PRECISION_HINT"] = "f32"
         if self.cache_dir is not None and _can_write(self.cache_dir):
             chosen["CACHE_DIR"] = str(self.cache_dir)
         return chosen
@@ -118,7 +121,7 @@ class CompiledNetwork:
             self.input_shape, self.num_classes = check_network(model, str(network))
             model.reshape([size, *self.input_shape])
             self._compiled.append(core.compile_model(model, "CPU", options.properties))
-        # What the layers that are not INT8 run in: f32, or bf16 where the CPU has it.
+        # What the layers that are not INT8 do compute in: f32 where the CPU has no bf16.
         hint = self._compiled[0].get_property("INFERENCE_PRECISION_HINT")
         self.float_type: str = hint.get_type_name()
 

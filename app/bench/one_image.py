@@ -28,7 +28,8 @@ class OneImage:
         cores = available_cpus()
 
         def networks(num_threads: int) -> list[CompiledNetwork]:
-            options = RuntimeOptions(num_threads=num_threads, batch_sizes=(1,))
+            float_type = model_set.manifest.float_type
+            options = RuntimeOptions(num_threads, batch_sizes=(1,), float_type=float_type)
             return [CompiledNetwork(model_set.network_path(n, precision), options) for n in names]
 
         self._shared, self._in_turn = networks(max(1, cores // len(names))), networks(cores)

@@ -69,6 +69,7 @@ class InProcessPipeline:
             num_threads=setup.streams * setup.threads,
             num_streams=setup.streams,
             batch_sizes=(setup.batch_size,),
+            float_type=model_set.manifest.float_type,
         )
         self._networks = {
             name: CompiledNetwork(model_set.network_path(name, precision), options)

@@ -95,11 +95,12 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     from models.runtime import CompiledNetwork, RuntimeOptions
 
     image, found = model_set.manifest.image, []
+    options = RuntimeOptions(batch_sizes=(1,), float_type=model_set.manifest.float_type)
     for member in model_set.manifest.members:
         for precision in member.networks:
             path = model_set.network_path(member.name, precision)
             try:
-                network = CompiledNetwork(path, RuntimeOptions(batch_sizes=(1,)))
+                network = CompiledNetwork(path, options)
                 network.check_fits(image.input_size, model_set.manifest.num_classes)
                 network.warm_up()
                 if model_set.golden is not None:

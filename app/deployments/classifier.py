@@ -69,6 +69,7 @@ class Classifier:
             num_streams=self._inference_threads.num,
             batch_sizes=settings.batch_sizes,
             cache_dir=settings.compile_cache,
+            float_type=model_set.manifest.float_type,
         )
         self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest

@@ -14,7 +14,7 @@ from app.scaling.costs import (
     member_cpu_ms,
 )
 from app.settings import Settings
-from models.ledger import current_records
+from models.ledger import records_of_networks
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -32,7 +32,7 @@ def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> C
     if apart:
         cpu_ms["Decoder"] = DECODE_CPU_MS
         cpu_ms |= {n: MEMBER_APART * ms for n, ms in member_cpu_ms(manifest, precision).items()}
-    records = [r for r in current_records(manifest) if r.cpu_ms_per_image]
+    records = [r for r in records_of_networks(manifest) if r.cpu_ms_per_image]
     on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
     source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
     around_ms = AROUND_APART_CPU_MS if apart else AROUND_TOGETHER_CPU_MS

@@ -6,7 +6,7 @@ AVX2). Tracing every request, which clusters do not, costs 2 % more (tracing.jso
 """
 
 from app.settings import Settings
-from models.ledger import current_records
+from models.ledger import records_of_networks
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -27,7 +27,7 @@ AROUND_TOGETHER_CPU_MS = 1.4
 def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
     """Return each member's CPU-ms of an image in full batches, from the newest record."""
     found = {member.name: MEMBER_CPU_MS for member in manifest.members}
-    for record in current_records(manifest):
+    for record in records_of_networks(manifest):
         for name, of in record.cpu_ms_per_image.items():
             if precision in of and name in found:
                 found[name] = of[precision]

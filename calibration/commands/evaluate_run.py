@@ -19,6 +19,8 @@ from calibration.evaluation.live import LiveResult, LiveService
 from calibration.evaluation.reports.tables import as_json, show
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
+from models.ledger import judge
+from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 
@@ -57,15 +59,14 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
         _check_can_write(path)
     model_set = load_model_set(name, search_path(options.model_dirs))
     found = _measured(model_set, options)
-    problem = None
-    if options.is_recorded and not (options.max_images or options.url is not None):
-        problem = _keep(model_set.folder, found.record)
+    is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
+    problem = _keep(model_set.folder, found.record) if is_recorded else None
     _report(found, options.json_file, options.html)
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
     if options.is_weight_fitted and found.measured.fitted is None:
         err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
-    return _is_well(found)
+    return _is_well(found) and not (is_recorded and _is_refused(model_set.folder))
 
 
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
@@ -103,6 +104,14 @@ def _is_well(found: Found) -> bool:
     if is_other:
         err.print("[red]the live service does not answer as the networks in this process[/]")
     return not (is_over or is_other)
+
+
+def _is_refused(folder: Path) -> bool:
+    """Whether the set is over its limit all the same, by other images than these."""
+    verdict = judge(read_manifest(folder))
+    if verdict.status == "dropped":
+        err.print(f"[red]not by these images, but by others:[/] {escape(verdict.message)}")
+    return verdict.status == "dropped"
 
 
 class _Tracker:

@@ -45,6 +45,7 @@ def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
         float_type=measured.float_type,
         versions=_versions(),
         fingerprints=fingerprints,
+        conditions=model_set.manifest.conditions,
         scores={
             precision: {name: tally.score for name, tally in tallies.items()}
             for precision, tallies in measured.tallies.items()
@@ -75,16 +76,16 @@ def keep(folder: Path, record: AccuracyRecord) -> None:
     """Write the record into the set's manifest, in one step.
 
     Raises:
-        ModelSetError: the folder cannot be written, or its networks are not those that were
-            measured any more.
+        ModelSetError: the folder cannot be written, or the set is not the one that was measured
+            any more.
 
     """
     with change(folder):
         manifest = with_record(read_manifest(folder), record)  # as it is now, not as it was read
         if record not in current_records(manifest):
             raise ModelSetError(
-                f"the networks of {folder} were changed while they were measured: nothing is "
-                "recorded; evaluate them again"
+                f"the networks of {folder}, or their labels, weights or image rule, were changed "
+                "while they were measured: nothing is recorded; evaluate them again"
             )
         with writing(folder):
             write_manifest(folder, manifest)

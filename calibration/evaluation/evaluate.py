@@ -1,6 +1,5 @@
 """Accuracy of a set: every member and the ensemble, float and INT8, on one labelled dataset."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ from calibration.evaluation.fit_weights import FittedWeights, WeightFit
 from calibration.evaluation.inference import Answered, Networks, batches, through_threads
 from calibration.evaluation.statistics import Paired
 from calibration.evaluation.tally import Rightness, Tally
-from models.accuracy import ENSEMBLE
+from models.accuracy import ENSEMBLE, images_digest
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
 from models.record import Precision, sha256_of
@@ -142,7 +141,8 @@ def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
     if found:
         raise ModelSetError(
             f"{len(found)} of {len(dataset.images)} images were used to calibrate "
-            f"{model_set.name}, as {found[0]}: accuracy on them proves nothing. Give other images, "
-            "or quantise again without these"
+            f"{model_set.name} (INT8 was fitted to them, or chose its float layers by them), as "
+            f"{found[0]}: accuracy on them proves nothing. Give other images, or quantise again "
+            "without these"
         )
-    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
+    return images_digest(hashes)

@@ -31,6 +31,13 @@ class Paired:
     only_first: int = 0
     only_second: int = 0
 
+    @classmethod
+    def of(cls, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> "Paired":
+        """Return the counts of (N,) right-or-wrong."""
+        pair = cls()
+        pair.add(first, second)
+        return pair
+
     def add(self, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> None:
         """Count a batch of (N,) right-or-wrong."""
         self.num_images += len(first)

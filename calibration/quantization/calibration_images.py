@@ -62,34 +62,49 @@ def draw_images(folder: Path, num_images: int, rule: ImageRule, is_asked: bool =
     return chosen
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Labelled images that calibration does not see, to measure the drop on; or why there are none.
+
+    ``labelled`` is None without them; ``told``: which they are, or why none, for people.
+    """
+
+    told: str
+    labelled: Labelled | None = None
+    hashes: tuple[str, ...] = ()
+    dataset: str = ""
+
+
 def held_out(
     images: Path, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
-) -> tuple[Labelled | None, list[str], str]:
-    """Return labelled images to measure the drop on, their hashes, and what was taken.
+) -> HeldOut:
+    """Read the images of ``validation``, or else what calibration left of ``images``.
 
-    Those of ``validation``, or else what calibration left of ``images``, if that is labelled and
-    enough. No more than 2000 are used: they are held in memory.
+    The latter only if it is labelled and enough. No more than 2000 are used: they are held in
+    memory.
 
     Raises:
         ModelSetError: ``validation`` cannot be used.
 
     """
     if validation is not None:
-        found = read_dataset(validation, model_set).images
+        dataset = read_dataset(validation, model_set)
+        found = dataset.images
     else:
         try:
-            found = read_dataset(images, model_set).images
+            dataset = read_dataset(images, model_set)
         except ModelSetError:
-            return None, [], f"{images} has no labels of this set"
+            return HeldOut(f"{images} has no labels of this set")
         taken = {path.resolve() for path in used}
-        found = tuple(image for image in found if image.path.resolve() not in taken)
+        found = tuple(image for image in dataset.images if image.path.resolve() not in taken)
         if len(found) < MIN_VALIDATION:
-            return None, [], f"{len(found)} images are left for it, {MIN_VALIDATION} are needed"
+            return HeldOut(f"{len(found)} images are left for it, {MIN_VALIDATION} are needed")
     chosen = list(found)
     if len(chosen) > MAX_VALIDATION:
         chosen = random.Random(SEED).sample(chosen, MAX_VALIDATION)
     labelled, hashes = _read(chosen, model_set.manifest.image.rule)
-    return labelled, hashes, f"{len(hashes)} images of {validation or images}"
+    told = f"{len(hashes)} images of {validation or images}"
+    return HeldOut(told, labelled, tuple(hashes), dataset.name)
 
 
 def _read(images: Sequence[LabelledImage], rule: ImageRule) -> tuple[Labelled, list[str]]:

@@ -8,6 +8,8 @@ import nncf
 import numpy as np
 import openvino as ov
 
+from calibration.evaluation.statistics import Paired
+from calibration.evaluation.tally import Rightness
 from models.cpus import available_cpus
 from models.manifest import QuantizationOptions
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
@@ -29,9 +31,14 @@ class Quantized:
     """An INT8 network and how it came out."""
 
     model: ov.Model
-    drop: float | None = None  # of top-1 on the validation images; None: not measured
+    compared: Paired | None = None  # float, INT8 on the validation images; None: not measured
     first_drop: float | None = None  # before accuracy control, if that was needed
     left_float: tuple[str, ...] = ()  # layers that accuracy control took back to float
+
+    @property
+    def drop(self) -> float | None:
+        """Float top-1 minus INT8 top-1 on the validation images; None: not measured."""
+        return None if self.compared is None else self.compared.difference
 
     @property
     def is_retried(self) -> bool:
@@ -61,10 +68,10 @@ def quantize_within(
     plain = quantize(model, images, options)
     if validation is None:
         return Quantized(plain)
-    before = top1_of(model, validation)
-    drop = before - top1_of(plain, validation)
-    if drop <= max_drop:
-        return Quantized(plain, drop)
+    before = rightness(model, validation)
+    compared = Paired.of(before, rightness(plain, validation))
+    if (drop := compared.difference) <= max_drop:
+        return Quantized(plain, compared)
     say(f"drops {drop * 100:.2f} points, over {max_drop * 100:.2f}: layers go back to float")
     controlled: ov.Model = nncf.quantize_with_accuracy_control(
         model,
@@ -75,7 +82,7 @@ def quantize_within(
         drop_type=nncf.DropType.ABSOLUTE,
         **_arguments(options, images),
     )
-    now = before - top1_of(controlled, validation)
+    now = Paired.of(before, rightness(controlled, validation))
     left = sorted(quantized_layers(plain) - quantized_layers(controlled))
     return Quantized(controlled, now, drop, tuple(left))
 
@@ -113,12 +120,12 @@ def _validate(
     return right / total, None
 
 
-def top1_of(model: ov.Model, labelled: Labelled) -> float:
-    """Return the fraction of images whose likeliest class is right; floats run in f32."""
-    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,), is_f32_forced=True)
+def rightness(model: ov.Model, labelled: Labelled) -> Rightness:
+    """Return for each image (N,) whether its likeliest class is right; floats run in f32."""
+    options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
     found = [network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled)]
-    return float(np.concatenate(found).mean())
+    return np.concatenate(found)
 
 
 def quantized_layers(model: ov.Model) -> set[str]:

@@ -2,16 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.quantization.calibration_images import Chosen, draw_images, held_out
+from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
+from calibration.quantization.merge import merged
 from calibration.quantization.quantize import Labelled, Quantized, quantize_within
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
+from models.accuracy import Drop, ValidationDrop, images_digest
 from models.errors import ModelSetError
-from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
+from models.manifest import (
+    Manifest,
+    MemberRecord,
+    Network,
+    QuantizationOptions,
+    read_manifest,
+)
 from models.model_set import ModelSet
 from models.record import Precision
 from models.runtime import read_network
@@ -63,37 +72,38 @@ def quantize_set(
     """Quantise the set's float networks and put the INT8 ones into its folder, all or none.
 
     Raises:
-        ModelSetError: a member has no float network, images are too few, the disk is full; the set
-            is then as it was.
+        ModelSetError: a member has no float network, images are too few, the disk is full, or the
+            manifest was edited so that this INT8 is not its own; the set is then as it was.
 
     """
-    manifest = model_set.manifest
-    chosen_members = request.members or tuple(m.name for m in manifest.members)
-    records = [manifest.member(name) for name in chosen_members]
-    floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
-    with change(model_set.folder) as staging:
+    folder = model_set.folder
+    with change(folder) as staging:
+        model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
+        manifest = model_set.manifest
+        records = [manifest.member(n) for n in request.members] or list(manifest.members)
+        floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
         options = {m.name: request.options_of(m) for m in records}
         size = max(o.subset_size for o in options.values())
         say(f"reading {size} images of {request.images}")
         chosen = draw_images(
             request.images, size, manifest.image.rule, request.subset_size is not None
         )
-        validation, validation_hashes, told = held_out(
-            request.images, request.validation, model_set, chosen.paths
-        )
-        outcome = MemberQuantization(validation=told, unreadable=chosen.unreadable)
+        validation = held_out(request.images, request.validation, model_set, chosen.paths)
+        outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
         max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
         for name, path in floats.items():
             outcome.members[name] = _one(
-                name, path, chosen, validation, options[name], max_drop, say
+                name, path, chosen, validation.labelled, options[name], max_drop, say
             )
         hashes = set(chosen.hashes)
         if any(q.is_retried for q in outcome.members.values()):
-            hashes |= set(validation_hashes)  # they chose the layers: INT8 is fitted to them
-        update = {"max_drop": max_drop}
-        staging.move_in(
-            _with_int8(staging, manifest.model_copy(update=update), outcome, options, hashes)
-        )
+            hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
+        made = _with_int8(staging, manifest, outcome, options, hashes, validation)
+        is_validated = validation.labelled is not None
+        result = merged(folder, manifest, made, floats, is_validated=is_validated)
+        if request.max_drop is not None:
+            result = result.model_copy(update={"max_drop": max_drop})
+        staging.move_in(result)
     return outcome
 
 
@@ -120,6 +130,7 @@ def _with_int8(
     outcome: MemberQuantization,
     options: dict[str, QuantizationOptions],
     hashes: set[str],
+    validation: HeldOut,
 ) -> Manifest:
     """Write the networks and return the manifest that names them; old accuracy is not theirs."""
     members, is_partial = [], False
@@ -134,6 +145,7 @@ def _with_int8(
             "networks": networks,
             "quantization": options[member.name],
             "left_float": quantized.left_float,
+            "validation_drop": _validation_drop(network, quantized, validation),
         }
         members.append(member.model_copy(update=update))
     if is_partial and manifest.calibration is not None:
@@ -149,3 +161,24 @@ def _with_int8(
         }
     )
     return changed.model_copy(update={"golden": staging.golden(changed)})
+
+
+def _validation_drop(
+    network: Network, quantized: Quantized, validation: HeldOut
+) -> ValidationDrop | None:
+    """Return the drop as the manifest keeps it, for the gate before serving."""
+    if (compared := quantized.compared) is None:
+        return None
+    low, high = compared.interval
+    return ValidationDrop(
+        dataset=validation.dataset,
+        images_sha256=images_digest(validation.hashes),
+        num_images=compared.num_images,
+        measured=date.today(),
+        fingerprint=network.fingerprint,
+        drop=Drop(  # not rounded: it is compared with max_drop as it was here
+            top1=compared.difference,
+            interval=(round(low, 4), round(high, 4)),
+            p_value=round(compared.p_value, 4),
+        ),
+    )

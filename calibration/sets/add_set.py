@@ -9,7 +9,8 @@ from calibration.sets.import_network import Imported, Outputs, import_network
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
-from models.manifest import ImageRecord, Manifest, MemberRecord, Network, read_manifest
+from models.image_record import ImageRecord
+from models.manifest import Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
 from models.record import FileRecord, Precision, sha256_of
 

@@ -16,7 +16,8 @@ from calibration.sets.networks import build_network, torchvision_models
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
-from models.manifest import ImageRecord, Manifest, MemberRecord, read_manifest
+from models.image_record import ImageRecord
+from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 
 NAME = "imagenet1k"

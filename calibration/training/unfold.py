@@ -17,12 +17,11 @@ import numpy as np
 import openvino as ov
 import torch
 import typer
-from openvino import opset13 as ops
 
 from calibration.sets.networks import build_network, save_tensors
 from calibration.training.augment import normalised, random_crop, read_folders
 from models.errors import ModelSetError
-from models.runtime import Pixels
+from models.runtime import Pixels, read_network
 
 BATCH_NORM = "/aten::batch_norm/BatchNormInference"
 FULLY_CONNECTED = "/aten::linear/MatMul"
@@ -73,9 +72,10 @@ def _convolution_of(norm: str) -> str:
 
 
 def _constant(node: ov.Node) -> np.ndarray:
-    """Evaluate a constant, stored as FP16 or FP32."""
-    source = ov.Model([ops.result(node.output(0))], [])
-    return np.array(ov.Core().compile_model(source, "CPU")([])[0], np.float32)
+    """Return a constant's values, stored as FP16 or FP32."""
+    if node.get_type_name() == "Convert":  # FP16, made FP32 as the network runs
+        node = node.input_value(0).get_node()
+    return np.array(node.get_data(), np.float32)
 
 
 def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
@@ -122,7 +122,7 @@ def main(
     chosen = rng.choice(len(data), min(256, len(data)), replace=False)
     pixels = np.stack([random_crop(data.images[i], size, rng, 0.3) for i in chosen])
     module = build_network(network, len(data.classes))
-    unfold(module, ov.Core().read_model(xml), pixels)
+    unfold(module, read_network(xml), pixels)
     save_tensors(module.state_dict(), out)
 
 

@@ -110,7 +110,11 @@ def _throughput(path: Path, pixels: np.ndarray, batch_size: int) -> Any:
     core = ov.Core()
     model = core.read_model(path)
     model.reshape([batch_size, *pixels.shape[1:]])
-    options = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_NUM_THREADS": available_cpus()}
+    options = {
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "INFERENCE_NUM_THREADS": available_cpus(),
+        "INFERENCE_PRECISION_HINT": "f32",  # as everything else that is compared with it
+    }
     queue = ov.AsyncInferQueue(core.compile_model(model, "CPU", options))
     full = len(pixels) // batch_size * batch_size
 

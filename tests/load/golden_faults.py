@@ -22,6 +22,7 @@ from models import golden
 from models.golden_record import NUM_IMAGES, GoldenAnswer
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+from tests.support.bf16 import rounded_to_bf16
 
 OPTIONS = RuntimeOptions(batch_sizes=(8,))
 OLDER_KERNELS = "SSE41"  # for OpenVINO's ONEDNN_MAX_CPU_ISA
@@ -64,12 +65,14 @@ def _rows(member: str) -> dict[str, Any]:
     network = _network(member)
     expected = golden.answer_of(network)
     as_float = CompiledNetwork(model_set.network_path(member, "FP16"), OPTIONS)
+    in_bf16 = rounded_to_bf16(read_network(path))
     noise = np.random.default_rng(0).integers(-4, 5, golden.golden_images(128).shape)
     found = {
         f"{OLDER_KERNELS} kernels": _with_older_kernels(member),
         "pixels off by up to 4 levels": _answers(
             network, lambda images: np.clip(images + noise, 0, 255).astype(np.uint8)
         ),
+        "every layer rounded to bf16": _answers(CompiledNetwork(in_bf16, OPTIONS)),
         "float against INT8": _answers(as_float),
         "half of one layer's channels zero": _answers(CompiledNetwork(_maimed(path), OPTIONS)),
         "colours swapped": _answers(

@@ -15,8 +15,8 @@ from openvino import opset13 as ops
 
 from calibration.sets.transaction import change
 from models.accuracy import AccuracyRecord, Drop, Score
+from models.image_record import ImageRecord
 from models.manifest import (
-    ImageRecord,
     Manifest,
     MemberRecord,
     Network,
@@ -127,6 +127,7 @@ def with_accuracy(
         "fingerprints": {
             m.name: {p: n.fingerprint for p, n in m.networks.items()} for m in manifest.members
         },
+        "conditions": manifest.conditions,
         "scores": {"INT8": scores},
         "drops": {
             name: Drop(top1=value, interval=(-1.0, 1.0), p_value=1.0)

@@ -99,7 +99,7 @@ def test_a_set_from_a_server_answers_as_torch_does(
     assert (made.manifest.image.input_size, made.manifest.image.resize_shorter) == (SIZE, 73)
     assert heard[-1][0] == heard[-1][1]  # the last file came whole
     pixels = np.random.default_rng(1).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)  # BGR
-    options = RuntimeOptions(batch_sizes=(2,), is_f32_forced=True)
+    options = RuntimeOptions(batch_sizes=(2,))
     rows = {
         name: CompiledNetwork(made.network_path(name, "FP16"), options).infer(pixels)
         for name in networks

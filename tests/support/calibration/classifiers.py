@@ -49,7 +49,7 @@ def ending(logits: ov.Node, end: str) -> ov.Node:
 
 
 def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:
-    options = RuntimeOptions(batch_sizes=(len(images),), is_f32_forced=True)
+    options = RuntimeOptions(batch_sizes=(len(images),))
     return CompiledNetwork(imported.model, options).infer(images)
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
-from models.manifest import ImageRecord, Manifest, MemberRecord, read_manifest
+from models.image_record import ImageRecord
+from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import load_model_set
 from tests.support.tiny_networks import tiny_model
 

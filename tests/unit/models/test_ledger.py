@@ -1,11 +1,15 @@
 """What an accuracy record permits: serve, warn, or refuse."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from models.ledger import current_records, judge, with_record
+from models.accuracy import Drop, ValidationDrop
+from models.image_record import ImageRecord
+from models.ledger import current_records, judge, records_of_networks, with_record
 from models.manifest import Manifest, read_manifest, write_manifest
+from models.record import FileRecord
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 TOP1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
@@ -69,6 +73,140 @@ def test_int8_that_was_never_compared_is_unmeasured(manifest: Manifest) -> None:
     verdict = judge(with_accuracy(manifest, TOP1))
     assert verdict.status == "unmeasured"
     assert "never compared" in verdict.message
+
+
+def other_file(record: FileRecord) -> FileRecord:
+    return record.model_copy(update={"sha256": "5" * 64})
+
+
+def with_weight(manifest: Manifest, weight: float) -> dict[str, object]:
+    first, *others = manifest.members
+    return {"members": (first.model_copy(update={"weight": weight}), *others)}
+
+
+CHANGES = {
+    "weights of the average": lambda m: with_weight(m, 1000.0),
+    "the image rule": lambda m: {"image": ImageRecord(input_size=16, resize_shorter=99)},
+    "labels": lambda m: {"labels": other_file(m.labels)},
+    "class ids": lambda m: {"class_ids": other_file(m.labels)},
+    "the float type": lambda _: {"float_type": "bf16"},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_record_says_nothing_of_a_set_that_has_changed(manifest: Manifest, what: str) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.0))
+    assert judge(measured).status == "verified"
+    changed = measured.model_copy(update=CHANGES[what](manifest))
+    verdict = judge(changed)
+    assert verdict.status == "unmeasured"
+    assert f"as the set is now: {what} changed since it was measured" in verdict.message
+    assert "tandem evaluate tiny --images DIR" in verdict.message
+    assert current_records(changed) == []
+    assert records_of_networks(changed) == list(measured.accuracy)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_drop_refuses_whatever_else_has_changed(manifest: Manifest, what: str) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.1))
+    assert judge(measured.model_copy(update=CHANGES[what](manifest))).status == "dropped"
+
+
+def test_what_no_answer_depends_on_may_change(manifest: Manifest) -> None:
+    measured = with_accuracy(manifest, TOP1, drops(0.0))
+    update = {"description": "other words", "hint": "try this", "max_drop": 0.001}
+    assert judge(measured.model_copy(update=update)).status == "verified"
+
+
+def test_a_record_from_before_conditions_were_noted_verifies_nothing(manifest: Manifest) -> None:
+    old = with_accuracy(manifest, TOP1, drops(0.0), conditions=None)
+    verdict = judge(old)
+    assert verdict.status == "unmeasured"
+    assert "which image rule, labels and weights it was measured with" in verdict.message
+    assert "tandem evaluate tiny --images DIR" in verdict.message
+    assert judge(with_accuracy(manifest, TOP1, drops(0.1), conditions=None)).status == "dropped"
+
+
+def test_a_drop_stays_with_the_int8_network_when_the_float_one_goes(tmp_path: Path) -> None:
+    manifest = two_precisions(tmp_path)
+    bad = with_accuracy(manifest, TOP1, {"sure": 0.1})
+    assert judge(bad).status == "dropped"
+    first, *others = bad.members
+    alone = first.model_copy(update={"networks": {"INT8": first.networks["INT8"]}})
+    assert judge(bad.model_copy(update={"members": (alone, *others)})).status == "dropped"
+
+
+def two_precisions(tmp_path: Path) -> Manifest:
+    manifest, floats = (
+        read_manifest(write_tiny_set(tmp_path / precision, precision=precision))
+        for precision in ("INT8", "FP16")
+    )
+    members = tuple(
+        member.model_copy(update={"networks": {**member.networks, **other.networks}})
+        for member, other in zip(manifest.members, floats.members, strict=True)
+    )
+    return manifest.model_copy(update={"members": members})
+
+
+def test_float_networks_that_run_in_bf16_are_not_those_that_were_measured(
+    manifest: Manifest,
+) -> None:
+    asked = manifest.model_copy(update={"float_type": "bf16"})
+    (record,) = with_accuracy(asked, TOP1).accuracy
+    floats = record.model_copy(update={"scores": {"FP16": record.scores["INT8"]}})
+    verdict = judge(asked.model_copy(update={"accuracy": (floats,)}), "FP16")
+    assert verdict.status == "unmeasured"
+    assert "measured in f32" in verdict.message
+
+
+def quantised(manifest: Manifest, drop: float, num_images: int = 400) -> Manifest:
+    """As if tandem quantize had measured that of the member called sure."""
+    first, *others = manifest.members
+    measured = ValidationDrop(
+        dataset="colours/validation",
+        images_sha256="3" * 64,
+        num_images=num_images,
+        measured=date(2026, 1, 1),
+        fingerprint=first.networks["INT8"].fingerprint,
+        drop=Drop(top1=drop, interval=(-1.0, 1.0), p_value=1.0),
+    )
+    changed = first.model_copy(update={"validation_drop": measured})
+    return manifest.model_copy(update={"members": (changed, *others)})
+
+
+def test_a_drop_that_quantising_measured_refuses(manifest: Manifest) -> None:
+    verdict = judge(quantised(manifest, 0.0123))
+    assert verdict.status == "dropped"
+    assert "costs sure 1.23 points of top-1 on colours/validation (400 images)" in verdict.message
+    assert "tandem evaluate tiny on as many other images overrules it" in verdict.message
+    assert judge(quantised(manifest, 0.0123), "FP16").status == "unmeasured"
+
+
+@pytest.mark.parametrize("drop", [-0.1, 0.0, 0.005])
+def test_a_drop_within_the_limit_that_quantising_measured_verifies_nothing(
+    manifest: Manifest, drop: float
+) -> None:
+    assert judge(quantised(manifest, drop)).status == "unmeasured"
+
+
+def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(
+    manifest: Manifest,
+) -> None:
+    evaluated = with_accuracy(manifest, TOP1, drops(0.0), num_images=400)
+    assert judge(quantised(evaluated, 0.1, num_images=400)).status == "verified"
+    assert judge(quantised(evaluated, 0.1, num_images=401)).status == "dropped"
+    others = with_accuracy(manifest, TOP1, {"unsure": 0.0, "ensemble": 0.0}, num_images=400)
+    assert judge(quantised(others, 0.1, num_images=100)).status == "dropped"
+
+
+def test_a_drop_of_another_int8_network_counts_for_nothing(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
+    old = quantised(manifest, 0.1).members[0].validation_drop
+    first, *others = other.members
+    changed = (first.model_copy(update={"validation_drop": old}), *others)
+    assert judge(other.model_copy(update={"members": changed})).status == "unmeasured"
 
 
 def test_float_networks_cannot_drop(manifest: Manifest) -> None:

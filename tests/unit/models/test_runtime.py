@@ -40,8 +40,7 @@ def test_a_batch_of_any_size_gives_its_own_rows(network, count):
     rows = network.infer(images(count))
     assert rows.dtype == np.float32
     assert rows.shape == (count, 3)
-    # Some CPUs run float networks in BF16: eight bits of mantissa.
-    np.testing.assert_allclose(rows, expected(images(count)), atol=5e-3)
+    np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
 
 
 def test_padding_changes_nothing(network, xml):

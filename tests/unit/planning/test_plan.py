@@ -143,6 +143,13 @@ def test_costs_of_the_bundled_set_come_from_its_record():
     assert str(manifest.accuracy[-1].measured) in together.source
 
 
+def test_other_labels_change_no_costs():
+    manifest = load_model_set("imagenette").manifest
+    renamed = manifest.labels.model_copy(update={"sha256": "0" * 64})
+    changed = manifest.model_copy(update={"labels": renamed})
+    assert planned_costs(changed, "INT8", apart=True) == planned_costs(manifest, "INT8", apart=True)
+
+
 def test_a_set_that_was_never_measured_says_so(tmp_path):
     manifest = load_model_set(str(write_tiny_set(tmp_path / "tiny"))).manifest
     assert "none: a guess" in planned_costs(manifest, "INT8", apart=True).source

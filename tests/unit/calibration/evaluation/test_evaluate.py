@@ -25,6 +25,7 @@ from tests.support.tiny_networks import (
     picture,
     save_model,
     tiny_model,
+    with_accuracy,
     write_pictures,
     write_tiny_set,
 )
@@ -270,6 +271,30 @@ def test_networks_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictur
         keep(folder, record)
     assert read_manifest(folder).accuracy == ()
     assert sorted(p.suffix for p in folder.iterdir() if p.name.startswith(".")) == []
+
+
+def test_weights_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    model_set = load_model_set(str(folder))
+    found = evaluate(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
+    first, *others = model_set.manifest.members
+    edited = (first.model_copy(update={"weight": 9.0}), *others)
+    write_manifest(folder, model_set.manifest.model_copy(update={"members": edited}))
+    with pytest.raises(ModelSetError, match="weights or image rule, were changed"):
+        keep(folder, record_of(model_set, found))
+    assert read_manifest(folder).accuracy == ()
+
+
+def test_a_set_that_other_images_refuse_is_said_to_be_refused(
+    tmp_path: Path, pictures: Path
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    bad = with_accuracy(read_manifest(folder), {ENSEMBLE: 1.0}, {ENSEMBLE: 0.5}, dataset="others")
+    write_manifest(folder, bad)
+    done = evaluated(folder, "--images", pictures)
+    assert done.exit_code == 1
+    assert "not by these images, but by others" in done.stderr
+    assert "costs ensemble 50.00 points of top-1 on others" in done.stderr
 
 
 def test_a_set_that_cannot_be_written_is_reported_all_the_same(

@@ -88,7 +88,7 @@ def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
     ]
     images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
     for name in "ab":
-        options = RuntimeOptions(batch_sizes=(2,), is_f32_forced=True)
+        options = RuntimeOptions(batch_sizes=(2,))
         before = CompiledNetwork(nets / f"{name}.xml", options).infer(images)
         after = CompiledNetwork(made.network_path(name, "FP16"), options).infer(images)
         assert np.allclose(before, after, atol=1e-3)  # weights are FP16 now
