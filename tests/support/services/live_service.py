@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ TANDEM = Path(sys.executable).with_name("tandem")
 # differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
 SAME_PROBABILITY = 1e-4
 READY_WITHIN_S = 120  # a loaded CI machine; the benchmark in tests/load measures the real figure
+
+
+Start = Callable[..., "Service"]  # with the arguments of the command
 
 
 class Service:
@@ -48,10 +51,17 @@ class Service:
             time.sleep(0.2)
         pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
 
-    def stop(self, number: signal.Signals = signal.SIGINT, *, is_for_all: bool = False) -> int:
-        """Stop it by a signal to it alone, or to its process group; return the exit code."""
+    def send(self, number: signal.Signals, *, is_for_all: bool = False) -> None:
+        """Signal the command alone, as ``kill`` does, or all that it started.
+
+        The latter is what a terminal's Ctrl-C and systemd do.
+        """
+        (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+
+    def stop(self) -> int:
+        """Stop it if it runs; return the exit code."""
         if self.process.poll() is None:
-            (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+            self.send(signal.SIGINT)
         return self.process.wait(60)
 
 
