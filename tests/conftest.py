@@ -10,8 +10,10 @@ import hypothesis
 import pytest
 
 from app.launch import ports
-from tests.support.prometheus_programs import PROMETHEUS
-from tests.support.tiny_networks import write_tiny_set
+
+pytest.register_assert_rewrite("tests.support")  # before they are imported
+from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
+from tests.support.tiny_networks import write_tiny_set  # noqa: E402
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")

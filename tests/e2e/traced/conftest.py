@@ -47,19 +47,31 @@ def traced(
 
 
 @pytest.fixture
-def emptied(traced: Service, receiver: OtlpGrpc) -> OtlpGrpc:
-    """The receiver without spans, once those of earlier tests have arrived.
+def wait_for_spans(traced: Service, receiver: OtlpGrpc) -> Callable[[], None]:
+    """Wait until the spans of all that was asked so far have arrived.
 
-    Spans leave the service in the order in which they ended: one that is made now comes last.
+    They leave the service in the order in which they ended: a request made now has the last ones.
     """
-    mark = uuid.uuid4().hex
-    headers = {"traceparent": f"00-{mark}-{'1' * 16}-01"}
-    answer = httpx.post(
-        f"{traced.url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60
-    )
-    assert answer.headers["x-trace-id"] == mark, answer.text
-    receiver.wait_for(
-        lambda spans: any(s.trace_id == mark and s.parent_id == "1" * 16 for s in spans)
-    )
+
+    def wait_for_spans() -> None:
+        trace_id, span_id = uuid.uuid4().hex, "1" * 16
+        answer = httpx.post(
+            f"{traced.url}/v1/classify",
+            content=drawn_photo(),
+            headers={"traceparent": f"00-{trace_id}-{span_id}-01"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        receiver.wait_for(
+            lambda spans: any((s.trace_id, s.parent_id) == (trace_id, span_id) for s in spans)
+        )
+
+    return wait_for_spans
+
+
+@pytest.fixture
+def emptied(receiver: OtlpGrpc, wait_for_spans: Callable[[], None]) -> OtlpGrpc:
+    """The receiver without the spans of earlier tests, of which none comes any more."""
+    wait_for_spans()
     receiver.spans.clear()
     return receiver

@@ -61,7 +61,7 @@ def refused(classify: Classify, *images: bytes, **options) -> tuple[CODE, str, d
 
 def test_the_service_says_where(traced: Service, grpc_port: int) -> None:
     said = f"gRPC: 127.0.0.1:{grpc_port},"  # after "ready at", which the fixture waits for
-    wait_until(lambda: said in traced.log.read_text(), 10, said)
+    wait_until(lambda: said in traced.log.read_text(), 60, said)
 
 
 def test_the_answer_is_that_of_http(traced: Service, classify: Classify) -> None:
@@ -176,7 +176,7 @@ def test_a_traceparent_that_is_no_text(traced: Service, grpc_port: int, receiver
         return [s for s in receiver.spans if s.attributes.get("request_id") == "raw"]
 
     frame = (end - start - 9 + len(header)).to_bytes(3, "big") + call[start + 3 : end] + header
-    with socket.create_connection(("127.0.0.1", grpc_port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", grpc_port), 60) as connection:
         connection.sendall(call[:start] + frame + call[end:])
         receiver.wait_for(lambda _: bool(roots()))
     (root,) = roots()
