@@ -3,9 +3,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+RESULTS := build/tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve tools training-tools test test-training check format proto clean
+.NOTPARALLEL: # durations: one target after the other
+.PHONY: help serve tools training-tools test test-all test-training durations check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,11 +20,28 @@ tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 
 training-tools: $(VENV)/.train ## add torch, for tandem models fetch and for training
 
-test: $(VENV)/.test ## all tests but those of the training (which need torch)
-	$(BIN)/python -m pytest
+# $(1) are further arguments of pytest. The unit tests run in two processes; the others, which start
+# services and measure, need the ports and the cores for themselves. The second part runs whatever
+# the first one says. Without the trap, Ctrl-C would end a part and not the target.
+define run_tests
+	@trap 'exit 130' INT; failed=0; rm -f $(RESULTS)/$@-of-*.xml; \
+	$(PYTEST) $(1) -n 2 --dist loadfile --junitxml=$(RESULTS)/$@-of-unit.xml tests/unit || failed=1; \
+	$(PYTEST) $(1) --junitxml=$(RESULTS)/$@-of-services.xml tests/integration tests/e2e || failed=1; \
+	$(BIN)/python -m tests.support.durations $@ || failed=1; \
+	exit $$failed
+endef
+
+test: $(VENV)/.test ## the fast tests, under ten minutes
+	$(call run_tests,-m "not slow")
+
+test-all: $(VENV)/.test ## every test but those of the training (which need torch), under 45 minutes
+	$(call run_tests)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
-	$(BIN)/python -m pytest tests/training
+	$(PYTEST) tests/training
+
+durations: test test-all ## run the tests and write tests/durations.md
+	$(BIN)/python -m tests.support.durations
 
 check: $(VENV)/.test ## lint, format, types, and which way imports go
 	$(BIN)/ruff check .
@@ -38,7 +58,7 @@ proto: $(VENV)/.test ## make app/grpc/tandem_pb2*.py* from tandem.proto
 		app/grpc/tandem.proto
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -6,16 +6,25 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from app.launch import ports
-from tests.support.prometheus_programs import PROMETHEUS
-from tests.support.tiny_networks import write_tiny_set
+
+pytest.register_assert_rewrite("tests.support")  # before they are imported
+from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
+from tests.support.tiny_networks import write_tiny_set  # noqa: E402
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
 )
 
+
+# How long an example takes, and how fast they are drawn, is a matter of what else the machine does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
 
@@ -28,11 +37,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs."""
+    """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs.
+
+    Each of pytest-xdist's workers does the same for itself.
+    """
     os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
         prefix="tandem-tests-"
     )
-    for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS"):  # the user's own
+    # The user's own keys and terminal. pytest imports readline, which gives child processes, such
+    # as pytest-xdist's workers, a size of its own: Rich would take it for the width of all output.
+    for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS", "COLUMNS", "LINES"):
         os.environ.pop(name, None)
 
 

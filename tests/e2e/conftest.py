@@ -1,5 +1,15 @@
-"""One real service for all e2e tests: the real command, the bundled set, a free port."""
+"""The real command as the tests share it: the bundled set, free ports.
 
+The fast tier starts four whole services. Each is stopped in one of the ways that there are, and
+what is left of it then is part of the test (tests/support/services/stopping.py):
+
+- ``service``: serve_config.yaml as it is, for most files; stopped as by a terminal's Ctrl-C
+- ``traced`` (traced/conftest.py): with traces and gRPC; stopped as by systemd
+- ``guarded`` (test_access.py): with keys and TLS; stopped as by ``kill``
+- ``second`` (test_stopping.py): beside the first; stopped by an impatient user, amid requests
+"""
+
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,10 +23,9 @@ from models.ensemble import average
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
-from tests.support.services.live_service import Service, drawn_photo
+from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
-
-Start = Callable[..., Service]
+from tests.support.services.stopping import lent
 
 
 @pytest.fixture(scope="session")
@@ -55,12 +64,8 @@ def start_service(start_process: Start) -> Iterator[Start]:
 @pytest.fixture(scope="session")
 def service(start_process: Start) -> Iterator[Service]:
     """The running service that the tests share."""
-    shared = start_process()
-    try:
-        shared.wait_ready()
+    with lent(start_process(), signal.SIGINT, is_for_all=True) as shared:
         yield shared
-    finally:
-        shared.stop()
 
 
 @pytest.fixture(scope="session")

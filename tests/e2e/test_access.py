@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -17,9 +18,10 @@ from playwright.sync_api import Browser, expect
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.certificates import Root, Signed
-from tests.support.services.live_service import TANDEM, Service, changed_config
+from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import descendants, serve_logs, title
+from tests.support.services.stopping import lent
 
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
@@ -51,12 +53,12 @@ def grpc_port(free_port: Callable[[], int]) -> int:
 
 @pytest.fixture(scope="module")
 def guarded(
-    start_service: Callable[..., Service],
+    start_process: Start,
     signed: Signed,
     key_file: Path,
     grpc_port: int,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Service:
+) -> Iterator[Service]:
     """Start a service that has both; one key is in the file, the other in the environment."""
     folder = tmp_path_factory.mktemp("config")
     with changed_config(folder) as config:
@@ -67,9 +69,9 @@ def guarded(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
         keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
-        service = start_service("--config", str(folder / "serve_config.yaml"), *keys, *rpc)
-    service.wait_ready()
-    return service
+        started = start_process("--config", str(folder / "serve_config.yaml"), *keys, *rpc)
+    with lent(started, signal.SIGTERM, is_for_all=False) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def test_grpc_has_the_same_keys_and_tls(
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     for wrong in (grpc.insecure_channel(where), grpc.secure_channel(where, ANY_ROOT)):
         with wrong as channel, pytest.raises(grpc.RpcError) as refused:
-            EnsembleStub(channel).Classify(request, timeout=10)
+            EnsembleStub(channel).Classify(request, timeout=60)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -13,7 +13,7 @@ from tests.support.services.hostile import CORPUS, Hostile, hang_up, send
 from tests.support.services.live_service import Service
 from tests.support.services.processes import memory_bytes, replicas
 
-NUM_REQUESTS = 1000
+NUM_FEW, NUM_REQUESTS = 100, 1000
 WITHIN_S = 90
 NUM_CALLERS = 6  # three times the cores: bad and good requests are in the service at one time
 NUM_WARM_UPS = 2  # whole floods: bodies of 19 MB must have met, or the arenas still widen
@@ -59,8 +59,8 @@ def attack(client: httpx.Client, url: str, hostile: Hostile | None) -> None:
         check(hostile, send(client, hostile))
 
 
-def flood() -> list[Hostile | None]:
-    """Return ``NUM_REQUESTS`` of the corpus in turn, the heavy ones in every second round."""
+def flood(num: int) -> list[Hostile | None]:
+    """Return ``num`` of the corpus in turn, the heavy ones in every second round."""
     rounds = itertools.count()
     endless = (
         hostile
@@ -68,7 +68,7 @@ def flood() -> list[Hostile | None]:
         for hostile in (None, *CORPUS)
         if hostile is None or not hostile.is_heavy or number % HEAVY_EVERY == 0
     )
-    return list(itertools.islice(endless, NUM_REQUESTS))
+    return list(itertools.islice(endless, num))
 
 
 def label_of(client: httpx.Client, photo: bytes) -> str:
@@ -92,18 +92,30 @@ def run_together(
         return Counter(job.result() for job in good)
 
 
+def test_they_harm_nobody_beside_them(
+    client: httpx.Client, service: Service, photo: bytes, photo_label: str
+) -> None:
+    pids = replicas(service.process.pid)
+    assert pids, "no replica was found"
+    labels = run_together(client, service.url, flood(NUM_FEW), photo)
+    assert labels == {photo_label: NUM_FEW // 5}
+    assert replicas(service.process.pid) == pids, "a replica died"
+
+
+@pytest.mark.slow
 def test_a_thousand_of_them_change_nothing(
     client: httpx.Client, service: Service, photo: bytes, photo_label: str
 ) -> None:
+    """Nor the memory. In the fast tier: a hundred of them, and each of them alone (above)."""
     pid, memory = service.process.pid, 0
     for _ in range(NUM_WARM_UPS):
-        run_together(client, service.url, flood(), photo)
+        run_together(client, service.url, flood(NUM_REQUESTS), photo)
         memory = max(memory, memory_bytes(pid))
     pids = replicas(pid)
     assert pids, "no replica was found"
 
     started = time.monotonic()
-    labels = run_together(client, service.url, flood(), photo)
+    labels = run_together(client, service.url, flood(NUM_REQUESTS), photo)
     took = time.monotonic() - started
 
     assert labels == {photo_label: NUM_REQUESTS // 5}

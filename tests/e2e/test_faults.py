@@ -1,6 +1,10 @@
 """Nothing that was accepted is lost when a replica dies: real nodes, kills and answers.
 
 tests/load/faults.py has the other faults, and the figures.
+
+In the fast tier, on one node: tests/integration/test_failures.py kills a member,
+test_member_faults.py breaks one and test_silent_replica.py lets one hang; what the callers of a
+lost replica do is in tests/unit/calls and tests/unit/graph.
 """
 
 import json
@@ -13,6 +17,7 @@ import pytest
 from tests.support.services.live_service import ROOT
 from tests.support.services.network import why_not
 
+pytestmark = pytest.mark.slow
 # Links can be cut where nodes can have networks of their own: by root, usually.
 FAULTS = ("member", "gateway", *(() if why_not() else ("blink",)))
 WITHIN_S = 400

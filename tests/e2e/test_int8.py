@@ -1,11 +1,16 @@
-"""Float networks to a served INT8 set, with the real commands."""
+"""Float networks to a served INT8 set, with the real commands.
+
+What is slow here starts services of its own, or looks at many photographs. In the fast tier each
+step is covered by itself: adding in tests/unit/calibration/sets/test_add_set.py, quantising in
+tests/unit/calibration/quantization/test_quantize_set.py, evaluating and ``--url`` in
+tests/unit/calibration/evaluation/test_evaluate.py and test_live.py, and the others as they say.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,7 +19,7 @@ import pytest
 
 from models.ledger import judge
 from models.manifest import read_manifest, write_manifest
-from tests.support.services.live_service import TANDEM, Service
+from tests.support.services.live_service import TANDEM, Service, Start
 from tests.support.tiny_networks import (
     LABELS,
     take_golden,
@@ -26,7 +31,6 @@ from tests.support.tiny_networks import (
 )
 
 TIMEOUT_S = 300
-Start = Callable[..., Service]
 
 
 def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
@@ -51,8 +55,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: Start) -> None:
-    """Everything a user does with networks of her own, in the order she does it."""
+    """Everything a user does with networks of her own, in the order she does it.
+
+    In the fast tier: each command's own unit tests (above), and /v1/models in test_http.py.
+    """
     home = tmp_path / "home"
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(LABELS))
@@ -76,7 +84,7 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
     service.wait_ready()
     log = service.log.read_text()
     assert "no accuracy record" not in log
-    served = httpx.get(f"{service.url}/v1/models").json()
+    served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
     assert served["verified"] == "verified"
     assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
     assert served["accuracy"][0]["num_images"] == 60
@@ -109,38 +117,49 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_set_that_lost_too_much_is_refused_until_allowed(
     tmp_path: Path, start_service: Start
 ) -> None:
+    """In the fast tier: test_serve_refusals.py and tests/unit/app/test_accuracy_gate.py."""
     folder = write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
     refused = start_service("--model-set", str(folder))
-    assert refused.process.wait(60) == 2
+    assert refused.process.wait(120) == 2
     assert "INT8 costs ensemble 2.00 points" in refused.log.read_text()
     allowed = start_service("--model-set", str(folder), "--allow-unverified")
     allowed.wait_ready()
     assert "2.00 points" in allowed.log.read_text()
-    assert httpx.get(f"{allowed.url}/v1/models").json()["verified"] == "dropped"
+    assert httpx.get(f"{allowed.url}/v1/models", timeout=60).json()["verified"] == "dropped"
     allowed.stop()
 
 
+@pytest.mark.slow
 def test_a_network_that_answers_otherwise_does_not_get_ready(
     tmp_path: Path, start_service: Start
 ) -> None:
-    """Golden answers of another network, hashes all right: as on a CPU that computes wrongly."""
+    """Golden answers of another network, hashes all right: as on a CPU that computes wrongly.
+
+    In the fast tier: tests/unit/deployments/test_classifier.py and tests/unit/models/test_golden.py
+    refuse it, and tests/unit/launch/test_deploy.py ends the wait with a failed deployment's words.
+    """
     one, two = write_opposite_sets(tmp_path)
     take_golden(one, two)
     service = start_service("--model-set", str(one))
-    assert service.process.wait(120) != 0
+    assert service.process.wait(300) != 0
     log = service.log.read_text()
     assert "sure INT8 does not answer as where the set was made" in log
     assert "instruction set" in log
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
-    """The bundled set through the whole service, bytes in and labels out."""
+    """The bundled set through the whole service, bytes in and labels out.
+
+    In the fast tier: test_real_photos.py, forty photographs; test_live.py, the report.
+    """
     arguments = ["--images", shared_data / "imagenette" / "eval", "--max-images", "200"]
     done = subprocess.run(
         [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],

@@ -43,7 +43,7 @@ async def _together(port: int, photo: bytes) -> tuple[list[Cut], Counter[tuple[i
 
 
 def _answer_to(service: Service, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", service.port), 20) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), 60) as connection:
         with suppress(OSError):  # it may have answered and closed before all was sent
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)

@@ -79,6 +79,7 @@ def test_a_text_file_shows_the_servers_message(open_page: OpenPage, service_url:
         f"{service_url}/v1/classify",
         content=NOT_AN_IMAGE[2],
         headers={"content-type": "text/plain"},
+        timeout=60,
     )
     assert answer.is_client_error
     problem = page.get_by_role("alert")
@@ -112,7 +113,8 @@ def test_several_files_become_cards_and_a_bad_one_keeps_to_itself(
 def test_the_timeline_draws_the_services_own_times(
     open_page: OpenPage, service_url: str, photo_file: File
 ) -> None:
-    members = [m["name"] for m in httpx.get(f"{service_url}/v1/models").json()["members"]]
+    served = httpx.get(f"{service_url}/v1/models", timeout=60).json()
+    members = [member["name"] for member in served["members"]]
     page = open_page(reduced_motion="reduce")
     with page.expect_response("**/v1/classify*") as response:
         drop(page, photo_file)
@@ -137,7 +139,7 @@ def test_the_timeline_draws_the_services_own_times(
 
 
 def test_the_classes_of_the_served_set_are_named(open_page: OpenPage, service_url: str) -> None:
-    served = httpx.get(f"{service_url}/v1/models").json()
+    served = httpx.get(f"{service_url}/v1/models", timeout=60).json()
     page = open_page()
     expect(page.locator("#classes")).to_contain_text(f"{len(served['labels'])} classes")
     expect(page.locator("#labels li")).to_have_text(served["labels"])
@@ -181,7 +183,7 @@ def visit_with_an_inline_script(browser: Browser, url: str) -> None:
 def test_the_content_security_policy_is_in_force_and_watched(
     browser: Browser, service_url: str
 ) -> None:
-    policy = httpx.get(f"{service_url}/").headers["content-security-policy"]
+    policy = httpx.get(f"{service_url}/", timeout=60).headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     with pytest.raises(AssertionError, match="script-src-elem inline"):

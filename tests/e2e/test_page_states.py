@@ -52,7 +52,7 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(
     page = open_page()
     fulfil(page, "/v1/classify*", alone)
     drop(page, photo_file)
-    says = "Prediction by resnet50 alone: it was sure. Not asked: densenet169."
+    says = "Answered by resnet50 alone: it was sure. Not asked: densenet169."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.get_by_role("status")).to_contain_text(says)
     expect(page.locator("#degraded")).to_be_hidden()

@@ -1,4 +1,9 @@
-"""Ray's own commands with the project's serve_config.yaml: ``serve run`` and ``serve deploy``."""
+"""Ray's own commands with the project's serve_config.yaml: ``serve run`` and ``serve deploy``.
+
+In the fast tier: tests/unit/launch/test_config.py reads every file as Serve does,
+tests/integration deploys one of them on a Ray that the command did not start, and
+tests/unit/launch/test_joined_ray.py has what ``tandem serve --address`` leaves behind.
+"""
 
 import os
 import secrets
@@ -16,9 +21,10 @@ import pytest
 
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import descendants, still_running, title, wait_until
+from tests.support.services.stopping import STOPPED_WITHIN_S
 
+pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
-STOPPED_WITHIN_S = 30
 # The session's own service, which other tests share, keeps its Ray; these have theirs.
 ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -94,6 +100,9 @@ class Cluster:
         roots = [p for p in psutil.process_iter() if f"{self.folder}/session" in title(p)]
         return {child for root in roots for child in (root, *root.children(recursive=True))}
 
+    def replicas(self) -> list[psutil.Process]:
+        return [p for p in self.processes() if "ray::ServeReplica" in title(p)]
+
     def run(self, *command: str) -> None:
         done = subprocess.run(
             [BIN / command[0], *command[1:]],
@@ -106,9 +115,12 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Cluster]:
-    token, dashboard = tmp_path / "token", free_port()
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Cluster]:
+    """A cluster that serves nothing; each test takes away what it has put there."""
+    token, dashboard = tmp_path_factory.mktemp("cluster") / "token", free_port()
     token.write_text(secrets.token_hex(32))
     environment = ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     with tempfile.TemporaryDirectory(prefix="te-", dir="/tmp", ignore_cleanup_errors=True) as temp:
@@ -142,8 +154,12 @@ def test_serve_deploy_answers(
     config = config_at(port, tmp_path)
     cluster.run("serve", "deploy", str(config), "--address", cluster.dashboard)
     url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: is_ready(url), READY_WITHIN_S, "serve deploy")
-    assert label(url, photo) == photo_label
+    try:
+        wait_until(lambda: is_ready(url), READY_WITHIN_S, "serve deploy")
+        assert label(url, photo) == photo_label
+    finally:
+        cluster.run("serve", "shutdown", "--yes", "--address", cluster.dashboard)
+    wait_until(lambda: cluster.replicas() == [], STOPPED_WITHIN_S, "the end of the replicas")
 
 
 def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
@@ -174,5 +190,5 @@ def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
         if process.poll() is None:
             process.kill()
     assert not is_ready(url)
-    assert not [p for p in cluster.processes() if "ray::ServeReplica" in title(p)]
+    assert cluster.replicas() == []
     cluster.run("ray", "status", "--address", cluster.address)  # it lives on

@@ -20,6 +20,7 @@ from tests.support.services.live_service import ROOT, Service, drawn_photo
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 MAKE_LINES = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+TIMEOUT_S = 300
 SHELL = [line for line in MAKE_LINES if not line.startswith("make ")]
 
 
@@ -56,7 +57,12 @@ def test_it_is_short_and_has_commands_and_code() -> None:
 def test_every_command_runs(line: str, folder: Path, service: Service) -> None:
     environment = {**os.environ, "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
     done = subprocess.run(
-        at(service, line), shell=True, cwd=folder, env=environment, capture_output=True, timeout=60
+        at(service, line),
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        timeout=TIMEOUT_S,
     )
     output = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, output
@@ -71,7 +77,10 @@ def test_every_make_target_exists(target: str) -> None:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_the_python_code_prints_five_classes(code: str, folder: Path, service: Service) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", at(service, code)], cwd=folder, capture_output=True, timeout=60
+        [sys.executable, "-c", at(service, code)],
+        cwd=folder,
+        capture_output=True,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr.decode()
     assert len(done.stdout.decode().splitlines()) == 5
@@ -81,7 +90,7 @@ def test_the_answer_has_the_shape_that_is_shown(service: Service, folder: Path) 
     shown = json.loads(blocks("json")[0])
     line = next(line for line in SHELL if "top_k=1" in line)
     done = subprocess.run(
-        at(service, line), shell=True, cwd=folder, capture_output=True, timeout=60
+        at(service, line), shell=True, cwd=folder, capture_output=True, timeout=TIMEOUT_S
     )
     answer = json.loads(done.stdout)
     assert answer.keys() == shown.keys()

@@ -2,6 +2,9 @@
 
 The tiny networks cost next to nothing, so the policy is told what they cost: what is measured
 counts only when a replica is busy.
+
+In the fast tier: the policy alone in tests/unit/scaling, and the same step within 15 s against
+simulated replicas in tests/unit/planning/test_simulator.py.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ from tests.support.services.live_service import Service, changed_config
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
+pytestmark = pytest.mark.slow
 STAGES = ("Gateway", "Decoder", "sure", "unsure")
 # One replica carries 12 images/s of the step's 20, and all of the 3 that are there after it.
 CPU_MS = {"Gateway": 20.0, "Decoder": 40.0, "sure": 20.0, "unsure": 20.0}

@@ -11,7 +11,8 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from app.launch.deploy import deploy
 from app.main import build
-from tests.support.services.deployed import replica_pids, wait_until
+from tests.support.services.deployed import replica_pids
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import picture
 
 CLASSIFY = "/v1/classify"

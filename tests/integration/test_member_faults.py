@@ -18,7 +18,8 @@ from app.deployments.classifier import Classifier
 from app.launch.deploy import deploy
 from app.settings import Settings
 from models.runtime import Pixels
-from tests.support.services.deployed import Served, replica_pids, wait_until
+from tests.support.services.deployed import Served, replica_pids
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set
 
 CLASSIFY = "/v1/classify"

@@ -15,7 +15,8 @@ from ray import serve
 from app.launch.config import ServeConfig
 from app.launch.deploy import deploy
 from models.manifest import read_manifest
-from tests.support.services.deployed import Served, wait_until
+from tests.support.services.deployed import Served
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
 PREFIX = "/rolled"
@@ -92,10 +93,13 @@ def application(folder: Path, place: str) -> dict[str, Any]:
     return fitted
 
 
-@pytest.mark.parametrize("place", ["gateway", "deployment"])
+@pytest.mark.parametrize("place", ["gateway", pytest.param("deployment", marks=pytest.mark.slow)])
 def test_no_request_fails_while_the_model_set_changes(
     served: Served, tmp_path: Path, place: str
 ) -> None:
+    """In the fast tier with all stages in one process; tests/unit/graph/test_rolling_update.py has
+    what differs when each is a deployment: replicas of both sets beside each other.
+    """
     sets = [
         write_tiny_set(tmp_path / name, gains={"sure": 8.0, "unsure": 2.0}, size=size, name=name)
         for name, size in (("before", 16), ("after", 24))

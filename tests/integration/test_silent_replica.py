@@ -13,7 +13,8 @@ from ray import serve
 from app.calls.hedge import HedgeBudget, hedged
 from app.calls.locality_router import LocalityRouter
 from app.main import LOCALITY_ROUTING
-from tests.support.services.deployed import Served, wait_until
+from tests.support.services.deployed import Served
+from tests.support.services.processes import wait_until
 
 NUM_CALLS, EVERY_S, AFTER_S = 200, 0.01, 4.0
 LIMIT_S = 60

@@ -1,8 +1,6 @@
 """The running application as the tests see it: its address, and its replicas' processes."""
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +36,3 @@ def is_one(process: psutil.Process, title: str) -> bool:
         return title in " ".join(process.cmdline())
     except psutil.Error:  # it ended while we looked
         return False
-
-
-def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
-        time.sleep(0.1)  # a poll against a deadline

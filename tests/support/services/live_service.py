@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ TANDEM = Path(sys.executable).with_name("tandem")
 # The same networks in another process: only the batch size (padding) and the number of threads may
 # differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
 SAME_PROBABILITY = 1e-4
-READY_WITHIN_S = 120  # a loaded CI machine; the benchmark in tests/load measures the real figure
+READY_WITHIN_S = 300  # a loaded CI machine; the benchmark in tests/load measures the real figure
+
+
+Start = Callable[..., "Service"]  # with the arguments of the command
 
 
 class Service:
@@ -28,6 +31,8 @@ class Service:
 
     def __init__(self, port: int, *arguments: str, log: Path, temp: Path | None = None) -> None:
         self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
+        self.ready_after_s = 0.0
+        self._started = time.monotonic()
         environment = os.environ | ({"TMPDIR": str(temp)} if temp else {})
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -44,14 +49,22 @@ class Service:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"serve ended:\n{self.log.read_text()}"
             if "ready at" in self.log.read_text():
+                self.ready_after_s = time.monotonic() - self._started
                 return
             time.sleep(0.2)
         pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
 
-    def stop(self, number: signal.Signals = signal.SIGINT, *, is_for_all: bool = False) -> int:
-        """Stop it by a signal to it alone, or to its process group; return the exit code."""
+    def send(self, number: signal.Signals, *, is_for_all: bool = False) -> None:
+        """Signal the command alone, as ``kill`` does, or all that it started.
+
+        The latter is what a terminal's Ctrl-C and systemd do.
+        """
+        (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+
+    def stop(self) -> int:
+        """Stop it if it runs; return the exit code."""
         if self.process.poll() is None:
-            (os.killpg if is_for_all else os.kill)(self.process.pid, number)
+            self.send(signal.SIGINT)
         return self.process.wait(60)
 
 

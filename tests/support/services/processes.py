@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+RUN_FOLDER = "RAY_SERVE_HAPROXY_SERVER_STATE_BASE"  # a variable of all that one run starts
+
 
 def descendants(pid: int) -> set[psutil.Process]:
     """Return everything that ``pid`` started, itself included."""
@@ -46,7 +48,7 @@ def run_folder(pid: int) -> Path:
     """Return the folder of this run alone, which what it started has in the environment."""
     for process in descendants(pid) - {psutil.Process(pid)}:
         try:
-            return Path(process.environ()["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+            return Path(process.environ()[RUN_FOLDER])
         except (psutil.Error, KeyError):
             continue
     raise LookupError(f"{pid} has started nothing yet")
@@ -78,10 +80,23 @@ def listening(processes: Iterable[psutil.Process]) -> set[int]:
     return ports
 
 
-def listening_anywhere(ports: set[int]) -> set[int]:
-    """Return those of ``ports`` that any process of this machine listens on."""
-    found = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    return found & ports
+def still_listening(ports: set[int], folder: Path) -> set[int]:
+    """Return those of ``ports`` that are listened on by what belongs to the run of ``folder``.
+
+    A port that was let go may be another's at once: any Ray on this machine takes the free ones.
+    """
+    connections = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return {c.laddr.port for c in connections if c.laddr.port in ports and _is_of(c.pid, folder)}
+
+
+def _is_of(pid: int | None, folder: Path) -> bool:
+    """Whether a process has this run's folder in its environment; if nobody can tell, it has."""
+    try:
+        return psutil.Process(pid).environ().get(RUN_FOLDER) == str(folder) if pid else True
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
 
 
 def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:

@@ -2,14 +2,14 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.services.live_service import TANDEM, Service, drawn_photo, traced_config
+from tests.support.services.live_service import TANDEM, Service, drawn_photo
 from tests.support.services.processes import serve_logs
 from tests.support.trace_checks import (
     batches,
@@ -20,37 +20,11 @@ from tests.support.trace_checks import (
     one,
     overlap,
 )
-from tests.support.trace_receivers import OtlpGrpc
+from tests.support.trace_receivers import OtlpGrpc, Received
 
 MEMBERS = ("resnet50", "densenet169")
 NUM_REQUESTS = 8
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[OtlpGrpc]:
-    with OtlpGrpc() as receiver:
-        yield receiver
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the service keeps its spans."""
-    return tmp_path_factory.mktemp("spans")
-
-
-@pytest.fixture(scope="module")
-def traced(
-    start_service: Callable[..., Service],
-    tmp_path_factory: pytest.TempPathFactory,
-    receiver: OtlpGrpc,
-    folder: Path,
-) -> Service:
-    """serve_config.yaml as it is, but for where the traces go."""
-    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, folder)
-    service = start_service("--config", str(config))
-    service.wait_ready()
-    return service
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +36,19 @@ def url(traced: Service) -> str:
 def send(url: str) -> Callable[..., httpx.Response]:
     def send(seed: int = 3, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(seed), headers=names)
+        photo = drawn_photo(seed)
+        answer = httpx.post(f"{url}/v1/classify", content=photo, headers=names, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer
 
     return send
+
+
+def trace_of(answer: httpx.Response, receiver: OtlpGrpc) -> list[Received]:
+    """Wait for the whole trace of a request that was answered."""
+    identity = answer.headers["x-trace-id"]
+    receiver.wait_for(lambda spans: num_whole(by_trace(spans).get(identity, ()), MEMBERS) == 1)
+    return by_trace(receiver.spans)[identity]
 
 
 def trace(*arguments: str) -> str:
@@ -76,11 +58,9 @@ def trace(*arguments: str) -> str:
     return done.stdout
 
 
-def test_eight_requests_at_a_time(receiver: OtlpGrpc, send: Callable[..., httpx.Response]) -> None:
+def test_eight_requests_at_a_time(emptied: OtlpGrpc, send: Callable[..., httpx.Response]) -> None:
     """Every trace is whole, links match the batches, members work at the same time."""
-    send()  # the first request makes what later ones find
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
-    receiver.spans.clear()
+    receiver = emptied  # after a request: the first one makes what later ones find
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         answers = list(pool.map(send, range(NUM_REQUESTS)))
     receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == NUM_REQUESTS)
@@ -108,10 +88,7 @@ def test_eight_requests_at_a_time(receiver: OtlpGrpc, send: Callable[..., httpx.
 def test_the_members_of_one_image_overlap(
     receiver: OtlpGrpc, send: Callable[..., httpx.Response]
 ) -> None:
-    receiver.spans.clear()
-    send()
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
-    (spans,) = by_trace(receiver.spans).values()
+    spans = trace_of(send(), receiver)
     first, second = (one(spans, f"infer {name}") for name in MEMBERS)
     assert overlap(first, second)
 
@@ -120,10 +97,8 @@ def test_the_pages_timeline_tells_what_the_trace_tells(
     receiver: OtlpGrpc, send: Callable[..., httpx.Response]
 ) -> None:
     """The page draws the answer's timings: the same clock readings as the spans."""
-    receiver.spans.clear()
-    stages = send().json()["timings_ms"]["stages"]
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
-    (spans,) = by_trace(receiver.spans).values()
+    answer = send()
+    stages, spans = answer.json()["timings_ms"]["stages"], trace_of(answer, receiver)
     began = one(spans, "read").start_us / 1e3 - stages[0]["start_ms"]
     told = {f"{s['stage']} {s.get('member', '')}".strip(): s for s in stages}
     assert len(told) == len(stages) == 3 + 2 * len(MEMBERS)
@@ -138,19 +113,17 @@ def test_the_clients_trace_is_continued(
 ) -> None:
     answer = send(traceparent=f"00-{TRACE}-{SPAN}-01")
     assert answer.headers["x-trace-id"] == TRACE
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) and TRACE in by_trace(spans))
-    assert check_whole(by_trace(receiver.spans)[TRACE]).parent_id == SPAN
+    assert check_whole(trace_of(answer, receiver)).parent_id == SPAN
 
 
 def test_a_client_that_does_not_sample_is_not_traced(
-    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
+    emptied: OtlpGrpc, send: Callable[..., httpx.Response]
 ) -> None:
-    receiver.spans.clear()
     answer = send(traceparent=f"00-{TRACE}-{SPAN}-00")
     assert "x-trace-id" not in answer.headers
     sampled = send().headers["x-trace-id"]
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
-    assert set(by_trace(receiver.spans)) == {sampled}
+    emptied.wait_for(lambda spans: num_whole(spans, MEMBERS) == 1)
+    assert set(by_trace(emptied.spans)) == {sampled}
 
 
 @pytest.mark.parametrize(
@@ -167,45 +140,47 @@ def test_a_malformed_traceparent_begins_a_new_trace(
 
 def test_a_traceparent_that_is_no_text(url: str) -> None:
     headers = {b"traceparent": b"\xff\xfe-\x80", b"tracestate": b"\xff"}
-    answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(), headers=headers)
+    answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
-def test_the_terminal_draws_it(send: Callable[..., httpx.Response], folder: Path) -> None:
+def test_the_terminal_draws_it(send: Callable[..., httpx.Response], spans_folder: Path) -> None:
     answer = send(x_request_id="drawn")
     deadline = 20
-    while "drawn" not in trace("--dir", str(folder), "--json"):
+    while "drawn" not in trace("--dir", str(spans_folder), "--json"):
         deadline -= 1
         assert deadline > 0, "the spans are not there"
-    text = trace("drawn", "--dir", str(folder))
+    text = trace("drawn", "--dir", str(spans_folder))
     assert answer.headers["x-trace-id"] in text
     for stage in ("read", "decode", "queue resnet50", "infer densenet169 x1", "combine", "encode"):
         assert stage in text
     assert "batch of 1 in resnet50" in text
 
 
-def test_a_bad_image_is_traced_with_its_error(url: str, folder: Path) -> None:
+def test_a_bad_image_is_traced_with_its_error(url: str, spans_folder: Path) -> None:
     answer = httpx.post(
-        f"{url}/v1/classify", content=b"no image", headers={"x-request-id": "not-an-image"}
+        f"{url}/v1/classify",
+        content=b"no image",
+        headers={"x-request-id": "not-an-image"},
+        timeout=60,
     )
     assert answer.status_code == 400
     for _ in range(20):
-        if "not-an-image" in trace("--dir", str(folder), "--json"):
+        if "not-an-image" in trace("--dir", str(spans_folder), "--json"):
             break
-    found = json.loads(trace("not-an-image", "--dir", str(folder), "--json"))
+    found = json.loads(trace("not-an-image", "--dir", str(spans_folder), "--json"))
     (decode,) = [span for span in found["spans"] if span["name"] == "decode"]
     assert decode["error"]
     (root,) = [span for span in found["spans"] if span["parent_id"] is None]
     assert root["attributes"]["http.response.status_code"] == 400
 
 
-def test_health_checks_leave_no_trace(url: str, receiver: OtlpGrpc) -> None:
-    receiver.spans.clear()
+def test_health_checks_leave_no_trace(url: str, emptied: OtlpGrpc) -> None:
     for path in ("/healthz", "/readyz"):
-        assert httpx.get(url + path).status_code == 200
-    assert httpx.get(f"{url}/v1/models").status_code == 200
-    receiver.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
-    assert {span.name for span in receiver.spans} == {"GET /v1/models"}
+        assert httpx.get(url + path, timeout=60).status_code == 200
+    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 200
+    emptied.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
+    assert {span.name for span in emptied.spans} == {"GET /v1/models"}
 
 
 def test_the_log_is_json_and_has_no_line_for_a_request(

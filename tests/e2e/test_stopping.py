@@ -1,0 +1,63 @@
+"""Two services on one machine; Ctrl-C on one while requests are under way, and again and again.
+
+Other ways to stop a service are tested where the shared ones end (conftest.py).
+"""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.services.live_service import Service, Start
+from tests.support.services.processes import descendants, listening
+from tests.support.services.stopping import leaving_nothing
+
+NUM = 40
+NUM_SIGNALS, SIGNAL_EVERY_S = 5, 0.2  # as fast as fingers are
+
+
+@pytest.fixture(scope="module")
+def second(service: Service, start_process: Start) -> Iterator[Service]:
+    """Another service beside the one that the tests share, started alike."""
+    started = start_process()
+    try:
+        started.wait_ready()
+        yield started
+    finally:
+        started.stop()
+
+
+def label(service: Service, photo: bytes) -> str:
+    answer = httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60)
+    return answer.json()["predictions"][0]["label"]
+
+
+def test_two_services_at_once(
+    service: Service, second: Service, photo: bytes, photo_label: str
+) -> None:
+    ports = [listening(descendants(one.process.pid)) for one in (service, second)]
+    # Serve's proxies set SO_REUSEPORT: a port of both would answer with either's networks.
+    assert not set.intersection(*ports)
+    assert label(service, photo) == label(second, photo) == photo_label
+
+
+def test_what_is_under_way_is_answered_and_nothing_is_left(
+    service: Service, second: Service, photo: bytes, photo_label: str
+) -> None:
+    async def ask_and_stop() -> list[httpx.Response | BaseException]:
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            url = f"{second.url}/v1/classify"
+            sent = [asyncio.create_task(client.post(url, content=photo)) for _ in range(NUM)]
+            await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+            for _ in range(NUM_SIGNALS):
+                second.process.send_signal(signal.SIGINT)
+                await asyncio.sleep(SIGNAL_EVERY_S)
+            return await asyncio.gather(*sent, return_exceptions=True)
+
+    with leaving_nothing(second):
+        answers = asyncio.run(ask_and_stop())
+        told = [a.status_code if isinstance(a, httpx.Response) else repr(a) for a in answers]
+        assert told == [200] * NUM
+    assert label(service, photo) == photo_label

@@ -1,0 +1,77 @@
+"""One service with traces and gRPC, for what both interfaces are asked about."""
+
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.services.live_service import Service, Start, drawn_photo, traced_config
+from tests.support.services.stopping import lent
+from tests.support.trace_receivers import OtlpGrpc
+
+
+@pytest.fixture(scope="package")
+def receiver() -> Iterator[OtlpGrpc]:
+    """Where the service sends its spans."""
+    with OtlpGrpc() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="package")
+def spans_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service keeps its spans."""
+    return tmp_path_factory.mktemp("spans")
+
+
+@pytest.fixture(scope="package")
+def grpc_port(free_port: Callable[[], int]) -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="package")
+def traced(
+    start_process: Start,
+    tmp_path_factory: pytest.TempPathFactory,
+    receiver: OtlpGrpc,
+    spans_folder: Path,
+    grpc_port: int,
+) -> Iterator[Service]:
+    """serve_config.yaml as it is, but for gRPC and where the traces go."""
+    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, spans_folder)
+    started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
+    with lent(started, signal.SIGTERM, is_for_all=True) as service:
+        yield service
+
+
+@pytest.fixture
+def wait_for_spans(traced: Service, receiver: OtlpGrpc) -> Callable[[], None]:
+    """Wait until the spans of all that was asked so far have arrived.
+
+    They leave the service in the order in which they ended: a request made now has the last ones.
+    """
+
+    def wait_for_spans() -> None:
+        trace_id, span_id = uuid.uuid4().hex, "1" * 16
+        answer = httpx.post(
+            f"{traced.url}/v1/classify",
+            content=drawn_photo(),
+            headers={"traceparent": f"00-{trace_id}-{span_id}-01"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        receiver.wait_for(
+            lambda spans: any((s.trace_id, s.parent_id) == (trace_id, span_id) for s in spans)
+        )
+
+    return wait_for_spans
+
+
+@pytest.fixture
+def emptied(receiver: OtlpGrpc, wait_for_spans: Callable[[], None]) -> OtlpGrpc:
+    """The receiver without the spans of earlier tests, of which none comes any more."""
+    wait_for_spans()
+    receiver.spans.clear()
+    return receiver

@@ -1,0 +1,58 @@
+"""Stops a service and checks that it ended in order and left nothing behind."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.services.live_service import Service
+from tests.support.services.processes import (
+    descendants,
+    listening,
+    run_folder,
+    still_listening,
+    still_running,
+)
+
+STOPPED_WITHIN_S = 30  # or the time that the start took, on a machine that is so busy
+
+
+@contextmanager
+def leaving_nothing(service: Service) -> Iterator[None]:
+    """Check that a service which is told to stop in this block is gone, with all that it had.
+
+    That is every process it started, every port it listened on and the folder of this run.
+    """
+    family, folder = descendants(service.process.pid), run_folder(service.process.pid)
+    ports = listening(family) | {service.port}
+    assert folder.is_dir()
+    yield
+    code = service.process.wait(max(STOPPED_WITHIN_S, service.ready_after_s))
+    said = service.log.read_text()
+    assert code == 0, said
+    assert still_running(family) == []
+    assert still_listening(ports, folder) == set()
+    assert not folder.exists()
+    assert "Traceback" not in said
+    assert "nothing of it is left running" in said
+    assert "raylet" not in said, "Ray's own words on the way down are no user's business"
+
+
+def stop_and_check(service: Service, number: signal.Signals, *, is_for_all: bool = False) -> None:
+    """Stop a service by a signal to it alone, or to all that it started."""
+    with leaving_nothing(service):
+        service.send(number, is_for_all=is_for_all)
+
+
+@contextmanager
+def lent(service: Service, number: signal.Signals, *, is_for_all: bool) -> Iterator[Service]:
+    """Give a service that is ready; afterwards stop it by ``number`` and check what is left.
+
+    So every fixture that shares a service also tests one of the ways to stop it.
+    """
+    try:
+        service.wait_ready()
+        yield service
+        assert len(descendants(service.process.pid)) > 8
+        stop_and_check(service, number, is_for_all=is_for_all)
+    finally:
+        service.stop()  # if that went wrong

@@ -1,0 +1,89 @@
+"""``tandem serve`` refuses what cannot work, and says what to do, before it starts anything.
+
+A unit test's ``ray.init`` raises: a command that came so far would not end with exit code 2. The
+same from outside, with the real command, is in tests/e2e/test_serve_command.py.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.cli import main as cli
+from models.manifest import read_manifest, write_manifest
+from models.model_set import load_model_set
+from tests.support.shipped_config import edited_config
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    free_port: Callable[[], int],
+) -> Refused:
+    """Run the command with these arguments; it must be refused; return what it says."""
+
+    def refused(*arguments: object) -> str:
+        given = [str(argument) for argument in arguments]
+        monkeypatch.setattr(sys, "argv", ["tandem", "serve", "--port", str(free_port()), *given])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert caught.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("tandem: ")
+        assert "Traceback" not in said
+        return said
+
+    return refused
+
+
+@pytest.mark.parametrize("name", ["imagenet", "./nowhere", "../imagenette"])
+def test_a_model_set_that_is_not_there(refused: Refused, name: str) -> None:
+    said = refused("--model-set", name)
+    assert repr(name) in said
+    assert "sets found: imagenette" in said
+
+
+@pytest.mark.parametrize(
+    ("right", "misspelt"),
+    [
+        ("http_options", "http_option"),
+        ("import_path", "import_pth"),
+        ("model_set", "modle_set"),
+        ("max_ongoing_requests", "max_ongoing_reqests"),
+        ("graceful_shutdown_timeout_s", "graceful_shutdown_timeout"),
+    ],
+)
+def test_a_misspelt_key_and_the_right_one(
+    refused: Refused, tmp_path: Path, right: str, misspelt: str
+) -> None:
+    config = edited_config(tmp_path, f"{right}:", f"{misspelt}:")
+    said = refused("--config", config)
+    assert misspelt in said
+    assert f"did you mean {right}?" in said
+    assert str(config) in said
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".xml"])
+def test_an_altered_model_file(refused: Refused, tmp_path: Path, suffix: str) -> None:
+    folder = shutil.copytree(load_model_set("imagenette").folder, tmp_path / "altered")
+    victim = next(folder.glob(f"densenet169-int8{suffix}"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    said = refused("--model-set", folder)
+    assert str(victim) in said
+    assert "was altered" in said
+    assert "restore" in said
+
+
+def test_a_set_that_lost_too_much(refused: Refused, tmp_path: Path) -> None:
+    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
+    top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
+    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
+    assert "INT8 costs ensemble 2.00 points" in refused("--model-set", folder)
