@@ -16,6 +16,7 @@ from app.bench.samples import Summary
 from app.bench.upper_bound import Setup, SetupResult, UpperBound
 from app.tune.report import show as show_tuning
 from calibration.commands import quantize
+from calibration.evaluation.statistics import Paired
 from calibration.quantization.quantize import Quantized
 from calibration.quantization.quantize_set import MemberQuantization
 from tests.support.calibration.made_evaluations import measure, model_set_of
@@ -187,12 +188,12 @@ def test_trace_list(tmp_path):
 def test_quantize():
     outcome = MemberQuantization(
         {
-            "densenet169": Quantized(None, 0.0123, 0.1234, ("a",) * 120),
+            "densenet169": Quantized(None, Paired(1000, 13, 0), 0.1234, ("a",) * 120),
             LONG: Quantized(None),
         }
     )
     text = printed(lambda console: console.print(quantize._table(outcome)))
-    assert_whole(text, "member", "drop", "before", "layers", "kept", "+1.23", "+12.34", "120")
+    assert_whole(text, "member", "drop", "before", "layers", "kept", "+1.30", "+12.34", "120")
     assert "│ not measured " in text
     assert LONG in columns_of(text)[0]
 

@@ -31,7 +31,8 @@ class Graph:
         self.service._ensemble.members._breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0) -> Classified:
-        request = ClassifyRequest([b"good"], 3, timeout_s, "id", Timeline())
+        timeline = Timeline(asyncio.get_running_loop().time)  # which may be virtual
+        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline)
         (answer,) = await self.service.classify(request)
         assert isinstance(answer, Classified)
         return answer
@@ -94,12 +95,12 @@ async def test_a_member_that_hangs_is_late(tiny_set):
     assert graph.third.was_cancelled
 
 
-async def test_when_all_hang_the_deadline_says_so(tiny_set):
+def test_when_all_hang_the_deadline_says_so(tiny_set):
     graph = Graph(tiny_set)
     for member in graph.members.values():
         member.gate = asyncio.Event()
     with pytest.raises(DeadlineError, match="too few members answered in time"):
-        await graph.classify(timeout_s=0.05)
+        run_virtually(graph.classify(timeout_s=0.05))
 
 
 async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
@@ -139,27 +140,27 @@ async def test_what_a_client_asked_for_is_not_held_against_a_member(tiny_set, er
     assert not (await graph.classify()).degraded
 
 
-async def test_nor_is_a_client_without_patience(tiny_set):
+def test_nor_is_a_client_without_patience(tiny_set):
     graph = Graph(tiny_set, member_patience_s=5.0)
     graph.second.gate = asyncio.Event()
-    assert (await graph.classify(timeout_s=0.05)).missing_members == {"second": "late"}
+    assert (run_virtually(graph.classify(timeout_s=0.05))).missing_members == {"second": "late"}
     graph.second.gate = None
-    assert not (await graph.classify()).degraded
+    assert not (run_virtually(graph.classify())).degraded
 
 
-async def test_nor_is_it_in_a_cascade(tiny_set):
+def test_nor_is_it_in_a_cascade(tiny_set):
     graph = Graph(tiny_set, cascade_margin=0.5, member_patience_s=5.0)
     graph.first.gate = asyncio.Event()
-    assert (await graph.classify(timeout_s=0.1)).missing_members == {"first": "deadline"}
+    assert (run_virtually(graph.classify(timeout_s=0.1))).missing_members == {"first": "deadline"}
     graph.first.gate = None
-    assert (await graph.classify()).missing_members is None
+    assert (run_virtually(graph.classify())).missing_members is None
 
 
-async def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):
+def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):
     graph = Graph(tiny_set, cascade_margin=0.5, member_patience_s=0.05)
     graph.first.gate = asyncio.Event()
-    assert (await graph.classify(timeout_s=0.2)).missing_members == {"first": "deadline"}
-    assert (await graph.classify()).missing_members == {"first": "not_asked"}
+    assert (run_virtually(graph.classify(timeout_s=0.2))).missing_members == {"first": "deadline"}
+    assert (run_virtually(graph.classify())).missing_members == {"first": "not_asked"}
 
 
 @pytest.mark.parametrize(("left_s", "had_their_time"), [(10.0, True), (1.3, False), (0.9, False)])
@@ -198,10 +199,10 @@ async def test_a_cascade_goes_on_without_its_first(tiny_set):
     assert (await graph.classify()).missing_members == {"first": "not_asked"}
 
 
-async def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
+def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
     graph = Graph(tiny_set, cascade_margin=0.5)
     graph.first.gate = asyncio.Event()
-    answer = await graph.classify(timeout_s=0.2)
+    answer = run_virtually(graph.classify(timeout_s=0.2))
     assert list(answer.members) == ["second", "third"]
     assert answer.missing_members == {"first": "deadline"}
 

@@ -8,7 +8,7 @@ from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from app.launch.config import POLICY
+from app.launch.config_check import POLICY
 from app.scaling.serve_policy import EnsemblePolicy
 from app.scaling.usage import FIGURES
 from tests.support.drawn_reports import reports
