@@ -13,6 +13,7 @@ from app.errors import ConfigError
 
 MIB = 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
+RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
@@ -75,6 +76,8 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
     HAProxy's files and ports are fixed otherwise.
     """
     return _fast_environment(run_dir / HAPROXY_COMMAND) | {
+        # Nobody joins it: let it listen on loopback alone, as Ray does on a Mac.
+        RAY_ON_ALL_INTERFACES: "0",
         # Called in proxies and replicas before they listen.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.loopback:keep_to_loopback",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),

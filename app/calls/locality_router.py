@@ -14,10 +14,16 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ray.serve._private.common import ReplicaID
-from ray.serve._private.request_router.common import PendingRequest
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
-from ray.serve._private.request_router.replica_wrapper import RunningReplica
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.request_router import (
+    FIFOMixin,
+    LocalityMixin,
+    MultiplexMixin,
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
 
 from app.calls.failure_detector import FailureDetector
 
@@ -48,11 +54,15 @@ def rank_replicas(
     return [[here], [there]] if queues[0] <= queues[1] + LOCALITY_SLACK else [[there], [here]]
 
 
-class LocalityRouter(PowerOfTwoChoicesRequestRouter):
-    """Serve's router, but for the choice; the ``request_router_config`` of the stages names it."""
+class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
+    """Serve's router, but for the choice; the ``request_router_config`` of the stages names it.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+    It is made of the parts of which Serve's own is made, all of them in Serve's public interface.
+    """
+
+    def __init__(self, *args: Any, self_node_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
+        self._node_id = self_node_id
         self._failure_detector = FailureDetector()
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -80,8 +90,8 @@ class LocalityRouter(PowerOfTwoChoicesRequestRouter):
         if pending_request is not None:  # all are considered: the next attempt may wait
             pending_request.routing_context.should_backoff = True
         candidates = self._speaking(candidate_replicas)
-        near = [one for one in candidates if one.node_id == self._self_node_id]
-        far = [one for one in candidates if one.node_id != self._self_node_id]
+        near = [one for one in candidates if one.node_id == self._node_id]
+        far = [one for one in candidates if one.node_id != self._node_id]
         return rank_replicas(
             near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id)
         )
@@ -93,12 +103,22 @@ class LocalityRouter(PowerOfTwoChoicesRequestRouter):
             return replicas
         for replica in silent:
             if self._failure_detector.should_probe(replica.replica_id):
-                task = self._event_loop.create_task(self._ask(replica))
+                task = asyncio.create_task(self._ask(replica))
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
         return [one for one in replicas if one not in silent] or replicas
 
     async def _ask(self, replica: RunningReplica) -> None:
-        for one, queue_len in await self._probe_queue_lens([replica], 0):
-            if queue_len is not None:
-                self._failure_detector.heard_from(one.replica_id)
+        """Ask how long its queue is; one that does not answer in time stays under suspicion."""
+        within_s = self.queue_len_response_deadline_s
+        try:
+            async with asyncio.timeout(within_s):
+                queue_len = await replica.get_queue_len(deadline_s=within_s)
+        except ActorDiedError:
+            self.on_replica_actor_died(replica.replica_id)
+        except ActorUnavailableError:
+            self.on_replica_actor_unavailable(replica.replica_id)
+        except TimeoutError:
+            pass
+        else:
+            self.on_new_queue_len_info(replica.replica_id, queue_len)

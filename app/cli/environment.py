@@ -8,7 +8,8 @@ import typer
 from platformdirs import user_data_path
 
 from app.environment import HAPROXY_COMMAND, node_environment
-from app.launch.haproxy import HaproxyCommand, max_connections
+from app.launch.haproxy.command import HaproxyCommand, max_connections
+from app.launch.ray_internals import check_variables
 
 
 def environment(
@@ -21,8 +22,10 @@ def environment(
     Ray Serve reads it when it starts: every node of a cluster needs it before ray start.
     """
     place = (folder or user_data_path("tandem")).absolute()
+    most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
+    values = node_environment(place / HAPROXY_COMMAND) | most
+    check_variables(values)
     place.mkdir(parents=True, exist_ok=True)
     HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write()
-    most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
-    for name, value in (node_environment(place / HAPROXY_COMMAND) | most).items():
+    for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")

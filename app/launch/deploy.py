@@ -9,6 +9,7 @@ import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
+from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 
 ReportProgress = Callable[[str], None]
@@ -20,19 +21,20 @@ RAISED = re.compile(
 
 def deploy(config: ServeConfig) -> None:
     """Hand the configuration to Serve, as ``serve run`` does, and return at once."""
-    from ray.serve._private import api
-    from ray.serve.config import gRPCOptions
+    from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
     schema = ServeDeploySchema.model_validate(config.as_dict())
-    client = api.serve_start(
+    serve.start(
         http_options=schema.http_options.model_dump(),
         proxy_location=schema.proxy_location,
-        grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+        grpc_options=schema.grpc_options.model_dump(),
         controller_options=schema.controller_options,
-        global_logging_config=schema.logging_config,
+        logging_config=schema.logging_config,
     )
-    client.deploy_apps(schema, _blocking=False)
+    client = ServeClient.running()
+    assert client is not None  # it was just started
+    client.deploy(schema)
 
 
 def wait_ready(

@@ -5,17 +5,27 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.environment import HAPROXY_COMMAND, serve_environment, set_environment
-from app.launch.haproxy import SILENT_S, HaproxyCommand, max_connections
+from app.environment import (
+    HAPROXY_COMMAND,
+    RAY_ON_ALL_INTERFACES,
+    serve_environment,
+    set_environment,
+)
+from app.launch.haproxy.command import SILENT_S, HaproxyCommand, max_connections
 from app.launch.ports import free_port
+from app.launch.ray_internals import check_variables
 
 
 @contextlib.contextmanager
-def fast_serve() -> Iterator[HaproxyCommand]:
+def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
     """Set the environment that makes Serve fast, with a folder of its own for HAProxy's files.
 
     Must be entered before ray is imported: Serve reads its environment once, at import, and
-    whatever Ray starts inherits it.
+    whatever Ray starts inherits it. Who ``is_joining`` a cluster is not on loopback alone.
+
+    Raises:
+        ConfigError: the installed Ray is another version, or does not read one of the variables.
+
     """
     # Not in TMPDIR: HAProxy's sockets lie below, 70 characters deeper, and it takes 97 in all.
     with tempfile.TemporaryDirectory(prefix="tandem-", dir="/tmp") as folder:
@@ -37,7 +47,11 @@ def fast_serve() -> Iterator[HaproxyCommand]:
             "RAY_SERVE_HAPROXY_MAXCONN": str(max_connections()),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),
         }
-        set_environment(serve_environment(run_dir, ports) | fallback | limits)
+        values = serve_environment(run_dir, ports) | fallback | limits
+        check_variables(values)
+        if is_joining:
+            del values[RAY_ON_ALL_INTERFACES]
+        set_environment(values)
         command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
         command.write()
         try:

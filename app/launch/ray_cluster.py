@@ -5,12 +5,12 @@ import io
 import logging
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import psutil
 
 from app.errors import ConfigError
 from app.launch.draining import drain
+from app.launch.ray_internals import ServeClient, init_ray
 from models.cpus import available_cpus
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
@@ -20,34 +20,20 @@ MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/sep
 
 def _init_ray(**options: Any) -> None:
     """Connect to Ray, quietly."""
-    import ray
-    import ray._private.node
-    import ray._private.utils
-
-    # Ray would take SIGTERM, and a StopRequest would hear of it no more. Its log monitor would use
-    # 0.01 of a core to send us what replicas print, and we do not ask for it.
-    with (
-        mock.patch.object(ray._private.utils, "set_sigterm_handler"),
-        mock.patch.object(ray._private.node.Node, "start_log_monitor"),
-    ):
-        ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
+    init_ray(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager
 def local_ray(metrics_port: int) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
-    import ray._private.ray_constants as constants
-
     try:
-        # Nobody joins this Ray: let it listen on loopback alone, as it does on a Mac.
-        with mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
-            _init_ray(
-                address="local",
-                num_cpus=max(MIN_CPUS, available_cpus()),
-                include_dashboard=False,
-                _metrics_export_port=metrics_port,
-            )
+        _init_ray(
+            address="local",
+            num_cpus=max(MIN_CPUS, available_cpus()),
+            include_dashboard=False,
+            _metrics_export_port=metrics_port,
+        )
         yield
     finally:
         _stop_ray()
@@ -65,7 +51,7 @@ def joined_ray(address: str, applications: list[str]) -> Iterator[None]:
         raise ConfigError(
             f"no Ray cluster at {address}: {error}; start one with ray start --head"
         ) from error
-    was_serving = _is_serving()
+    was_serving = ServeClient.running() is not None
     try:
         yield
     finally:
@@ -85,29 +71,17 @@ def metrics_urls() -> list[str]:
     return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
-def _is_serving() -> bool:
-    import ray
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME
-
-    try:
-        ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve")
-    except ValueError:
-        return False
-    return True
-
-
 def _stop_ray() -> None:
     import ray
-    from ray.serve.context import _get_global_client
 
     ours = psutil.Process().children(recursive=True)
     if ray.is_initialized():
         # Ray reports on stdout that the controller, which was asked to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
-                client: Any = _get_global_client()
-                if drain(client, GRACE_S):  # or it would not hear that either
-                    client.shutdown(GRACE_S)
+                client = ServeClient.running()
+                if client and drain(client, GRACE_S):  # or it would not hear that either
+                    client.shut_down(GRACE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     _, alive = psutil.wait_procs(set(ours), timeout=5)

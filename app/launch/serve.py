@@ -14,10 +14,11 @@ from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import deploy, wait_ready, wants_key
-from app.launch.haproxy import HaproxyCommand
+from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
+from app.launch.ray_internals import check_installed_ray
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
 from models.cpus import available_cpus
@@ -43,12 +44,19 @@ class ServeOptions:
 
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
-    with StopRequest() as stop, fast_serve() as haproxy:
+    with StopRequest() as stop, fast_serve(is_joining=options.address is not None) as haproxy:
+        check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
         with console.status("starting Ray") as status, _ray(options, config):
-            deploy(behind_haproxy)
-            if wait_ready(config.url, stop, lambda text: status.update(escape(text))):
+
+            def report(progress: str) -> None:
+                haproxy.check_started()
+                status.update(escape(progress))
+
+            with haproxy.check_started_on_error():
+                deploy(behind_haproxy)
+            if wait_ready(config.url, stop, report):
                 status.stop()
                 _welcome(config)
                 stop.wait()

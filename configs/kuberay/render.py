@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import indent
 
 from app.environment import node_environment
-from app.launch.haproxy import MAX_CONNECTIONS
+from app.launch.haproxy.command import MAX_CONNECTIONS
 
 HERE = Path(__file__).parent
 HAPROXY = Path("/opt/tandem/haproxy")  # where the Dockerfile puts the command

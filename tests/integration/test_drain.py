@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from app.launch import draining
+from app.launch.ray_internals import ServeClient
 
 LIMIT_S = 0.5
 
@@ -49,7 +50,7 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
     """
     ray.get(controller.__ray_ready__.remote())
     before, started = threading.active_count(), time.monotonic()
-    has_answered = draining.drain(Client(controller), timeout_s)
+    has_answered = draining.drain(ServeClient(Client(controller)), timeout_s)
     took_s = time.monotonic() - started
     assert threading.active_count() <= before
     return has_answered, took_s
@@ -83,5 +84,5 @@ def test_a_dead_controller_is_given_up() -> None:
     ray.get(controller.__ray_ready__.remote())
     ray.kill(controller)
     started = time.monotonic()
-    assert not draining.drain(Client(controller), 30)
+    assert not draining.drain(ServeClient(Client(controller)), 30)
     assert time.monotonic() - started < 20

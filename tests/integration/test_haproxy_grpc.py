@@ -15,21 +15,8 @@ from app.grpc.tandem_pb2_grpc import (
     EnsembleStub,
     add_EnsembleServicer_to_server,
 )
-from app.launch.haproxy import HaproxyCommand
-
-# What matters of Serve's own (haproxy_templates.py).
-CONFIG = """\
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 20s
-    timeout server 20s
-frontend grpc_frontend
-    bind 127.0.0.1:{front} proto h2
-    default_backend replicas
-backend replicas
-    server one 127.0.0.1:{back} proto h2
-"""
+from app.launch.haproxy.command import HaproxyCommand
+from tests.support.haproxy_configs import write_serves_config
 
 
 class Remembering(EnsembleServicer):
@@ -55,9 +42,15 @@ def ensemble(
     add_EnsembleServicer_to_server(servicer, server)
     front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
     server.start()
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back), "ascii")
-    HaproxyCommand(tmp_path / "haproxy", (free_port(), free_port())).write()
+    ports = (free_port(), free_port())
+    config = write_serves_config(
+        tmp_path / "haproxy.cfg",
+        ports=ports,
+        http_port=free_port(),
+        grpc_port=front,
+        replicas={"grpc": back},
+    )
+    HaproxyCommand(tmp_path / "haproxy", ports).write()
     process = subprocess.Popen([tmp_path / "haproxy", "-db", "-f", config])
     try:
         with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:

@@ -12,7 +12,7 @@ import yaml
 
 from app.environment import node_environment
 from app.launch.config import ServeConfig
-from app.launch.haproxy import max_connections
+from app.launch.haproxy.command import max_connections
 
 ROOT = Path(__file__).parents[3]
 KUBERAY = ROOT / "configs" / "kuberay"

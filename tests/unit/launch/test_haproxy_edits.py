@@ -1,0 +1,48 @@
+"""Every edit finds its place in the installed Serve's template; one that does not is told."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ray.serve._private import haproxy_templates
+
+from app.errors import ConfigError
+from app.launch.haproxy import command
+from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy.edit import Edit, unanchored
+from app.launch.haproxy.edits import always, for_clusters, on_loopback, refusals, with_tls
+
+TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
+EDITS = [
+    *always(waits_for_bodies=True),
+    on_loopback((9101, 8404)),
+    *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),
+    refusals(7),
+    *for_clusters(),
+]
+ANCHORS = [(edit, anchor) for edit in EDITS for anchor in edit.anchors]
+
+
+def test_serves_template_has_a_place_for_every_edit() -> None:
+    assert unanchored(EDITS, TEMPLATE) == []
+
+
+@pytest.mark.parametrize(("edit", "anchor"), ANCHORS, ids=lambda value: str(value)[:40])
+def test_an_edit_without_its_place_is_named(edit: Edit, anchor: str) -> None:
+    whole = haproxy_templates.HAPROXY_CONFIG_TEMPLATE
+    without = re.sub(anchor, "# another line", whole, flags=re.MULTILINE)
+    assert without != whole
+    assert f"{edit.purpose} (no line {anchor})" in unanchored(EDITS, f"TEMPLATE = {without!r}")
+
+
+@pytest.mark.parametrize("ports", [None, (9101, 8404)], ids=["cluster", "own"])
+def test_the_command_is_not_written_for_another_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int] | None
+) -> None:
+    """Neither by tandem serve nor by tandem environment."""
+    other = TEMPLATE.replace("frontend http_frontend", "frontend http")
+    monkeypatch.setattr(command, "haproxy_template", lambda: other)
+    with pytest.raises(ConfigError, match=r"Ray 2\.60\S* is installed.*pip install") as caught:
+        HaproxyCommand(tmp_path / "haproxy", ports).write()
+    assert "no place for the limits of HTTP requests" in caught.value.message
+    assert list(tmp_path.iterdir()) == []
