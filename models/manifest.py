@@ -104,6 +104,8 @@ class Manifest(Record):
     golden: FileRecord | None = None  # what each network answers to generated images
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown to people beside the classes, such as how to get more of them
+    license: str = ""  # of the weights, an SPDX identifier; empty: not stated
+    training_data: str = ""  # what they were trained on, and whose terms that has
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Manifest":
