@@ -1,4 +1,4 @@
-"""A model set's new files: written and checked apart from the set, then moved in.
+"""Stages a model set's new files: written and checked apart from the set, then moved in.
 
 They go into a folder of their own inside the set, then in under names that nothing has yet; the
 manifest, which names them, is replaced last and in one step.
