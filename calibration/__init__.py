@@ -1,4 +1,4 @@
-"""From float networks to the committed INT8 sets, and the proof that they are still good.
+"""Makes and measures model sets: training, conversion, INT8 quantisation, accuracy evaluation.
 
 Training of the bundled set (torch, extra ``train``), conversion to OpenVINO IR with the
 preprocessing folded in, quantisation with NNCF and the measurement of accuracy (extra

@@ -10,7 +10,7 @@ import numpy as np
 from models.cpus import cpu_model
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.golden_record import GOLDEN_NAME, NUM_IMAGES, Golden, GoldenAnswer, Row
+from models.golden_record import GOLDEN_NAME, NUM_IMAGES, Golden, GoldenAnswer, TopClasses
 from models.record import Precision
 from models.runtime import CompiledNetwork, Pixels
 
@@ -64,7 +64,7 @@ def _run(network: CompiledNetwork) -> Probabilities:
     return np.concatenate(parts)
 
 
-def _likeliest(row: Probabilities) -> Row:
+def _likeliest(row: Probabilities) -> TopClasses:
     order = np.argsort(-row, kind="stable")[:NUM_KEPT]
     return [(int(i), round(float(row[i]), 4)) for i in order]
 

@@ -10,7 +10,7 @@ from models.record import Precision, Record
 
 GOLDEN_NAME = "golden.json"
 NUM_IMAGES = 32
-Row = list[tuple[int, float]]  # (class index, probability), likeliest first
+TopClasses = list[tuple[int, float]]  # (class index, probability), likeliest first
 
 
 class GoldenAnswer(Record):
@@ -18,7 +18,7 @@ class GoldenAnswer(Record):
 
     cpu: str
     float_type: str
-    rows: Annotated[list[Row], Field(min_length=NUM_IMAGES, max_length=NUM_IMAGES)]
+    rows: Annotated[list[TopClasses], Field(min_length=NUM_IMAGES, max_length=NUM_IMAGES)]
 
 
 class Golden(Record):

@@ -1,4 +1,4 @@
-"""How bytes become the networks' input, as a manifest says it."""
+"""The image section of a manifest: input size, resize and colour order."""
 
 from typing import Annotated, Literal
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
+from models.durable import flush
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.record import FileRecord, FloatType, Precision, Record
@@ -103,6 +104,8 @@ class Manifest(Record):
     golden: FileRecord | None = None  # what each network answers to generated images
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown to people beside the classes, such as how to get more of them
+    license: str = ""  # of the weights, an SPDX identifier; empty: not stated
+    training_data: str = ""  # what they were trained on, and whose terms that has
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Manifest":
@@ -155,8 +158,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest in one step, so that no reader ever sees half of it."""
+    """Write the manifest in one step: no reader, nor a power cut, ever sees half of it.
+
+    Files that it names must have been flushed to the disk before.
+    """
     partial = folder / f"{MANIFEST_NAME}.partial"
     content = manifest.model_dump(mode="json", exclude_defaults=False, exclude_none=True)
     partial.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+    flush(partial)
     partial.replace(folder / MANIFEST_NAME)
+    flush(folder)

@@ -1,6 +1,7 @@
 """Finds, loads and verifies model sets on disk."""
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +15,9 @@ from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import FileRecord, Precision, sha256_of
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
-
-
-PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made
+PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
+REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
+logger = logging.getLogger(__name__)
 
 
 def user_sets_dir() -> Path:
@@ -27,6 +28,11 @@ def user_sets_dir() -> Path:
 def search_path(first: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return where sets are looked for: ``first``, the user's own, the bundled."""
     return (*first, user_sets_dir(), BUNDLED_DIR)
+
+
+def replaced_folder(folder: Path) -> Path:
+    """Return where a set's folder is kept while another takes its place."""
+    return folder.parent / f".{folder.name}{REPLACED_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,8 @@ def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) ->
     if "/" in name_or_path or as_path.is_absolute():
         candidates = [as_path]
     for folder in candidates:
-        if (folder / MANIFEST_NAME).is_file():
-            return ModelSet(folder, read_manifest(folder))
+        if (place := _place_of(folder)) is not None:
+            return ModelSet(place, read_manifest(place))
     there = ", ".join(sorted(s.name for s in list_folders(search))) or "none"
     places = ", ".join(map(str, candidates))
     raise ModelSetError(
@@ -145,7 +151,33 @@ def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) ->
     )
 
 
+def _place_of(folder: Path) -> Path | None:
+    """Return where the set of ``folder`` is: there, unless a command that replaced it was killed.
+
+    Such a command leaves the old set whole, but under another name. Going on to the next place of
+    the search would find another set of the same name, and serve it without a word.
+    """
+    replaced = replaced_folder(folder)
+    for place in (folder, replaced, folder):  # again: a command at work may just have ended
+        if (place / MANIFEST_NAME).is_file():
+            if place == replaced:
+                logger.warning(
+                    "a command that replaced %s was interrupted: the set from before is used, from "
+                    "%s; run that command again, or rename the folder back",
+                    folder,
+                    replaced,
+                )
+            return place
+    return None
+
+
 def list_folders(search: tuple[Path, ...]) -> list[Path]:
-    """Return the folders under ``search`` that hold a manifest, sorted by name."""
-    found = (path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}"))
-    return sorted(folder for folder in found if not folder.name.endswith(PARTIAL_SUFFIX))
+    """Return the folders under ``search`` that :func:`load_model_set` finds, sorted by name."""
+    found = {path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}")}
+    whole = {folder for folder in found if not folder.name.endswith(PARTIAL_SUFFIX)}
+    replaced = {
+        folder.with_name(folder.name[1:].removesuffix(REPLACED_SUFFIX))
+        for folder in found
+        if folder.name.startswith(".") and folder.name.endswith(REPLACED_SUFFIX)
+    }
+    return sorted(whole | replaced)

@@ -1,4 +1,4 @@
-"""Strict frozen records for manifests and ledgers, and files identified by hash."""
+"""Strict frozen records for manifests, and files identified by hash."""
 
 import hashlib
 from pathlib import Path, PurePosixPath

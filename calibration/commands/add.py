@@ -1,4 +1,4 @@
-"""``tandem models add``: networks of your own become a model set."""
+"""The command ``tandem models add``: makes a model set of one's own networks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

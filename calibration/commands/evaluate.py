@@ -1,4 +1,4 @@
-"""``tandem evaluate``: what a set's networks are worth, in tables, JSON and a page with plots."""
+"""The command line of ``tandem evaluate``: its options and their help."""
 
 from pathlib import Path
 from typing import Annotated

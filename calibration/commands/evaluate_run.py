@@ -1,4 +1,4 @@
-"""``tandem evaluate``: measure, record, report, and say whether all is as it must be."""
+"""Runs ``tandem evaluate``: measures, keeps the accuracy record, writes the reports."""
 
 import json
 import random

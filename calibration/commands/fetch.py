@@ -1,4 +1,4 @@
-"""``tandem models fetch``: torchvision's ImageNet networks as a model set."""
+"""The command ``tandem models fetch``: makes a model set of torchvision's ImageNet networks."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Options that more than one command takes, and the reading of those that have parts."""
+"""Command-line options that several commands share, and parsers of their values."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``tandem quantize``: a set's float networks to INT8, in place, all members or none."""
+"""The command ``tandem quantize``: makes the INT8 networks of a set, of all members or none."""
 
 import contextlib
 import json

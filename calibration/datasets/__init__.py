@@ -1,1 +1,1 @@
-"""Images on disk, with and without labels."""
+"""Reads images from disk, with and without labels."""

@@ -1,4 +1,4 @@
-"""Labelled images on disk, read one at a time through the same function that serving uses."""
+"""Reads an ImageFolder one image at a time, with the decoder that serving uses."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

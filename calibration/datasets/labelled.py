@@ -1,4 +1,4 @@
-"""Labelled images on disk: an ImageFolder or a ``file,label`` list, matched to a set's classes."""
+"""Reads labelled datasets (ImageFolder, or CSV of file and label) and finds each label's class."""
 
 import csv
 from collections import Counter

@@ -1,1 +1,1 @@
-"""Accuracy of a model set: measured, with intervals, and kept in the manifest."""
+"""Measures the accuracy of a model set, with confidence intervals."""

@@ -1,4 +1,4 @@
-"""From an evaluation to the record that a manifest keeps."""
+"""Converts an evaluation to an accuracy record and writes it into the set's manifest."""
 
 import platform
 from datetime import date

@@ -1,4 +1,4 @@
-"""What a cascade would cost and gain: accuracy against CPU time, by threshold.
+"""Estimates a cascade's accuracy and CPU time, for each threshold.
 
 The first member answers alone where its margin is at the threshold or above
 (``app.graph.cascade``). Images are counted in bins of that margin: as everything
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.evaluation.statistics import Paired, wilson_interval
-from calibration.evaluation.tally import Rightness
+from calibration.statistics import Paired, Rightness, wilson_interval
 from models.ensemble import Probabilities, margins
 
 NUM_BINS = 1000  # a threshold is a bin's lower edge: three decimals

@@ -1,4 +1,4 @@
-"""Accuracy of a set: every member and the ensemble, float and INT8, on one labelled dataset."""
+"""Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ import numpy as np
 from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.fit_weights import FittedWeights, WeightFit
-from calibration.evaluation.inference import Answered, Networks, batches, through_threads
-from calibration.evaluation.statistics import Paired
-from calibration.evaluation.tally import Rightness, Tally
+from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
+from calibration.evaluation.tally import Tally
+from calibration.statistics import Paired, Rightness
 from models.accuracy import ENSEMBLE, images_digest
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
@@ -18,7 +18,7 @@ from models.record import Precision, sha256_of
 
 SEED = 20
 Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
-Observer = Callable[[Answered], None]
+Observer = Callable[[PredictedBatch], None]
 
 
 @dataclass
@@ -43,11 +43,11 @@ class Evaluation:
         """How many images were read and answered."""
         return next((t.num_images for by in self.tallies.values() for t in by.values()), 0)
 
-    def add(self, batch: Answered) -> None:
+    def add(self, batch: PredictedBatch) -> None:
         """Count one batch."""
         self.unreadable += [f"{image.path}: {why}" for image, why in batch.unreadable]
         right: dict[Precision, dict[str, Rightness]] = {}
-        for precision, rows in batch.answers.items():
+        for precision, rows in batch.probabilities.items():
             tallies = self.tallies.setdefault(precision, {})
             for name, probabilities in rows.items():
                 tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
@@ -104,18 +104,18 @@ def evaluate(
         np.random.RandomState(SEED).shuffle(images)  # type: ignore[arg-type]
         fit = WeightFit(precisions[-1], len(images) // 2)
 
-    def work(batch: Sequence[LabelledImage]) -> Answered:
-        answered = networks.answer(batch)
+    def work(batch: Sequence[LabelledImage]) -> PredictedBatch:
+        predicted = networks.predict(batch)
         if observe is not None:
-            observe(answered)
-        answered.data = []
-        return answered
+            observe(predicted)
+        predicted.data = []
+        return predicted
 
     tracked = track(batches(images), len(images))
-    for answered in through_threads(work, tracked, networks.num_threads):
-        result.add(answered)
+    for predicted in through_threads(work, tracked, networks.num_threads):
+        result.add(predicted)
         if fit is not None:
-            fit.add(answered)
+            fit.add(predicted)
     if not result.num_images:
         raise ModelSetError(
             f"none of the {len(images)} images of {dataset.name} can be read: "

@@ -1,4 +1,4 @@
-"""Do fitted weights beat the plain average? Fit on one half of the images, judge on the other.
+"""Fits the ensemble's weights on half of the images and compares them with the plain average.
 
 The ensemble's probability of the true class is linear in the weights, so its likelihood is that of
 a mixture, concave in the weights: expectation-maximisation climbs to the one maximum.
@@ -10,8 +10,8 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from calibration.evaluation.inference import Answered
-from calibration.evaluation.statistics import Z95, Paired
+from calibration.evaluation.inference import PredictedBatch
+from calibration.statistics import Z95, Paired
 from models.accuracy import ENSEMBLE
 from models.ensemble import average
 from models.record import Precision
@@ -72,9 +72,9 @@ class WeightFit:
     _paired: Paired = field(default_factory=Paired)
     _num_right: list[int] = field(default_factory=lambda: [0, 0])  # plain, fitted
 
-    def add(self, batch: Answered) -> None:
+    def add(self, batch: PredictedBatch) -> None:
         """Take a batch: to fit on, or to judge with once enough were seen."""
-        rows = batch.answers.get(self.precision)
+        rows = batch.probabilities.get(self.precision)
         if not rows:
             return
         members = {name: rows[name] for name in rows if name != ENSEMBLE}

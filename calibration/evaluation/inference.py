@@ -1,4 +1,4 @@
-"""Images of a dataset through every network of a set: streamed, as fast as the machine goes.
+"""Runs the networks of a set over a dataset, streamed, one thread per core.
 
 One thread per core does the whole way of a batch: read, decode, infer with one thread on an infer
 request of its own. Nothing is handed over, no core waits, and memory does not grow with the number
@@ -27,19 +27,20 @@ from models.record import Precision
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 BATCH = 8
-Answers = dict[Precision, dict[str, Probabilities]]  # float32 (N, C) by member, and "ensemble"
+# float32 (N, C), by precision, then by member; and "ensemble"
+NetworkProbabilities = dict[Precision, dict[str, Probabilities]]
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass
-class Answered:
+class PredictedBatch:
     """A batch on its way out: what could be read, its truth, and what every network said."""
 
     images: list[LabelledImage]  # N of them, readable
     data: list[bytes]  # their files
     truth: Indices  # (N,)
-    answers: Answers
+    probabilities: NetworkProbabilities
     unreadable: list[tuple[LabelledImage, str]]
 
 
@@ -72,9 +73,9 @@ class Networks:
         network.check_fits(self.manifest.image.input_size, self.manifest.num_classes)
         return network
 
-    def answer(self, batch: Sequence[LabelledImage]) -> Answered:
+    def predict(self, batch: Sequence[LabelledImage]) -> PredictedBatch:
         """Read up to 8 images and run every network; what cannot be read is told, not raised."""
-        done = Answered([], [], np.empty(0, np.int64), {}, [])
+        done = PredictedBatch([], [], np.empty(0, np.int64), {}, [])
         pixels: list[Pixels] = []
         for image in batch:
             try:
@@ -94,7 +95,7 @@ class Networks:
                     _check_finite(name, precision, probabilities)
                 if len(rows) == len(self._weights):  # no ensemble of some
                     rows[ENSEMBLE] = average(rows, self._weights)
-                done.answers[precision] = rows
+                done.probabilities[precision] = rows
         return done
 
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:

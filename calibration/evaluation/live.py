@@ -1,4 +1,4 @@
-"""The same images through the running service: it must answer as this process does."""
+"""Compares a running service's answers with those of the same networks in this process."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from calibration.datasets.labelled import LabelledImage
-from calibration.evaluation.inference import Answered
+from calibration.evaluation.inference import PredictedBatch
 from models.accuracy import ENSEMBLE
 from models.api_keys import key_headers
 from models.ensemble import Probabilities, average
@@ -92,13 +92,13 @@ class LiveService:
         (precision,) = set(served.values())
         return "INT8" if precision == "INT8" else "FP16"
 
-    def observe(self, batch: Answered) -> None:
+    def observe(self, batch: PredictedBatch) -> None:
         """Send the batch's files and compare the answers with the networks' in this process."""
         bodies = list(self._pool.map(self._ask, batch.data))
         refused = list(self._pool.map(self._is_refused, (i for i, _ in batch.unreadable)))
         with self._lock:
             for index, body in enumerate(bodies):
-                rows = {name: p[index] for name, p in batch.answers[self.precision].items()}
+                rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
                 self._count(batch.images[index], body, rows)
             for (image, _), is_same in zip(batch.unreadable, refused, strict=True):
                 if not is_same:

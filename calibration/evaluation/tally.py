@@ -1,14 +1,13 @@
-"""One classifier's running counts over a dataset; the size of a tally is that of its classes."""
+"""Counts one classifier's right and wrong answers; memory grows with classes, not with images."""
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.evaluation.statistics import Reliability, wilson_interval
+from calibration.statistics import Reliability, Rightness, wilson_interval
 from models.accuracy import Score
 from models.ensemble import Probabilities
 
 Indices = npt.NDArray[np.int64]
-Rightness = npt.NDArray[np.bool_]
 
 
 class Tally:

@@ -1,1 +1,1 @@
-"""Float networks to INT8 with NNCF."""
+"""Quantises float networks to INT8 with NNCF."""

@@ -1,4 +1,4 @@
-"""The images that INT8 is fitted to: drawn with a fixed seed, read once, remembered by hash."""
+"""Draws the calibration and the validation images, and notes their hashes."""
 
 import hashlib
 import random

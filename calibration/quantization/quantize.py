@@ -1,4 +1,4 @@
-"""A float network to INT8 with NNCF, and back to float where INT8 costs too much."""
+"""Quantises a network to INT8 with NNCF, with accuracy control where that costs too much."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import nncf
 import numpy as np
 import openvino as ov
 
-from calibration.evaluation.statistics import Paired
-from calibration.evaluation.tally import Rightness
+from calibration.statistics import Paired, Rightness
 from models.cpus import available_cpus
 from models.manifest import QuantizationOptions
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions

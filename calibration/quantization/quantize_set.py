@@ -1,4 +1,4 @@
-"""INT8 networks for a whole set: every member, its manifest, its golden answers."""
+"""Quantises a whole set: its members' INT8 networks, its manifest, its golden answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Model sets made and changed: networks converted or imported, files staged and moved in whole."""
+"""Creates and changes model sets on disk: conversion, import, download, transactions."""

@@ -1,4 +1,4 @@
-"""A new model set from classifiers that are there already."""
+"""Creates a model set of existing classifiers (ONNX or OpenVINO IR)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

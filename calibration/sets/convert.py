@@ -1,4 +1,4 @@
-"""Torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``."""
+"""Converts torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""One file over HTTP: with progress, resumed where it was broken off, kept only if its hash fits.
+"""Downloads one file over HTTP: resumes, shows progress, and keeps it only if its hash is right.
 
 The bytes go into ``<name>.part``, which becomes ``<name>`` when all is well: nobody ever finds half
 a file under the right name.

@@ -1,4 +1,4 @@
-"""Preprocessing and softmax into the network: what travels to a member is plain uint8.
+"""Folds preprocessing and softmax into a network, so that it takes plain uint8 images.
 
 Input uint8 (N, H, W, 3) BGR, output float32 (N, C) probabilities. Layout, colour order, mean, scale
 and softmax are part of the network: no caller can get them wrong, and a quarter of the bytes

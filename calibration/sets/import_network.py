@@ -1,4 +1,4 @@
-"""Any classifier that OpenVINO reads, made into a member: uint8 BGR in, probabilities out."""
+"""Imports a classifier that OpenVINO reads as a member: uint8 BGR in, probabilities out."""
 
 from dataclasses import dataclass
 from pathlib import Path

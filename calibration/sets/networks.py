@@ -1,4 +1,4 @@
-"""The float networks of the bundled set, as torchvision defines them, and their checkpoints."""
+"""Builds torchvision's networks, and loads and saves their weights."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Graph rewrites that change no result, only what OpenVINO makes of the network."""
+"""Rewrites a network's graph so that OpenVINO runs it better; its results stay the same."""
 
 import openvino as ov
 from openvino import opset13 as ops

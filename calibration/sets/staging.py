@@ -1,4 +1,4 @@
-"""A model set's new files: written and checked apart from the set, then moved in.
+"""Stages a model set's new files: written and checked apart from the set, then moved in.
 
 They go into a folder of their own inside the set, then in under names that nothing has yet; the
 manifest, which names them, is replaced last and in one step.
@@ -14,6 +14,7 @@ import openvino as ov
 from pydantic import TypeAdapter
 
 from models import golden
+from models.durable import flush
 from models.errors import ModelSetError
 from models.golden_record import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest, write_manifest
@@ -87,17 +88,28 @@ class Staging:
     def move_in(self, manifest: Manifest) -> None:
         """Move what ``manifest`` names into the folder, then replace the manifest.
 
-        What it names no more goes when the change ends.
+        What it names no more goes when the change ends. On the disk all comes in the same order,
+        so that a power cut leaves the old set or the new one: the note of what moves, the new
+        files' bytes, their names, the manifest's bytes, its name; after that files are removed.
         """
         old = manifest_of(self.folder)
         with writing(self.folder):
             moving = (*(old.files if old else ()), *manifest.files)
-            (self.work / MOVING_NAME).write_bytes(RECORDS.dump_json(moving))
+            self._note(moving)
             for record in manifest.files:
                 staged = self.work / record.path
                 if staged.exists():
+                    flush(staged)
                     staged.replace(self.folder / record.path)
+            flush(self.folder)
             write_manifest(self.folder, manifest)
+
+    def _note(self, moving: tuple[FileRecord, ...]) -> None:
+        """Note which files come or go, for whoever tidies up after a kill."""
+        note = self.work / MOVING_NAME
+        note.write_bytes(RECORDS.dump_json(moving))
+        flush(note)
+        flush(self.work)
 
 
 @contextmanager

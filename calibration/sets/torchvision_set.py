@@ -1,4 +1,4 @@
-"""imagenet1k: torchvision's published weights as a model set, float, ready to be quantised."""
+"""Creates imagenet1k: torchvision's published weights as a float model set."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,14 @@
-"""Changing a model set so that it is always whole: old until the very last step, then new.
+"""Transactions on a model set's folder: the set is the old one until the last step, then the new.
 
-Whatever ends a command before the manifest is replaced (an error, a full disk, Ctrl-C) leaves the
-set as it was; what a killed one leaves behind is harmless, and the next one removes it.
+Whatever ends a command (an error, a full disk, Ctrl-C, a kill, a power cut), the set is whole. What
+a killed one leaves behind is harmless, and the next one removes it.
+
+- :func:`change` replaces the manifest in one rename; the files that only the old one names go
+  after that.
+- :func:`create` builds the new set in ``.NAME.partial`` beside the old one. A folder cannot be
+  replaced in one rename, so the old one goes to ``.NAME.old.partial``, the new one takes its name,
+  then the old one is removed. Between the two renames nothing has the set's name;
+  ``models.model_set`` then takes the old one from where it is, and never another set of that name.
 """
 
 import fcntl
@@ -14,9 +21,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of, writing
+from models.durable import flush
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME
-from models.model_set import PARTIAL_SUFFIX
+from models.model_set import PARTIAL_SUFFIX, replaced_folder
 
 
 @contextmanager
@@ -38,7 +46,7 @@ def create(folder: Path, *, is_replaced: bool = False) -> Iterator[Staging]:
     """Make a new set at ``folder``; it appears whole, when the block ends well, or not at all."""
     _check_free(folder, is_replaced=is_replaced)
     building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
-    aside = folder.with_name(f".{folder.name}.old{PARTIAL_SUFFIX}")
+    aside = replaced_folder(folder)
     with writing(building):
         building.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
@@ -74,6 +82,7 @@ def _swap(building: Path, folder: Path, aside: Path) -> None:
         if folder.exists():
             folder.replace(aside)
         building.replace(folder)
+        flush(folder.parent)  # before the old one goes
     finally:
         _put_back(aside, folder)
 
@@ -82,6 +91,8 @@ def _put_back(aside: Path, folder: Path) -> None:
     """Restore the set that was put aside, unless another is in its place."""
     if aside.exists() and not folder.exists():
         aside.replace(folder)
+    if not aside.is_symlink():
+        _remove(aside / MANIFEST_NAME)  # first, so that what is left is no set to anybody
     _remove(aside)
 
 

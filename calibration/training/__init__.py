@@ -1,1 +1,1 @@
-"""Training of the bundled set's float networks, with torch."""
+"""Trains the bundled set's float networks, with torch."""

@@ -1,4 +1,4 @@
-"""Training images: an ImageFolder held in memory, random crops of it, and mixing of batches."""
+"""Holds training images in memory, and augments them: random crops, mixed batches."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The mean of two trainings of one network: ``python -m calibration.training.average --help``.
+"""Averages the weights of two trainings: ``python -m calibration.training.average --help``.
 
 Two runs that started from the same weights lie in one valley, and their middle generalises better
 than either (Izmailov et al. 2018, "Averaging weights leads to wider optima"). What batch

@@ -1,4 +1,4 @@
-"""How a network is trained: everything that determines a run besides its data."""
+"""The training recipe: every hyperparameter of a run."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A served network as the teacher of another: it answers every training image as it is, mixed too.
+"""Knowledge distillation: a served network gives the probabilities that another is trained on.
 
 Function matching (Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and
 consistent"): the student sees the same crop and the same mixture, and learns the whole answer. On

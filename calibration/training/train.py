@@ -1,4 +1,4 @@
-"""Training of the bundled set's float networks: ``python -m calibration.training.train --help``.
+"""Trains the bundled set's float networks: ``python -m calibration.training.train --help``.
 
 Continues from a checkpoint (``--init`` a state dict, or the run's own after an interruption) and
 writes one after every epoch, so Ctrl-C costs at most the epoch that was running.

@@ -1,4 +1,4 @@
-"""One network's training: the live weights, their moving average, the optimizer, its checkpoint."""
+"""Trains one network: its weights, their moving average, the optimizer, checkpoints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""From a committed float IR back to torch weights, so that training can go on from what is there.
+"""Restores torch weights from a float OpenVINO IR, so that training can go on from it.
 
 Conversion melts each batch normalisation into the convolution before it. Its scale and statistics
 are gone, but not what they did: the melted kernel and bias are put back, and the normalisation is

@@ -1,1 +1,1 @@
-"""An evaluation for people and scripts: tables, JSON, plots, a page."""
+"""Reports of an evaluation: tables, JSON, plots and an HTML page."""

@@ -1,4 +1,4 @@
-"""The cascade of an evaluation, told: a small table, the line for serve_config.yaml, JSON."""
+"""Reports the cascade of an evaluation: a table, the line for serve_config.yaml, JSON."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from calibration.evaluation.cascade import (
     cheapest_within,
 )
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.statistics import Paired
+from calibration.statistics import Paired
 from models.record import Precision
 
 WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1: shown in the terminal

@@ -1,4 +1,4 @@
-"""An evaluation as one page: the tables and plots, nothing loaded from elsewhere."""
+"""Renders an evaluation as one HTML page that loads nothing from elsewhere."""
 
 from pathlib import Path
 from typing import Any

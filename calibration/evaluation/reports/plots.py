@@ -1,4 +1,4 @@
-"""An evaluation as pictures: SVG text to stand in a page, drawn with matplotlib."""
+"""Plots an evaluation as inline SVG, with matplotlib."""
 
 import io
 import warnings
@@ -10,8 +10,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from calibration.evaluation.cascade import CascadePoint
-from calibration.evaluation.statistics import NUM_BINS
 from calibration.evaluation.tally import Tally
+from calibration.statistics import NUM_BINS
 
 MAX_CLASSES = 20  # the worst of more classes are shown
 COLORS = {"ensemble": "#1b6f5f"}  # members take the others in turn

@@ -1,4 +1,4 @@
-"""An evaluation for people (tables) and for scripts (JSON)."""
+"""Renders an evaluation as tables for people and as JSON for scripts."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +11,7 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.fit_weights import FittedWeights
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.cascade import cascade_json, show_cascade
-from calibration.evaluation.statistics import Paired
+from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.manifest import Manifest
 from models.record import Precision

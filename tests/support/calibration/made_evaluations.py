@@ -8,7 +8,7 @@ from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.fit_weights import FittedWeights
-from calibration.evaluation.inference import Answered
+from calibration.evaluation.inference import PredictedBatch
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.tables import as_json
 from models.accuracy import ENSEMBLE
@@ -84,7 +84,7 @@ def measure(
         found.float_type[precision] = "f32"
         for m in members:
             found.cpu_ms_per_image.setdefault(m.name, {})[precision] = 1.25
-    found.add(Answered(list(images), [], np.array(truth), answers, []))
+    found.add(PredictedBatch(list(images), [], np.array(truth), answers, []))
     return found
 
 

@@ -48,6 +48,16 @@ def test_the_bundled_manifests_are_right():
         assert read_manifest(path.parent).name == path.parent.name
 
 
+def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
+    for path in BUNDLED_DIR.glob("*/manifest.yaml"):
+        manifest = read_manifest(path.parent)
+        assert manifest.license == "Apache-2.0"
+        assert "ImageNet" in manifest.training_data
+        card = (path.parent / "README.md").read_text("utf-8")
+        for said in ("Apache-2.0", "Imagenette", "non-commercial research", "commercial use"):
+            assert said in card
+
+
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [

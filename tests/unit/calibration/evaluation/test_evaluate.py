@@ -237,11 +237,13 @@ def test_batches_give_what_single_images_give(tiny_set: Path, pictures: Path) ->
     model_set = load_model_set(str(tiny_set))
     images = read_dataset(pictures, model_set).images
     networks = Networks(model_set, ("INT8",))
-    together = networks.answer(images[:8])
+    together = networks.predict(images[:8])
     for index, image in enumerate(images[:8]):
-        alone = networks.answer([image])
-        for name, rows in alone.answers["INT8"].items():
-            np.testing.assert_allclose(rows[0], together.answers["INT8"][name][index], atol=1e-5)
+        alone = networks.predict([image])
+        for name, rows in alone.probabilities["INT8"].items():
+            np.testing.assert_allclose(
+                rows[0], together.probabilities["INT8"][name][index], atol=1e-5
+            )
 
 
 def test_a_network_that_answers_nan_is_named(tmp_path: Path, pictures: Path) -> None:

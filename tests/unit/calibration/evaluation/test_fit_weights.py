@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibration.evaluation.fit_weights import FLOOR, FittedWeights, WeightFit, fit_mixture
-from calibration.evaluation.inference import Answered
+from calibration.evaluation.inference import PredictedBatch
 from models.accuracy import ENSEMBLE
 
 BOUNDED = settings(max_examples=40, deadline=None, database=None)
@@ -36,9 +36,9 @@ def probabilities_of_truth(draw) -> np.ndarray:
     return draw(hnp.arrays(np.float64, shape, elements=st.floats(0.01, 1)))
 
 
-def batch(rows: dict[str, list[list[float]]], truth: list[int], precision="INT8") -> Answered:
+def batch(rows: dict[str, list[list[float]]], truth: list[int], precision="INT8") -> PredictedBatch:
     answers = {name: np.array(row, np.float32) for name, row in rows.items()}
-    return Answered([], [], np.array(truth, np.int64), {precision: answers}, [])
+    return PredictedBatch([], [], np.array(truth, np.int64), {precision: answers}, [])
 
 
 def told(right: list[bool], sure: float = 0.9) -> list[list[float]]:
@@ -140,7 +140,7 @@ def test_the_figures_are_those_of_a_loop():
     fit, order = WeightFit("FP16", 40), rng.permutation(80)
     for some in np.array_split(order, 10):
         members = {"a": rows[0, some], "b": rows[1, some]}
-        fit.add(Answered([], [], truth[some], {"FP16": members}, []))
+        fit.add(PredictedBatch([], [], truth[some], {"FP16": members}, []))
     found = judged(fit)
     weights = fit_mixture(rows[:, order[:40], truth[order[:40]]].T.astype(np.float64))
     assert list(found.weights.values()) == pytest.approx(weights.tolist())
@@ -193,7 +193,7 @@ def test_the_ensembles_own_answer_is_no_member():
 def test_other_precisions_and_batches_without_readable_images_are_passed_over():
     fit = fit_of([True], [False], num_to_fit=1, times=3)
     fit.add(batch({"a": told([False]), "b": told([True])}, [0], "FP16"))
-    fit.add(Answered([], [], np.empty(0, np.int64), {}, []))
+    fit.add(PredictedBatch([], [], np.empty(0, np.int64), {}, []))
     assert judged(fit).num_judged == 2
 
 

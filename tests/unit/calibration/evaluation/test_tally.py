@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.evaluation.statistics import wilson_interval
 from calibration.evaluation.tally import Tally
+from calibration.statistics import wilson_interval
 from models.ensemble import top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)

@@ -14,10 +14,10 @@ import pytest
 from app.accuracy_gate import check_accuracy
 from app.errors import UnverifiedError
 from app.settings import Settings
-from calibration.evaluation.statistics import Paired
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import Labelled, Quantized, rightness
 from calibration.quantization.quantize_set import Request, quantize_set
+from calibration.statistics import Paired
 from models import golden
 from models.errors import ModelSetError
 from models.image_record import ImageRecord

@@ -1,19 +1,29 @@
-"""Ctrl-C at any line and a kill: the set is the old one or the new."""
+"""Ctrl-C at any line, a kill at any step: the set is the old one or the new, and never another."""
 
+import os
 import shutil
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from calibration.sets import staging, transaction
 from calibration.sets.transaction import change, create
+from models import durable
 from models.manifest import read_manifest
 from models.model_set import list_folders, load_model_set
 from tests.support.calibration.staged_sets import contents, is_changed, is_whole, with_texts
 from tests.support.tiny_networks import write_tiny_set
+
+KILL = 9  # exit code of a child that was killed
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # events of Python's audit hooks
+TRACED = {staging.__file__, transaction.__file__, durable.__file__}
 
 
 class InterruptAt:
@@ -32,7 +42,7 @@ class InterruptAt:
         sys.settrace(self._before)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in (staging.__file__, transaction.__file__):
+        if frame.f_code.co_filename not in TRACED:
             return None
         if event == "line":
             self.left -= 1
@@ -40,6 +50,46 @@ class InterruptAt:
                 self.where = frame.f_code.co_name
                 raise KeyboardInterrupt
         return self._trace
+
+
+class KillAt:
+    """Ends this process, nothing cleaned up, before the ``number``-th change that the disk sees."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        is_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if event in CHANGES or is_write:
+            self.step()
+
+    def step(self, *_: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os._exit(KILL)
+
+
+def was_killed(number: int, work: Callable[[], None]) -> bool:
+    """Run ``work`` in a child that is killed at its ``number``-th change; False: it ended first."""
+    if (child := os.fork()) == 0:
+        try:
+            kill = KillAt(number)
+            os.fsync = kill.step  # after a write, before it is on the disk
+            sys.addaudithook(kill)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, KILL)
+    return code == KILL
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of changes: what reaches the disk, and when, is test_power_cut's."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def test_ctrl_c_at_any_line_leaves_the_old_set_or_the_new(tmp_path):
@@ -90,6 +140,91 @@ def test_ctrl_c_at_any_line_of_a_replacement_leaves_the_old_set_or_the_new(tmp_p
         shutil.rmtree(folder)
     assert set(met.values()) >= {"create", "_swap", "_put_back", "_locked", "move_in"}
     assert list(folder.parent.iterdir()) == []
+
+
+def make_bundled(folder: Path) -> Path:
+    """Make another set of the same name, in a place that is searched later."""
+    return write_tiny_set(folder / "bundled" / "tiny", gains={"another": 1.0})
+
+
+def check_found(folder: Path, bundled: Path, before: dict[str, bytes | None], where: str) -> None:
+    """The set that its name stands for is the old one or the new, whole."""
+    found = load_model_set("tiny", (folder.parent, bundled.parent))
+    assert found.problems() == [], where
+    assert [member.name for member in found.manifest.members] == ["sure"], where
+    assert is_changed(found.folder) or set(before) <= set(contents(found.folder)), where
+    assert load_model_set(str(folder)).folder == found.folder
+    assert list_folders((folder.parent,)) == [folder], where
+
+
+def test_a_kill_at_any_step_of_a_change_leaves_the_old_set_or_the_new(tmp_path):
+    first, bundled = write_tiny_set(tmp_path / "first", gains={"sure": 8.0}), make_bundled(tmp_path)
+    before, old = contents(first), read_manifest(first)
+    folder, number = tmp_path / "sets" / "tiny", 0
+
+    def work() -> None:
+        with change(folder) as files:
+            files.move_in(with_texts(files, old))
+
+    is_killed = True
+    while is_killed:
+        number += 1
+        shutil.copytree(first, folder)
+        is_killed = was_killed(number, work)
+        check_found(folder, bundled, before, f"step {number}")
+        with change(folder):  # the next command tidies up
+            pass
+        files = {record.path for record in read_manifest(folder).files}
+        assert set(contents(folder)) == files | {"manifest.yaml"}, f"step {number}"
+        shutil.rmtree(folder)
+    assert number > 15
+
+
+def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
+    first, bundled = write_tiny_set(tmp_path / "first", gains={"sure": 8.0}), make_bundled(tmp_path)
+    before, old = contents(first), read_manifest(first)
+    folder, number, places = tmp_path / "sets" / "tiny", 0, set()
+
+    def work() -> None:
+        with create(folder, is_replaced=True) as files:
+            shutil.copytree(first, files.folder, dirs_exist_ok=True)
+            files.move_in(with_texts(files, old))
+
+    is_killed = True
+    while is_killed:
+        number += 1
+        shutil.copytree(first, folder)
+        is_killed = was_killed(number, work)
+        check_found(folder, bundled, before, f"step {number}")
+        places.add(load_model_set(str(folder)).folder.name)
+        work()  # the same command again
+        assert is_changed(folder)
+        assert is_whole(folder)
+        assert [p.name for p in folder.parent.iterdir()] == ["tiny"], f"step {number}"
+        shutil.rmtree(folder)
+    assert number > 15
+    assert places == {"tiny", ".tiny.old.partial"}  # it was killed between the two renames too
+
+
+def test_a_replacement_that_was_killed_between_its_renames_is_said(folder, caplog):
+    folder.replace(folder.with_name(".tiny.old.partial"))
+    assert load_model_set("tiny", (folder.parent,)).folder.name == ".tiny.old.partial"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"a command that replaced {folder} was interrupted" in line
+    assert "run that command again" in line
+
+
+def test_what_is_left_of_a_set_that_was_replaced_is_no_set(folder):
+    """A kill while the old files go; then somebody removes the new set."""
+    old = folder.with_name(".tiny.old.partial")
+    shutil.copytree(folder, old)
+    number, left = 1, contents(old)
+    while set(left) == set(contents(folder)):
+        assert was_killed(number, lambda: transaction._put_back(old, folder))
+        number, left = number + 1, contents(old)
+    assert set(contents(folder)) - set(left) == {"manifest.yaml"}  # it goes first
+    shutil.rmtree(folder)
+    assert list_folders((folder.parent,)) == []
 
 
 KILLED = """

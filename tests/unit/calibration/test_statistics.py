@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.evaluation.statistics import NUM_BINS, Z95, Paired, Reliability, wilson_interval
+from calibration.statistics import NUM_BINS, Z95, Paired, Reliability, wilson_interval
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)

@@ -1,4 +1,4 @@
-"""How sure a measured accuracy is: intervals, paired tests, calibration error.
+"""Statistics of a measured accuracy: intervals, paired tests, calibration error.
 
 Everything works on counts, so an evaluation needs no memory per image.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binomtest
 
+Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
 Z95 = 1.959964  # the normal distribution's 97.5 % quantile
 NUM_BINS = 15  # of confidence, as Guo et al. (2017) have them
 
@@ -32,13 +33,13 @@ class Paired:
     only_second: int = 0
 
     @classmethod
-    def of(cls, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> "Paired":
+    def of(cls, first: Rightness, second: Rightness) -> "Paired":
         """Return the counts of (N,) right-or-wrong."""
         pair = cls()
         pair.add(first, second)
         return pair
 
-    def add(self, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> None:
+    def add(self, first: Rightness, second: Rightness) -> None:
         """Count a batch of (N,) right-or-wrong."""
         self.num_images += len(first)
         self.only_first += int((first & ~second).sum())
@@ -75,7 +76,7 @@ class Reliability:
     right: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
     confidence: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
 
-    def add(self, confidence: npt.NDArray[Any], right: npt.NDArray[np.bool_]) -> None:
+    def add(self, confidence: npt.NDArray[Any], right: Rightness) -> None:
         """Count a batch: (N,) probability of the first class, (N,) whether it was right."""
         bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
         self.counts += np.bincount(bins, minlength=NUM_BINS)
