@@ -1,7 +1,9 @@
 """Float networks to a served INT8 set, with the real commands."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,9 +14,11 @@ import httpx
 import openvino as ov
 import pytest
 
+from app.metrics.table import FAILED_GOLDEN_CHECKS
 from models.ledger import judge
 from models.manifest import read_manifest, write_manifest
 from tests.support.services.live_service import TANDEM, Service
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
     take_golden,
@@ -126,16 +130,30 @@ def test_a_set_that_lost_too_much_is_refused_until_allowed(
 
 
 def test_a_network_that_answers_otherwise_does_not_get_ready(
-    tmp_path: Path, start_service: Start
+    tmp_path: Path, start_service: Start, free_port: Callable[[], int]
 ) -> None:
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly."""
     one, two = write_opposite_sets(tmp_path)
     take_golden(one, two)
-    service = start_service("--model-set", str(one))
+    metrics = free_port()
+    service = start_service("--model-set", str(one), "--metrics-port", str(metrics))
+    failed = rf'{FAILED_GOLDEN_CHECKS.exposed[0]}\{{.*member="sure".*\}} 1\.0'
+    wait_until(
+        lambda: re.search(failed, scraped(metrics)) or service.process.poll() is not None,
+        120,
+        "the replica neither ends nor tells why",
+    )
+    assert service.process.poll() is None, "the metrics do not tell of the failed check"
     assert service.process.wait(120) != 0
     log = service.log.read_text()
     assert "sure INT8 does not answer as where the set was made" in log
     assert "instruction set" in log
+
+
+def scraped(port: int) -> str:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    return ""
 
 
 @pytest.mark.shared_data
