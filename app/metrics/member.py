@@ -9,6 +9,7 @@ from app.metrics.meter import meter
 from app.metrics.table import (
     BATCHES,
     FAILED_BATCHES,
+    FAILED_GOLDEN_CHECKS,
     GOLDEN_MS,
     GOLDEN_PASSED,
     MEMBER_IMAGES,
@@ -50,12 +51,18 @@ class MemberMetrics:
 
 @contextmanager
 def golden_recorded(member: str) -> Iterator[None]:
-    """Record whether the block, a member's golden check, passed, and how long it took."""
+    """Record whether the block, a member's golden check, passed, and how long it took.
+
+    A failure is told to Ray before the error goes on, which ends the replica: what Ray knows by
+    then it exports when the process ends.
+    """
     started = time.perf_counter()
     try:
         yield
     except Exception:
         meter.set(GOLDEN_PASSED, 0, member=member)
+        meter.count(FAILED_GOLDEN_CHECKS, member=member)
+        meter.flush()
         raise
     meter.set(GOLDEN_PASSED, 1, member=member)
     meter.set(GOLDEN_MS, (time.perf_counter() - started) * 1e3, member=member)

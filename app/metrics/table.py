@@ -106,6 +106,14 @@ GOLDEN_PASSED = Metric(
     "1: the member answers as where the set was made; 0: it does not, and its replica ends",
     ("member",),
 )
+FAILED_GOLDEN_CHECKS = Metric(
+    "tandem_failed_golden_checks",
+    "counter",
+    "replicas that ended because the member does not answer as where the set was made; Ray keeps "
+    "the count when the replica is gone",
+    ("member",),
+    when="a golden check fails",
+)
 GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", ("member",))
 DROPPED_SPANS = Metric(
     "tandem_dropped_spans",

@@ -6,8 +6,10 @@ tests/unit/calibration/quantization/test_quantize_set.py, evaluating and ``--url
 tests/unit/calibration/evaluation/test_evaluate.py and test_live.py, and the others as they say.
 """
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,9 +19,11 @@ import httpx
 import openvino as ov
 import pytest
 
+from app.metrics.table import FAILED_GOLDEN_CHECKS
 from models.ledger import judge
 from models.manifest import read_manifest, write_manifest
 from tests.support.services.live_service import TANDEM, Service, Start
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
     take_golden,
@@ -137,7 +141,7 @@ def test_a_set_that_lost_too_much_is_refused_until_allowed(
 
 @pytest.mark.slow
 def test_a_network_that_answers_otherwise_does_not_get_ready(
-    tmp_path: Path, start_service: Start
+    tmp_path: Path, start_service: Start, free_port: Callable[[], int]
 ) -> None:
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly.
 
@@ -146,11 +150,25 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(
     """
     one, two = write_opposite_sets(tmp_path)
     take_golden(one, two)
-    service = start_service("--model-set", str(one))
-    assert service.process.wait(300) != 0
+    metrics = free_port()
+    service = start_service("--model-set", str(one), "--metrics-port", str(metrics))
+    failed = rf'{FAILED_GOLDEN_CHECKS.exposed[0]}\{{.*member="sure".*\}} 1\.0'
+    wait_until(
+        lambda: re.search(failed, scraped(metrics)) or service.process.poll() is not None,
+        120,
+        "the replica neither ends nor tells why",
+    )
+    assert service.process.poll() is None, "the metrics do not tell of the failed check"
+    assert service.process.wait(120) != 0
     log = service.log.read_text()
     assert "sure INT8 does not answer as where the set was made" in log
     assert "instruction set" in log
+
+
+def scraped(port: int) -> str:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    return ""
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from app.metrics.member import MemberMetrics, golden_recorded
 from app.metrics.table import (
     BATCHES,
     FAILED_BATCHES,
+    FAILED_GOLDEN_CHECKS,
     GOLDEN_MS,
     GOLDEN_PASSED,
     MEMBER_IMAGES,
@@ -55,7 +56,11 @@ def test_a_golden_check_that_passes(told: Instruments) -> None:
     assert told.of(GOLDEN_MS)["a",] >= 0
 
 
-def test_a_golden_check_that_fails(told: Instruments) -> None:
+def test_a_golden_check_that_fails_is_told_before_the_error_goes_on(told: Instruments) -> None:
+    """The replica ends within a second: the meter's next regular flush would be too late."""
     with pytest.raises(ValueError, match="another answer"), golden_recorded("a"):
         raise ValueError("another answer")
-    assert told.of(GOLDEN_PASSED) == {("a",): 0}
+    at_once = {name: dict(series) for name, series in told.values.items()}
+    assert at_once[GOLDEN_PASSED.name] == {("a",): 0}
+    assert at_once[FAILED_GOLDEN_CHECKS.name] == {("a",): 1}
+    assert told.of(FAILED_GOLDEN_CHECKS) == {("a",): 1}  # once, whenever the next flush is
