@@ -16,9 +16,9 @@ from app.bench.samples import Summary
 from app.bench.upper_bound import Setup, SetupResult, UpperBound
 from app.tune.report import show as show_tuning
 from calibration.commands import quantize
-from calibration.evaluation.statistics import Paired
 from calibration.quantization.quantize import Quantized
 from calibration.quantization.quantize_set import MemberQuantization
+from calibration.statistics import Paired
 from tests.support.calibration.made_evaluations import measure, model_set_of
 from tests.support.calibration.report_output import shown
 from tests.support.command_line import tandem
