@@ -27,7 +27,7 @@ def draw(out: Console, trace: Trace) -> None:
     last = max(span["end_ns"] for span in trace.spans)
     width = max(MIN_WIDTH, out.width - NAME_WIDTH - 24)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("span", width=NAME_WIDTH, no_wrap=True)
+    table.add_column("span", width=NAME_WIDTH, overflow="fold")
     table.add_column(_ruler(width, (last - first) / 1e6), width=width, no_wrap=True)
     table.add_column("start", justify="right")
     table.add_column("ms", justify="right")
@@ -84,7 +84,9 @@ def _bar(start: float, length: float, width: int) -> str:
 
 
 def _ruler(width: int, total_ms: float) -> str:
-    """Return the axis: 0 at the left, half, and the whole at the right."""
+    """Return the axis: 0 at the left, half if there is room, and the whole at the right."""
     middle, end = f"{total_ms / 2:.1f}", f"{total_ms:.1f} ms"
     line = "0".ljust(width // 2) + middle
+    if len(line) + 2 + len(end) > width:
+        line = "0"
     return line.ljust(width - len(end)) + end
