@@ -1,10 +1,10 @@
 """The queue of files to decode: interactive ones first, and heavy ones never on every thread.
 
 A file's cost is known only once its header has been read, which happens on a thread, when its turn
-has come. A light one is then decoded at once. A heavy one (a large PNG takes a second where a photo
-takes two milliseconds) waits again, among its like: at most all threads but one decode heavy files,
-and their pixels together are limited. So whoever sends large pictures waits for others who do, and
-photos pass. Deadlines are looked at whenever a file has its turn.
+has come. A light one is then decoded at once. A heavy one (a large PNG takes half a second where a
+photo takes two milliseconds) waits again, among its like: at most all threads but one decode heavy
+files, and their pixels together are limited. So whoever sends large pictures waits for others who
+do, and photos pass. Deadlines are looked at whenever a file has its turn.
 """
 
 import asyncio

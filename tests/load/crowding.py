@@ -1,9 +1,9 @@
 """Good requests beside those that want everything: ``python tests/load/crowding.py --json FILE``.
 
 Good single photos at a steady rate, alone; then beside clients who send forms of large pictures (8
-megapixels with 16 bits and alpha: 65 KB of PNG that take a second to decode) as fast as they are
-answered; then beside forms of 64 photos, which fill the members' queues. Prints JSON: what became
-of the good requests and their latency, and of the others.
+megapixels with 16 bits and alpha: 70 KB of PNG that take over half a second to decode) as fast as
+they are answered; then beside forms of 64 photos, which fill the members' queues. Prints JSON: what
+became of the good requests and their latency, and of the others.
 """
 
 import asyncio
