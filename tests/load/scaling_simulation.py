@@ -19,10 +19,10 @@ from machine import ROOT, describe
 from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
-from app.planning.simulated_policy import PolicyAutoscaler
 from app.planning.simulated_service import Service, SimStage, SimulationOutcome
 from app.planning.simulator import Autoscaler, Simulation
 from app.scaling.policy import ScalingOptions
+from tests.support.simulated_policy import PolicyAutoscaler
 
 COST_MS = {"Gateway": 6.2, "Decoder": 5.1, "resnet50": 18.9, "densenet169": 18.4}
 CORES = {"Gateway": 1.0, "Decoder": 2.0, "resnet50": 4.0, "densenet169": 4.0}

@@ -1,4 +1,4 @@
-"""The autoscaling policy connected to the simulator."""
+"""The autoscaling policy connected to the simulator, fed as Serve feeds it."""
 
 from collections.abc import Mapping, Sequence
 
