@@ -6,7 +6,7 @@ the only module of ``app`` that touches it.
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from app.errors import ConfigError
@@ -14,6 +14,7 @@ from app.errors import ConfigError
 MIB = 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
@@ -41,7 +42,7 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         # A gRPC message is whole in memory before anybody can look at it: four times a body's
         # limit, so that a client that is over it is told so by us.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(80 * MIB),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        HAPROXY_PATH: str(haproxy),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
@@ -131,7 +132,9 @@ def prepend_to_environment(name: str, value: str) -> None:
     os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
 
 
-def set_environment(values: Mapping[str, str]) -> None:
-    """Put ``values`` into the environment; what the user set already wins."""
+def set_environment(values: Mapping[str, str], ours: Collection[str] = ()) -> None:
+    """Put ``values`` into the environment; what the user set already wins, but for ``ours``."""
     for name, value in values.items():
+        if name in ours:
+            os.environ[name] = value
         os.environ.setdefault(name, value)

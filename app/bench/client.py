@@ -12,6 +12,7 @@ from itertools import count
 import aiohttp
 
 from app.bench.samples import Sample
+from models.client_tls import ClientTls
 
 MAX_UNDER_WAY = 2000  # of an open loop; what comes beyond is counted as ``client_full``, not sent
 Heard = Callable[[Sample], None]
@@ -26,6 +27,7 @@ class Target:
     timeout_s: float = 30.0
     files_per_request: int = 1  # more: a multipart form of so many photos
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
+    tls: ClientTls = field(default_factory=ClientTls)
 
     def bodies_of(self, number: int) -> list[bytes]:
         """Return the photos of the ``number``-th request, in turn."""
@@ -42,7 +44,9 @@ class Target:
 def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
     """Return a session that keeps its connections, with no proxy between."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=60),
+        connector=aiohttp.TCPConnector(
+            limit=num_connections, keepalive_timeout=60, ssl=target.tls.context() or True
+        ),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         headers=target.headers,
     )

@@ -103,7 +103,7 @@ def _served(target: Target) -> str:
     url = target.url
     try:
         # No proxy (trust_env) as the load itself, but roots by SSL_CERT_FILE (the context).
-        verify = ssl.create_default_context()
+        verify = target.tls.context() or ssl.create_default_context()
         with httpx.Client(base_url=url, timeout=10, trust_env=False, verify=verify) as client:
             client.get("/readyz").raise_for_status()
             models = client.get("/v1/models", headers=dict(target.headers))

@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.cli.options import Images, JsonFile, KeyFile, Plot
+from app.cli.options import ClientCert, ClientKey, Images, JsonFile, KeyFile, Plot, Roots
 from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
 from models.api_keys import key_headers
+from models.client_tls import ClientTls
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -49,6 +50,9 @@ def bench(
     model_set: LimitSet = "imagenette",
     precision: LimitPrecision = "INT8",
     key_file: KeyFile = None,
+    ca: Roots = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Load a running service and tell throughput, latency, errors and CPU; or measure the bound.
 
@@ -74,7 +78,11 @@ def bench(
         rates = numbers(rate, "--rate") if rate else []
         loads = (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
         target = Target(
-            url.rstrip("/"), bodies, files_per_request=files, headers=key_headers(key_file)
+            url.rstrip("/"),
+            bodies,
+            files_per_request=files,
+            headers=key_headers(key_file),
+            tls=ClientTls(ca, client_cert, client_key),
         )
         options = Options(target, duration, warm_up, objective_ms, seed, plot)
         result = run_loads(loads, options, quiet=str(json_file) == "-")

@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from app.cli.options import KeyFile
+from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
 from models.api_keys import key_headers
+from models.client_tls import ClientTls
 from models.image_files import find_files
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -31,21 +32,27 @@ def classify(
     top_k: Annotated[int, typer.Option(min=1, help="classes per image")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     key_file: KeyFile = None,
+    ca: Roots = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
-    files, headers = list(find_files(paths)), key_headers(key_file)
-    num_failed = asyncio.run(_run(files, url.rstrip("/"), headers, top_k, as_json))
+    files, tls = list(find_files(paths)), ClientTls(ca, client_cert, client_key)
+    client = httpx.AsyncClient(
+        timeout=60, headers=key_headers(key_file), verify=tls.context() or True
+    )
+    num_failed = asyncio.run(_run(client, files, url.rstrip("/"), top_k, as_json))
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
 
 
 async def _run(
-    files: list[Path], url: str, headers: dict[str, str], top_k: int, as_json: bool
+    client: httpx.AsyncClient, files: list[Path], url: str, top_k: int, as_json: bool
 ) -> int:
     table, num_failed = _table(), 0
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
-    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+    async with client:
         with progress if err.is_terminal else nullcontext():
             task = progress.add_task("classifying", total=len(files))
             async for row in _answers(client, files, url, top_k):
@@ -87,9 +94,11 @@ async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> C
     try:
         answer = await client.post(f"{url}/v1/classify", params={"top_k": top_k}, content=data)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        asked = "; does it ask for a certificate? --client-cert" if url[:6] == "https:" else ""
         return _error(
             "unreachable",
-            f"no answer from {url} ({type(error).__name__}); is the service running? tandem serve",
+            f"no answer from {url} ({type(error).__name__}); is the service running? tandem serve"
+            + asked,
         )
     try:
         row = answer.json()

@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
@@ -37,8 +38,25 @@ def deploy(config: ServeConfig) -> None:
     client.deploy(schema)
 
 
+def client_of(url: str, socket: Path | None = None) -> httpx.Client:
+    """Return a client of the service on this machine.
+
+    With ``socket`` it asks HAProxy there, in clear: at the service's own port HAProxy may ask for a
+    certificate, which this command has not.
+    """
+    transport = None if socket is None else httpx.HTTPTransport(uds=str(socket))
+    return httpx.Client(
+        base_url=url if socket is None else "http://localhost",
+        transport=transport,
+        timeout=10,
+        trust_env=False,  # HTTP_PROXY is not for it
+        verify=False,  # nothing is sent, and the certificate has the name others know it by
+        limits=httpx.Limits(max_keepalive_connections=0),  # HAProxy is reloaded meanwhile
+    )
+
+
 def wait_ready(
-    url: str, stop: StopRequest, report: ReportProgress, timeout_s: float = 300.0
+    client: httpx.Client, stop: StopRequest, report: ReportProgress, timeout_s: float = 300.0
 ) -> bool:
     """Wait until /readyz says so; return False when asked to stop first.
 
@@ -52,23 +70,17 @@ def wait_ready(
             return False
         report(_progress())
         with contextlib.suppress(httpx.HTTPError):
-            if _get(f"{url}/readyz").status_code == 200:
+            if client.get("/readyz").status_code == 200:
                 return True
         stop.wait(0.25)
     raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}; Ray's logs: /tmp/ray")
 
 
-def wants_key(url: str) -> bool:
+def wants_key(client: httpx.Client) -> bool:
     """Ask the service whether it lets in callers without a key: it knows, its settings only say."""
     with contextlib.suppress(httpx.HTTPError):
-        return _get(f"{url}/v1/models").status_code == 401
+        return client.get("/v1/models").status_code == 401
     return False
-
-
-def _get(url: str) -> httpx.Response:
-    """Ask the service on this machine; nothing is sent that a wrong answerer could use."""
-    # trust_env: HTTP_PROXY is not for it. verify: its certificate has the name others know it by.
-    return httpx.get(url, timeout=10, trust_env=False, verify=False)
 
 
 def _progress() -> str:

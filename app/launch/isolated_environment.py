@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app.environment import (
     HAPROXY_COMMAND,
+    HAPROXY_PATH,
     RAY_ON_ALL_INTERFACES,
     serve_environment,
     set_environment,
@@ -51,7 +52,9 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
         check_variables(values)
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]
-        set_environment(values)
+        # A shell may have a cluster's (tandem environment), or another program's: not with the
+        # limits and the socket of this run.
+        set_environment(values, ours=(HAPROXY_PATH,))
         command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
         command.write()
         try:

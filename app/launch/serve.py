@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 
@@ -13,7 +14,7 @@ from app.errors import ConfigError
 from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
-from app.launch.deploy import deploy, wait_ready, wants_key
+from app.launch.deploy import client_of, deploy, wait_ready, wants_key
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
@@ -56,13 +57,20 @@ def run_service(options: ServeOptions) -> None:
 
             with haproxy.check_started_on_error():
                 deploy(behind_haproxy)
-            if wait_ready(config.url, stop, report):
-                status.stop()
-                _welcome(config)
+            with _client(config, options, haproxy) as client:
+                if is_ready := wait_ready(client, stop, report):
+                    status.stop()
+                    _welcome(config, has_keys=wants_key(client))
+            if is_ready:
                 stop.wait()
             status.stop()
             console.print("stopping")
     console.print("stopped; nothing of it is left running")
+
+
+def _client(config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand) -> httpx.Client:
+    is_ours = options.address is None and has_haproxy()
+    return client_of(config.url, haproxy.local_socket if is_ours else None)
 
 
 def _put_haproxy_in_front(
@@ -87,6 +95,11 @@ def _put_haproxy_in_front(
             )
         haproxy.write(tls, config.settings.max_concurrent_requests)
         return config.without_tls()
+    if tls.clients is not None:
+        raise ConfigError(
+            f"http_options.ssl_ca_certs ({tls.clients}) without HAProxy: Serve's own proxy lets in "
+            "clients without a certificate all the same; leave it out, or use HAProxy"
+        )
     if config.grpc_port is not None:
         raise ConfigError(
             "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
@@ -145,11 +158,12 @@ def _check_ports(config: ServeConfig) -> None:
         check_port(host, config.grpc_port, "--grpc-port")
 
 
-def _welcome(config: ServeConfig) -> None:
+def _welcome(config: ServeConfig, *, has_keys: bool) -> None:
     url, http = config.url, config.http
     console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
-    has_keys = wants_key(url)
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
+    if http.ssl_ca_certs:
+        key = f"--cert CLIENT.pem --key CLIENT.key {key}"
     console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
     if config.grpc_port is not None:
         where = f"{http.local_host}:{config.grpc_port}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.errors import ConfigError
 from app.launch.http_options import HttpOptions
+from models.client_tls import no_passphrase, reason
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,10 @@ def tls_of(http: HttpOptions) -> Tls | None:
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key, _no_passphrase)
+        context.load_cert_chain(certificate, key, no_passphrase)
         if clients:
             context.load_verify_locations(clients)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         files = ", ".join(filter(None, (certificate, key, clients)))
-        raise ConfigError(f"http_options.ssl_...: {_reason(error)} ({files})") from error
+        raise ConfigError(f"http_options.ssl_...: {reason(error)} ({files})") from error
     return Tls(Path(certificate), Path(key), Path(clients) if clients else None)
-
-
-def _no_passphrase() -> str:
-    raise ValueError("the key has a passphrase; take it off with openssl pkey -in KEY -out NEW")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        if error.reason == "KEY_VALUES_MISMATCH":
-            return "the key is not the certificate's"
-        return f"no certificate and key in PEM ({error.reason or error})"
-    return getattr(error, "strerror", None) or str(error)

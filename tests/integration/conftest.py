@@ -14,7 +14,7 @@ import ray
 from ray import serve
 
 from app.launch.config import ServeConfig
-from app.launch.deploy import deploy, wait_ready
+from app.launch.deploy import client_of, deploy, wait_ready
 from app.launch.stop_request import StopRequest
 from models.manifest import read_manifest
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served
@@ -86,7 +86,7 @@ def served(
             options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
         config = config.with_deployment(options)
     deploy(config)
-    assert wait_ready(config.url, StopRequest(), lambda _: None, timeout_s=120)
+    assert wait_ready(client_of(config.url), StopRequest(), lambda _: None, timeout_s=120)
     return Served(config.url, config, folder)
 
 

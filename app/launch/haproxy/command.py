@@ -12,7 +12,7 @@ import psutil
 from app.calls.ray_compatibility import SUPPORTED_RAY, mismatch
 from app.errors import ConfigError
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
-from app.launch.haproxy.edits import always, for_clusters, on_loopback, refusals, with_tls
+from app.launch.haproxy.edits import always, for_clusters, locally, on_loopback, refusals, with_tls
 from app.launch.ray_internals import haproxy_template
 from app.launch.tls import Tls
 
@@ -47,14 +47,16 @@ exec {binary} "$@"
 class HaproxyCommand:
     """A shell script and what it needs, beside it.
 
-    ``ports`` (metrics, statistics) are kept to loopback; without them it is a cluster's, where
-    others may read both, and where a request goes to a second Gateway when the first one dies.
+    ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
+    too; without them it is a cluster's, where others may read both, and where a request goes to a
+    second Gateway when the first one dies.
     """
 
     def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
         self.path, self._ports = script, ports
         self._edits = script.with_name("edits.sed")
         self._refusal = script.with_name("refused.txt")
+        self.local_socket = script.with_name("local.sock")
 
     def write(self, tls: Tls | None = None, max_requests: int | None = None) -> None:
         """Write the command; with ``tls`` the service's port speaks only TLS.
@@ -101,7 +103,7 @@ class HaproxyCommand:
     def _all(self, tls: Tls | None, max_requests: int | None) -> list[Edit]:
         edits = always(waits_for_bodies=max_requests is None)
         if self._ports:
-            edits.append(on_loopback(self._ports))
+            edits += [on_loopback(self._ports), locally(self.local_socket)]
         if tls:
             edits += with_tls(tls.link(self.path.parent), self._ports or ())
         if max_requests is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from app.launch.haproxy.edit import MARK, Edit, appended
 
@@ -97,10 +98,24 @@ def on_loopback(ports: tuple[int, int]) -> Edit:
     )
 
 
+def locally(socket: Path) -> Edit:
+    """Return the edit by which HAProxy also listens, in clear, on a socket of this run's folder.
+
+    Nobody but this user enters the folder. There the command asks whether the service is ready, in
+    the same words as others, whatever it asks of those at its port.
+    """
+    return appended(
+        "the socket on which tandem serve asks whether the service is ready",
+        HTTP,
+        [f"bind unix@{socket} mode 600"],
+    )
+
+
 def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
     """Return the edits by which the service's ports speak TLS alone.
 
-    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none.
+    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none, nor does
+    a socket (:func:`locally`).
     """
     of_grpc = words.replace("alpn http/1.1", "alpn h2")
     plain = "|".join(map(str, ports))
@@ -111,7 +126,7 @@ def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
             rf"/^{HTTP}$/,/^ *bind /s|^( *bind [^ ]+)$|\1 ssl {words}|",
             patterns=(f"^ *bind [^ ]+ ssl {words}$",),
             absent="^ *bind ",
-            unless=rf" ssl crt |^ *bind 127\.0\.0\.1:({plain})$",
+            unless=rf" ssl crt |^ *bind (127\.0\.0\.1:({plain})$|unix@)",
         ),
         Edit(
             "TLS on the port of gRPC",

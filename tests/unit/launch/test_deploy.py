@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import socketserver
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -10,9 +12,10 @@ import pytest
 from ray import serve
 
 from app.launch.config import ConfigError
-from app.launch.deploy import reason_in, wait_ready
+from app.launch.deploy import client_of, reason_in, wait_ready
 from app.launch.ports import OF_REPLICAS, check_port, free_port
 from app.launch.stop_request import SIGNALS, StopRequest
+from tests.support.http_server import QuietRequest
 
 
 @pytest.fixture
@@ -98,9 +101,34 @@ def reported(monkeypatch) -> list[str]:
 
 
 def test_waiting_ends_when_the_service_is_ready(server, reported):
-    assert wait_ready(server.url, StopRequest(), reported.append, 10)
+    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 10)
     assert server.requests == [("/readyz", b"")]
     assert reported == ["loading resnet50"]
+
+
+def test_with_a_socket_nothing_is_asked_of_the_port(reported, tmp_path):
+    """The port may ask for a certificate; HAProxy's socket in the run's folder does not."""
+    asked = []
+
+    class Ready(QuietRequest):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send(200, b"{}")
+
+        def address_string(self) -> str:
+            return "a socket"
+
+    path = tmp_path / "local.sock"
+    with socketserver.UnixStreamServer(str(path), Ready) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            client = client_of("https://127.0.0.1:1", path)
+            assert wait_ready(client, StopRequest(), reported.append, 10)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["/readyz"]
 
 
 def test_waiting_goes_on_while_the_service_is_not_ready(server, reported):
@@ -111,7 +139,7 @@ def test_waiting_goes_on_while_the_service_is_not_ready(server, reported):
         if len(reported) == 2:
             server.get = (200, b"{}")
 
-    assert wait_ready(server.url, StopRequest(), report, 30)
+    assert wait_ready(client_of(server.url), StopRequest(), report, 30)
     assert len(server.requests) == 2
 
 
@@ -120,13 +148,13 @@ def test_a_proxy_of_the_user_is_not_asked_for_this_machine(server, reported, mon
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    assert wait_ready(server.url, StopRequest(), reported.append, 0.5)
+    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 0.5)
 
 
 def test_waiting_ends_when_asked_to_stop(server, reported):
     with StopRequest() as stop:
         arrive(signal.SIGTERM)
-        assert not wait_ready(server.url, stop, reported.append, 10)
+        assert not wait_ready(client_of(server.url), stop, reported.append, 10)
     assert server.requests == []
 
 
@@ -136,12 +164,12 @@ def test_waiting_ends_with_the_message_of_a_deployment_that_failed(server, monke
     failed.applications["tandem"].message = "sure.bin was altered"
     monkeypatch.setattr(serve, "status", lambda: failed)
     with pytest.raises(ConfigError, match=r"tandem could not be deployed: sure.bin was altered"):
-        wait_ready(server.url, StopRequest(), reported.append, 10)
+        wait_ready(client_of(server.url), StopRequest(), reported.append, 10)
 
 
 def test_waiting_ends_after_its_time(reported):
     with pytest.raises(ConfigError, match="not ready after 0 s: loading resnet50"):
-        wait_ready("http://127.0.0.1:1", StopRequest(), reported.append, 0)
+        wait_ready(client_of("http://127.0.0.1:1"), StopRequest(), reported.append, 0)
 
 
 SERVES_MESSAGE = """The deployment failed to start 3 times in a row. Error:

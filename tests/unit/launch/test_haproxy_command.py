@@ -87,6 +87,9 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     assert after[first : first + len(rules)] == [
         f"    http-request {rule} # tandem" for rule in rules
     ]
+    assert (
+        after[first + len(rules)] == f"    bind unix@{command.parent}/local.sock mode 600 # tandem"
+    )
     first = after.index("defaults") + 1
     assert after[first] == "    timeout http-request 10s # tandem"
     answers = after[first + 1 : first + 1 + len(ERROR_RESPONSES)]
@@ -99,7 +102,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
         f"    {COPY_DEADLINE} # tandem",
     ]
-    assert len(added) == len(rules) + 1 + len(ERROR_RESPONSES) + 2
+    assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + 2
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}

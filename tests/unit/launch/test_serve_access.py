@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launch.deploy import wants_key
+from app.launch.deploy import client_of, wants_key
 from app.launch.serve import ServeOptions, _checked_config, _exposure
 from models.api_keys import ApiKeyError
 
@@ -42,12 +42,12 @@ def test_a_clusters_keys_are_on_its_nodes(options, tmp_path):
 @pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])
 def test_the_service_itself_is_asked(server, status, wants):
     server.get = (status, b"{}")
-    assert wants_key(server.url) is wants
+    assert wants_key(client_of(server.url)) is wants
     assert server.requests == [("/v1/models", b"")]
 
 
 def test_a_service_that_is_gone_wants_nothing():
-    assert wants_key("http://127.0.0.1:1") is False
+    assert wants_key(client_of("http://127.0.0.1:1")) is False
 
 
 def test_what_others_can_do_is_said():

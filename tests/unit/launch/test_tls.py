@@ -1,8 +1,10 @@
 """TLS by Serve's options: every mistake is told before Ray starts, and HAProxy takes the rest."""
 
+import ssl
 import subprocess
 
 import pytest
+import uvicorn
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
@@ -101,6 +103,7 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
         assert checked.returncode == 0, checked.stderr
     lines = [line for line in config.read_text().splitlines() if line.lstrip().startswith("bind ")]
     bound = [line for line in lines if ":9101" not in line and ":8404" not in line]
+    assert bound.pop(0) == f"    bind unix@{run}/local.sock mode 600 # tandem"
     assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
     assert bound[0].endswith("verify required")
     assert bound[1].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")
@@ -156,3 +159,16 @@ def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
         _put_haproxy_in_front(config, ServeOptions(), command)
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_serves_own_proxy_asks_no_client_for_a_certificate(
+    signed, root, tmp_path, monkeypatch, address
+):
+    """It hands uvicorn the roots, and not that a certificate is needed."""
+    assert uvicorn.Config(app=None, ssl_ca_certs=str(root.path)).ssl_cert_reqs == ssl.CERT_NONE
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    config = served(options(signed, ssl_ca_certs=root.path))
+    command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
+    with pytest.raises(ConfigError, match="lets in clients without a certificate all the same"):
+        _put_haproxy_in_front(config, ServeOptions(address=address), command)

@@ -1,0 +1,25 @@
+"""The environment of one run of ``tandem serve``."""
+
+import os
+
+import pytest
+
+from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
+from app.launch.isolated_environment import fast_serve
+
+
+def test_the_users_variables_win_but_for_the_command_that_starts_haproxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shell that has a cluster's environment would start the cluster's HAProxy."""
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
+    monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
+    with fast_serve() as command:
+        assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
+        assert os.environ[HAPROXY_PATH] == str(command.path)
+
+
+@pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
+def test_a_ray_of_our_own_is_on_loopback_alone(is_joining: bool, value: str | None) -> None:
+    with fast_serve(is_joining=is_joining):
+        assert os.environ.get(RAY_ON_ALL_INTERFACES) == value
