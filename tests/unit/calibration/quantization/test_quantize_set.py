@@ -1,34 +1,18 @@
 """``tandem quantize`` on whole sets: what is written, and what is left when it fails."""
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 import pytest
 
-from app.accuracy_gate import check_accuracy
-from app.errors import UnverifiedError
-from app.settings import Settings
 from calibration.quantization import quantize_set as module
-from calibration.quantization.quantize import Labelled, Quantized, rightness
 from calibration.quantization.quantize_set import Request, quantize_set
-from calibration.statistics import Paired
 from models import golden
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
 from models.ledger import judge
-from models.manifest import (
-    Manifest,
-    MemberRecord,
-    QuantizationOptions,
-    read_manifest,
-    write_manifest,
-)
+from models.manifest import MemberRecord, read_manifest, write_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
 from models.record import sha256_of
 from models.runtime import CompiledNetwork, RuntimeOptions
@@ -37,24 +21,12 @@ from tests.support.tiny_networks import (
     LABELS,
     fragile_model,
     save_model,
-    tiny_model,
     with_accuracy,
     write_pictures,
     write_tiny_set,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A set with float networks only."""
-    return write_tiny_set(tmp_path / "tiny", precision="FP16", num_convolutions=1)
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("data") / "calibration", num_per_color=5)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -149,69 +121,6 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(
     assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
 
 
-def wrong(model: ov.Model, _: object, validation: Labelled, *__: object) -> Quantized:
-    """INT8 that answers all wrong, accuracy control or not."""
-    inverted = tiny_model(gain=-8.0)
-    compared = Paired.of(rightness(model, validation), rightness(inverted, validation))
-    return Quantized(inverted, compared, first_drop=compared.difference)
-
-
-@pytest.fixture
-def validation(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "validation", num_per_color=6, side=20)
-
-
-def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
-    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "quantize_within", wrong)
-    arguments = ("--images", pictures, "--subset-size", 12, "--validation", validation)
-    done = tandem("quantize", folder, *arguments)
-    assert done.exit_code == 1
-    assert "serve will refuse it" in done.stderr
-    manifest = read_manifest(folder)
-    assert judge(manifest).status == "dropped"
-    with pytest.raises(UnverifiedError, match=r"costs sure 100\.00 points .* \(18 images\)"):
-        check_accuracy(manifest, Settings())
-    kept = manifest.member("sure").validation_drop
-    assert kept is not None
-    assert (kept.num_images, kept.drop.top1) == (18, 1.0)
-    hashes = sorted(sha256_of(path) for path in validation.glob("*/*"))
-    assert kept.images_sha256 == hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def test_quantising_another_member_does_not_forget_it(
-    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = Request(pictures, validation=validation, subset_size=12)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "quantize_within", wrong)
-        quantize_set(load_model_set(str(folder)), request)
-    quantize_set(load_model_set(str(folder)), replace(request, members=("unsure",)))
-    verdict = judge(read_manifest(folder))
-    assert verdict.status == "dropped"
-    assert "costs sure" in verdict.message
-    quantize_set(load_model_set(str(folder)), replace(request, members=("sure",)))
-    assert judge(read_manifest(folder)).status == "unmeasured"
-
-
-def test_a_drop_within_the_limit_verifies_nothing(
-    folder: Path, pictures: Path, validation: Path
-) -> None:
-    request = Request(pictures, validation=validation, subset_size=12)
-    quantize_set(load_model_set(str(folder)), request)
-    manifest = read_manifest(folder)
-    kept = manifest.member("sure").validation_drop
-    assert kept is not None
-    assert (kept.num_images, kept.drop.top1) == (18, 0.0)
-    assert judge(manifest).status == "unmeasured"
-
-
-def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
-
-
 def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
     facts = json.loads(done.stdout)
@@ -281,90 +190,6 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
         quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     assert done
     assert content(folder) == before
-
-
-def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: object) -> None:
-    """Have somebody edit the manifest while the first member is being quantised."""
-    real = module.quantize_within
-
-    def quantize_and_edit(*arguments: object) -> object:
-        write_manifest(folder, read_manifest(folder).model_copy(update=changes))
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "quantize_within", quantize_and_edit)
-
-
-def test_edits_of_the_manifest_while_it_runs_are_kept(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, *others = read_manifest(folder).members
-    heavier = first.model_copy(update={"weight": 3.0, "source": "of my own"})
-    edits = {"hint": "look", "description": "mine", "max_drop": 0.25}
-    edited_meanwhile(monkeypatch, folder, members=(heavier, *others), **edits)
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    made = load_model_set(str(folder))
-    assert made.problems() == []
-    assert {name: getattr(made.manifest, name) for name in edits} == edits
-    assert made.manifest.members[0].weight == 3.0
-    assert made.manifest.members[0].source == "of my own"
-    assert [set(m.networks) for m in made.manifest.members] == [{"FP16", "INT8"}] * 2
-    assert made.manifest.members[0].quantization.subset_size == 12
-
-
-def test_a_max_drop_that_was_asked_for_is_kept_though_another_was_written_meanwhile(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edited_meanwhile(monkeypatch, folder, max_drop=0.25, hint="look")
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12, max_drop=0.125))
-    assert (read_manifest(folder).max_drop, read_manifest(folder).hint) == (0.125, "look")
-
-
-def other_options(manifest: Manifest) -> dict[str, object]:
-    first, *others = manifest.members
-    options = QuantizationOptions(preset="performance")
-    return {"members": (first.model_copy(update={"quantization": options}), *others)}
-
-
-@pytest.mark.parametrize(
-    ("edit", "says"),
-    [
-        (lambda _: {"image": ImageRecord(input_size=16, resize_shorter=20)}, "image changed"),
-        (lambda m: {"members": m.members[:1]}, "the members' networks, "),
-        (other_options, "quantization options changed"),
-        (lambda m: {"class_ids": m.labels}, "class ids changed"),
-    ],
-)
-def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
-    folder: Path,
-    pictures: Path,
-    validation: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    edit: Callable[[Manifest], dict[str, object]],
-    says: str,
-) -> None:
-    edited_meanwhile(monkeypatch, folder, **edit(read_manifest(folder)))
-    request = Request(pictures, validation=validation, subset_size=12)
-    with pytest.raises(ModelSetError, match=rf"manifest\.yaml was edited .*{says}.*quantise again"):
-        quantize_set(load_model_set(str(folder)), request)
-    manifest = read_manifest(folder)
-    assert [set(m.networks) for m in manifest.members] in ([{"FP16"}] * 2, [{"FP16"}])
-    assert manifest == manifest.model_copy(update=edit(manifest))
-    assert [p.name for p in folder.iterdir() if "int8" in p.name or p.name.startswith(".")] == []
-
-
-def test_a_manifest_half_written_by_an_editor_is_not_written_over(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = module.quantize_within
-
-    def quantize_and_break(*arguments: object) -> object:
-        (folder / "manifest.yaml").write_text("members: [")
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "quantize_within", quantize_and_break)
-    with pytest.raises(ModelSetError, match="is not YAML"):
-        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    assert (folder / "manifest.yaml").read_text() == "members: ["
 
 
 def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:

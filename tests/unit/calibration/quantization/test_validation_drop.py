@@ -1,0 +1,82 @@
+"""The drop that ``tandem quantize`` measures: it can refuse the set, and never verify it."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import openvino as ov
+import pytest
+
+from app.accuracy_gate import check_accuracy
+from app.errors import UnverifiedError
+from app.settings import Settings
+from calibration.quantization import quantize_set as module
+from calibration.quantization.quantize import Labelled, Quantized, rightness
+from calibration.quantization.quantize_set import Request, quantize_set
+from calibration.statistics import Paired
+from models.ledger import judge
+from models.manifest import read_manifest
+from models.model_set import load_model_set
+from models.record import sha256_of
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def wrong(model: ov.Model, _: object, validation: Labelled, *__: object) -> Quantized:
+    """INT8 that answers all wrong, accuracy control or not."""
+    inverted = tiny_model(gain=-8.0)
+    compared = Paired.of(rightness(model, validation), rightness(inverted, validation))
+    return Quantized(inverted, compared, first_drop=compared.difference)
+
+
+def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
+    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "quantize_within", wrong)
+    arguments = ("--images", pictures, "--subset-size", 12, "--validation", validation)
+    done = tandem("quantize", folder, *arguments)
+    assert done.exit_code == 1
+    assert "serve will refuse it" in done.stderr
+    manifest = read_manifest(folder)
+    assert judge(manifest).status == "dropped"
+    with pytest.raises(UnverifiedError, match=r"costs sure 100\.00 points .* \(18 images\)"):
+        check_accuracy(manifest, Settings())
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 1.0)
+    hashes = sorted(sha256_of(path) for path in validation.glob("*/*"))
+    assert kept.images_sha256 == hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def test_quantising_another_member_does_not_forget_it(
+    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(pictures, validation=validation, subset_size=12)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "quantize_within", wrong)
+        quantize_set(load_model_set(str(folder)), request)
+    quantize_set(load_model_set(str(folder)), replace(request, members=("unsure",)))
+    verdict = judge(read_manifest(folder))
+    assert verdict.status == "dropped"
+    assert "costs sure" in verdict.message
+    quantize_set(load_model_set(str(folder)), replace(request, members=("sure",)))
+    assert judge(read_manifest(folder)).status == "unmeasured"
+
+
+def test_a_drop_within_the_limit_verifies_nothing(
+    folder: Path, pictures: Path, validation: Path
+) -> None:
+    request = Request(pictures, validation=validation, subset_size=12)
+    quantize_set(load_model_set(str(folder)), request)
+    manifest = read_manifest(folder)
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 0.0)
+    assert judge(manifest).status == "unmeasured"
+
+
+def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
