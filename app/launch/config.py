@@ -106,8 +106,10 @@ class ServeConfig:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the service."""
-        return f"{self.http.scheme}://{self.http.local_host}:{self.http.port}"
+        """Where this machine reaches the application."""
+        prefix = self.content["applications"][0].get("route_prefix") or "/"
+        where = f"{self.http.local_host}:{self.http.port}"
+        return f"{self.http.scheme}://{where}{prefix.rstrip('/')}"
 
     def with_overrides(
         self,

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,20 @@ RAISED = re.compile(
 
 def deploy(config: ServeConfig) -> None:
     """Hand the configuration to Serve, as ``serve run`` does, and return at once."""
+    from ray.serve.schema import ServeDeploySchema
+
+    start_serve(config).deploy(ServeDeploySchema.model_validate(config.as_dict()))
+
+
+@contextlib.contextmanager
+def deployed(config: ServeConfig) -> Iterator[None]:
+    """Deploy on a Ray of our own, which takes all of it along when it stops."""
+    deploy(config)
+    yield
+
+
+def start_serve(config: ServeConfig) -> ServeClient:
+    """Start Serve with the configuration's options; one that runs keeps its own."""
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
@@ -35,7 +49,7 @@ def deploy(config: ServeConfig) -> None:
     )
     client = ServeClient.running()
     assert client is not None  # it was just started
-    client.deploy(schema)
+    return client
 
 
 def client_of(url: str, socket: Path | None = None) -> httpx.Client:
@@ -46,7 +60,7 @@ def client_of(url: str, socket: Path | None = None) -> httpx.Client:
     """
     transport = None if socket is None else httpx.HTTPTransport(uds=str(socket))
     return httpx.Client(
-        base_url=url if socket is None else "http://localhost",
+        base_url=url if socket is None else httpx.URL(url).copy_with(scheme="http"),
         transport=transport,
         timeout=10,
         trust_env=False,  # HTTP_PROXY is not for it

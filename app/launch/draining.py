@@ -27,7 +27,7 @@ def drain(client: ServeClient, timeout_s: float) -> bool:
 
     def applications() -> list[str]:
         left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
-        return list(client.applications(left_s))
+        return list(client.details(left_s)["applications"])
 
     # It may be slow or dead, and so may Ray: then there is nobody to wait for.
     with contextlib.suppress(Exception):

@@ -40,10 +40,9 @@ def local_ray(metrics_port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined_ray(address: str, applications: list[str]) -> Iterator[None]:
-    """Connect to a cluster that somebody else started; take back only what was put there."""
+def joined_ray(address: str) -> Iterator[None]:
+    """Connect to a cluster that somebody else started."""
     import ray
-    from ray import serve
 
     try:
         _init_ray(address=address)
@@ -51,15 +50,9 @@ def joined_ray(address: str, applications: list[str]) -> Iterator[None]:
         raise ConfigError(
             f"no Ray cluster at {address}: {error}; start one with ray start --head"
         ) from error
-    was_serving = ServeClient.running() is not None
     try:
         yield
     finally:
-        if was_serving:
-            for name in applications:
-                serve.delete(name)
-        else:
-            serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 

@@ -128,15 +128,15 @@ class ServeClient:
         """End Serve: its controller and proxies too."""
         self._client.shutdown(timeout_s)
 
-    def applications(self, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """Return the details of every application by name, as ``ServeInstanceDetails`` has them.
+    def details(self, timeout_s: float) -> dict[str, Any]:
+        """Return what the controller knows, as Serve's ``ServeInstanceDetails`` has it.
 
         Raises:
-            Exception: of Ray's; the controller is dead, or did not answer in time.
+            RayError: the controller is dead, or did not answer in time.
 
         """
         import ray
 
         asked = self._client._controller.get_serve_instance_details.remote()
-        details: dict[str, dict[str, Any]] = ray.get(asked, timeout=timeout_s)["applications"]
+        details: dict[str, Any] = ray.get(asked, timeout=timeout_s)
         return details

@@ -1,6 +1,6 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from app.errors import ConfigError
 from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
-from app.launch.deploy import client_of, deploy, wait_ready, wants_key
+from app.launch.deploy import client_of, deployed, wait_ready, wants_key
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_internals import check_installed_ray
+from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
 from models.cpus import available_cpus
@@ -49,14 +50,16 @@ def run_service(options: ServeOptions) -> None:
         check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
-        with console.status("starting Ray") as status, _ray(options, config):
+        with console.status("starting Ray") as status, _ray(options), ExitStack() as stack:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
                 status.update(escape(progress))
 
             with haproxy.check_started_on_error():
-                deploy(behind_haproxy)
+                is_shared = options.address is not None
+                deploying = deployed_beside_others if is_shared else deployed
+                stack.enter_context(deploying(behind_haproxy))
             with _client(config, options, haproxy) as client:
                 if is_ready := wait_ready(client, stop, report):
                     status.stop()
@@ -108,10 +111,10 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(options: ServeOptions, config: ServeConfig) -> AbstractContextManager[None]:
+def _ray(options: ServeOptions) -> AbstractContextManager[None]:
     if options.address is None:
         return local_ray(metrics_port(options.metrics_port))
-    return joined_ray(options.address, config.application_names)
+    return joined_ray(options.address)
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:

@@ -284,6 +284,12 @@ def test_without_tls_no_option_of_it_is_left():
     assert config.without_tls().url == "http://127.0.0.1:8000"
 
 
+@pytest.mark.parametrize(("prefix", "path"), [("/", ""), ("/images", "/images"), (None, "")])
+def test_the_application_is_where_its_route_is(prefix, path):
+    content = with_key(GOOD, ("applications", 0), "route_prefix", prefix)
+    assert ServeConfig.of(content).url == f"http://127.0.0.1:8000{path}"
+
+
 def test_all_interfaces_are_reached_on_loopback():
     config = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0", port=9000)
     assert config.url == "http://127.0.0.1:9000"

@@ -1,0 +1,101 @@
+"""A Serve that others use too: they stay as they are, while ours comes and goes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
+from app.launch.deploy import client_of, wait_ready
+from app.launch.ray_internals import ServeClient
+from app.launch.shared_serve import deployed_beside_others
+from app.launch.stop_request import StopRequest
+from tests.support.services.deployed import Served, replica_pids
+from tests.support.tiny_networks import picture, write_tiny_set
+
+STAGES = ("Gateway", "Decoder", "sure", "unsure")
+
+
+@pytest.fixture
+def imperative(served: Served) -> Iterator[str]:
+    """An application that somebody put there by ``serve.run``."""
+
+    class Who:
+        def __call__(self) -> str:
+            return "me"
+
+    deployment = serve.deployment(name="Who", ray_actor_options={"num_cpus": 0})(Who)
+    serve.run(deployment.bind(), name="who", route_prefix="/who")
+    yield "who"
+    serve.delete("who")
+
+
+def beside(folder: Path, served: Served, **application: Any) -> ServeConfig:
+    """Return a configuration of our own: another model set, in one process."""
+    own = {
+        "name": "beside",
+        "route_prefix": "/beside",
+        "import_path": "app.main:build",
+        "args": {
+            "model_set": str(write_tiny_set(folder / "other", name="other")),
+            "batch_sizes": [1],
+            "compile_cache": None,
+            "trace_exporter": "none",
+            "trace_dir": None,
+        },
+        "deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}],
+    }
+    http = served.config.as_dict()["http_options"]
+    return ServeConfig.of({"http_options": http, "applications": [own | application]})
+
+
+def replicas() -> dict[str, set[int]]:
+    return {stage: replica_pids(stage) for stage in STAGES}
+
+
+def test_the_applications_of_others_stay_as_they_are(
+    served: Served, imperative: str, client: httpx.Client, tmp_path: Path
+) -> None:
+    before, config = replicas(), beside(tmp_path, served)
+    with deployed_beside_others(config):
+        assert wait_ready(client_of(config.url), StopRequest(), lambda _: None, timeout_s=120)
+        answer = httpx.post(f"{config.url}/v1/classify", content=picture("red"), timeout=60)
+        assert answer.json()["model_set"] == "other"
+        assert set(serve.status().applications) == {"tandem", imperative, "beside"}
+        assert replicas() == before
+    assert set(serve.status().applications) == {"tandem", imperative}
+    assert replicas() == before
+    assert client.post("/v1/classify", content=picture("red")).status_code == 200
+    assert client.get("/who").text == "me"
+    # What a controller that is started anew would apply.
+    controller = ServeClient.running()
+    assert controller is not None
+    details = controller.details(30)["applications"]
+    assert details["tandem"]["deployed_app_config"]["args"] == dict(
+        served.config.as_dict()["applications"][0]["args"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"name": "tandem"}, "'tandem' at /, which has the name of 'tandem' at /beside"),
+        ({"route_prefix": "/"}, "'tandem' at /, which has the route of 'beside' at /"),
+    ],
+)
+def test_an_application_in_the_place_of_anothers_is_refused(
+    served: Served, client: httpx.Client, tmp_path: Path, own: dict[str, str], told: str
+) -> None:
+    before = replicas()
+    with (
+        pytest.raises(ConfigError, match=told),
+        deployed_beside_others(beside(tmp_path, served, **own)),
+    ):
+        pass
+    assert set(serve.status().applications) == {"tandem"}
+    assert replicas() == before
+    assert client.post("/v1/classify", content=picture("red")).status_code == 200
