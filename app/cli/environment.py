@@ -11,16 +11,27 @@ from app.environment import HAPROXY_COMMAND, node_environment
 from app.launch.haproxy.command import HaproxyCommand, max_connections
 from app.launch.ray_internals import check_variables
 
+# Has app, models and calibration, serve_config.yaml and configs.
+PROJECT = Path(__file__).parents[2]
+IS_INSTALLED = (PROJECT / "__init__.py").exists()  # of a wheel; a checkout is no package
+
 
 def environment(
     folder: Annotated[
         Path | None, typer.Option(help="where the command that starts HAProxy is written")
     ] = None,
+    where: Annotated[
+        bool, typer.Option("--where", help="print only the folder of serve_config.yaml and configs")
+    ] = False,
 ) -> None:
     """Print what makes Ray Serve fast and safe, for a shell: eval "$(tandem environment)".
 
-    Ray Serve reads it when it starts: every node of a cluster needs it before ray start.
+    Ray Serve reads it when it starts: every node of a cluster needs it before ray start, and a
+    shell before serve run "$(tandem environment --where)/serve_config.yaml".
     """
+    if where:
+        typer.echo(PROJECT)
+        return
     place = (folder or user_data_path("tandem")).absolute()
     most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
     values = node_environment(place / HAPROXY_COMMAND) | most
@@ -29,3 +40,6 @@ def environment(
     HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write()
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
+    if IS_INSTALLED:  # where "import_path: app.main:build" is; in a checkout Python knows by itself
+        folder_first = f"{shlex.quote(str(PROJECT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        typer.echo(f"export PYTHONPATH={folder_first}")

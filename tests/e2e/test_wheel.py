@@ -1,0 +1,127 @@
+"""The wheel in an environment that has never seen this folder: the command works from anywhere.
+
+The launcher's own tests (tests/unit/cli/test_launcher.py) are in the fast tier.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.services.live_service import READY_WITHIN_S, ROOT
+from tests.support.services.processes import wait_until
+
+pytestmark = pytest.mark.slow
+# Of those who run the tests; PYTHONPATH could make the checkout importable.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
+    (path,) = folder.glob("tandem-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of commands of an environment that has the wheel and what it depends on.
+
+    That is borrowed from the environment of the tests, whose .pth files are not read from here: a
+    checkout that is installed there is not importable.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(
+        run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
+    )
+    borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
+    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    return folder / "bin"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"tandem"}
+    wanted = ("serve_config.yaml", "models/imagenette/manifest.yaml", "app/http/page/index.html")
+    assert {f"tandem/{name}" for name in wanted} <= set(names)
+    tracked = run("git", "ls-files", "app", "models", "calibration", "configs", cwd=ROOT).split()
+    assert {f"tandem/{name}" for name in tracked} - set(names) == set()
+
+
+@pytest.mark.parametrize("name", ["app", "models", "calibration"])
+def test_other_programs_have_nothing_new_to_import(installed: Path, empty: Path, name: str) -> None:
+    script = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
+    assert run(installed / "python", "-c", script, cwd=empty) == "None\n"
+
+
+def test_the_commands_of_calibration_are_there(installed: Path, empty: Path) -> None:
+    help_text = run(installed / "tandem", "--help", cwd=empty)
+    assert {"quantize", "evaluate", "serve"} <= set(help_text.split())
+
+
+def test_serve_in_an_empty_folder(
+    installed: Path,
+    empty: Path,
+    tmp_path: Path,
+    temp: Path,
+    free_port: Callable[[], int],
+    photo: bytes,
+    photo_label: str,
+) -> None:
+    command, log, port = installed / "tandem", tmp_path / "log.txt", free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [command, "serve", "--port", str(port)],
+            cwd=empty,
+            env=ENVIRONMENT | {"TMPDIR": str(temp)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until(
+            lambda: "ready at" in log.read_text() or process.poll() is not None,
+            READY_WITHIN_S,
+            "tandem serve",
+        )
+        assert process.poll() is None, log.read_text()
+        (tmp_path / "photo.jpg").write_bytes(photo)
+        url = f"http://127.0.0.1:{port}"
+        said = run(command, "classify", tmp_path / "photo.jpg", "--url", url, cwd=empty)
+        assert photo_label in said
+    finally:
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+    assert code == 0
+    assert list(empty.iterdir()) == []

@@ -1,0 +1,75 @@
+"""The launcher as a wheel has it: a package beside whose code the others lie."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli import launcher
+
+ROOT = Path(__file__).parents[3]
+OTHER = "/other/packages"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """As an installation's folder of packages: ``tandem``, and nothing else of ours."""
+    package = tmp_path / "site" / "tandem"
+    package.mkdir(parents=True)
+    shutil.copy(launcher.__file__, package / "__init__.py")
+    for name in ("app", "models", "calibration", "serve_config.yaml"):
+        (package / name).symlink_to(ROOT / name)
+    return package.parent
+
+
+def run(site: Path, script: str, *arguments: str, path: str = "") -> str:
+    """Run a script that finds ``tandem`` as an installed program does, not by PYTHONPATH."""
+    start = f"import sys; sys.path.insert(1, {str(site)!r}); import tandem; {script}"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *arguments],
+        cwd=site,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_it_starts_imports_from_the_package_too_and_first(site: Path) -> None:
+    child = "import app, sys; print(app.__path__[0]); print(sys.path[1:3])"
+    script = f"""
+import os, subprocess
+import app.cli.main as command
+command.main = lambda: subprocess.run([sys.executable, "-c", {child!r}], check=True)
+tandem.main()"""
+    # app is imported here for the fake only, from where the launcher will find it.
+    start = f"sys.path.insert(0, {str(site / 'tandem')!r})"
+    printed = run(site, f"{start}\n{script}", path=OTHER)
+    assert printed.splitlines() == [
+        str(site / "tandem" / "app"),
+        str([str(site / "tandem"), OTHER]),
+    ]
+
+
+def test_the_command_says_where_its_configurations_are(site: Path) -> None:
+    assert run(site, "tandem.main()", "environment", "--where") == f"{site / 'tandem'}\n"
+
+
+def test_a_node_is_told_where_the_packages_are(site: Path, tmp_path: Path) -> None:
+    exports = run(site, "tandem.main()", "environment", "--folder", str(tmp_path))
+    shell = f'PYTHONPATH={OTHER}\n{exports}\nprintf %s "$PYTHONPATH"'
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{site / 'tandem'}:{OTHER}"
+
+
+def test_in_a_checkout_there_is_nothing_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tandem", "environment", "--where"])
+    before = list(sys.path), os.environ.get("PYTHONPATH")
+    with pytest.raises(SystemExit) as ended:
+        launcher.main()
+    assert ended.value.code == 0
+    assert (list(sys.path), os.environ.get("PYTHONPATH")) == before
