@@ -12,6 +12,7 @@ from app.errors import ConfigError
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 
+SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
 POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 
 
@@ -29,10 +30,28 @@ def check_content(content: Mapping[str, Any], source: str) -> None:
     try:
         ServeDeploySchema.model_validate(content)
         for application in content["applications"]:
-            Settings.model_validate(application.get("args", {}))
+            settings = Settings.model_validate(application.get("args", {}))
             ScalingOptions.model_validate(_policy_kwargs(application))
+            _check_grace(application, settings, source)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_told(error)}") from error
+
+
+def _check_grace(application: Mapping[str, Any], settings: Settings, source: str) -> None:
+    """Refuse deployments whose replicas, in an update, would end before their requests' time."""
+    grace_s = {"Gateway": None} | {
+        deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
+        for deployment in application.get("deployments", [])
+    }
+    for name, given_s in grace_s.items():
+        waits_s = SERVE_DEFAULT_GRACE_S if given_s is None else given_s
+        if waits_s < settings.request_timeout_s:
+            default = " (Serve's default)" if given_s is None else ""
+            raise ConfigError(
+                f"{source}: {name} has a graceful_shutdown_timeout_s of {waits_s:g}{default}, and "
+                f"a request has a request_timeout_s of {settings.request_timeout_s:g} s: an update "
+                "would cut answers that are still in time; raise the first, or lower the second"
+            )
 
 
 def _told(error: ValidationError) -> str:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray import serve
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
+from app.launch.config_check import SERVE_DEFAULT_GRACE_S
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
 from tests.support.tiny_networks import write_tiny_set
@@ -294,3 +296,49 @@ def test_all_interfaces_are_reached_on_loopback():
     config = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0", port=9000)
     assert config.url == "http://127.0.0.1:9000"
     assert not config.http.is_on_loopback
+
+
+def with_times(graceful_s: float | None, request_s: float, name: str = "Gateway") -> dict:
+    options = {"name": name}
+    if graceful_s is not None:
+        options["graceful_shutdown_timeout_s"] = graceful_s
+    application = APPLICATION | {"args": {"request_timeout_s": request_s}, "deployments": [options]}
+    return GOOD | {"applications": [application]}
+
+
+@pytest.mark.parametrize(
+    ("graceful_s", "request_s", "name", "told"),
+    [
+        (5, 10, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 5, .* of 10 s:"),
+        (9.5, 10, "resnet50", "resnet50 has a graceful_shutdown_timeout_s of 9.5, .* of 10 s:"),
+        (0, 1, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 0, .* of 1 s:"),
+        (None, 30, "Gateway", r"of 20 \(Serve's default\), .* of 30 s:"),
+        (60, 30, "resnet50", r"Gateway has a .* of 20 \(Serve's default\), .* of 30 s:"),
+    ],
+)
+def test_an_update_must_not_cut_answers_that_are_in_time(
+    tmp_path, graceful_s, request_s, name, told
+):
+    path = write(tmp_path, with_times(graceful_s, request_s, name))
+    with pytest.raises(ConfigError, match=told) as caught:
+        ServeConfig.read(path)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(("graceful_s", "request_s"), [(10, 10), (12, 10), (None, 20), (5, 4)])
+def test_an_update_that_waits_long_enough(graceful_s, request_s):
+    ServeConfig.of(with_times(graceful_s, request_s))
+
+
+def test_what_serve_waits_without_the_option():
+    deployment = serve.deployment(name="x")(type("X", (), {}))
+    assert deployment._deployment_config.graceful_shutdown_timeout_s == SERVE_DEFAULT_GRACE_S
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_configuration_waits_for_its_requests(path):
+    config = ServeConfig.read(path)
+    for deployment in config.deployments:
+        grace_s = deployment.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_GRACE_S)
+        # Serve lets a replica have new requests for another second.
+        assert grace_s >= config.settings.request_timeout_s + 1, deployment["name"]

@@ -24,7 +24,6 @@ XEON = (
         "args.max_concurrent_requests",
         "Gateway.num_replicas",
         "Gateway.max_ongoing_requests",
-        "Gateway.graceful_shutdown_timeout_s",
         "Gateway.ray_actor_options",
     }
 )
