@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from app.errors import ConfigError
+from app.launch import haproxy_grpc as of_grpc
 from app.launch.tls import Tls
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
@@ -21,7 +22,8 @@ MARK = "# tandem"  # ends each line that is added: a second edit of the same fil
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
 BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
-BEGIN = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
+FIRST_BYTES = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES}"
+BEGIN = f"{FIRST_BYTES} if METH_POST"
 # Where HAProxy sends again: the rest of the body, as far as its buffer holds it.
 WHOLE_WITHIN_S = 60
 PASSED_ON = 64
@@ -125,13 +127,15 @@ def edits(ports: tuple[int, int] | None, certificate: str | None, *, refuses: bo
         frontend = "/^frontend http_frontend$/,/^ *bind /"
         lines.append(rf"{frontend}s|^( *bind [^ ]+)$|\1 ssl {certificate}|")
         frontend = frontend.replace("http_frontend", "grpc_frontend")
-        of_grpc = certificate.replace("alpn http/1.1", "alpn h2")
-        lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|")
+        with_h2 = certificate.replace("alpn http/1.1", "alpn h2")
+        lines.append(rf"{frontend}s|^( *bind [^ ]+) proto h2$|\1 ssl {with_h2}|")
     lines.append(_append("defaults", [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()]))
     waits = [] if refuses else [BEGIN]
     lines.append(_append("frontend http_frontend", [*_removals(), *waits]))
     # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
-    lines.append(_append("frontend grpc_frontend", [_text_only("request_id"), COPY_DEADLINE]))
+    calls = [_text_only("request_id"), COPY_DEADLINE, *of_grpc.frontend_rules(BEGIN_WITHIN_S)]
+    calls += [] if refuses else of_grpc.begin_rules(FIRST_BYTES)
+    lines.append(_append("frontend grpc_frontend", calls))
     return "\n".join(lines) + "\n"
 
 
@@ -163,19 +167,31 @@ def refusals(max_requests: int) -> str:
     """
     told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
     full = (
-        rf"{{ path_end /v1/classify }} {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
+        rf" {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
         rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
     )
-    rules = [
-        r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
+    count = r"http-request set-var(txn.gateways) nbsrv(\2)"
+    of_http = [
+        rf"{count} if \3",
         "http-request return status 429 content-type application/json hdr retry-after 1 "
-        rf"string '{_error('overloaded', told)}' if \3 {full}",
+        rf"string '{_error('overloaded', told)}' if \3 {{ path_end /v1/classify }}{full}",
         rf"{BEGIN} \3",
     ]
+    of_named = [rf"{count} if \3", of_grpc.refusal_rule(told, rf" \3{full}")]
+    of_named += of_grpc.begin_rules(FIRST_BYTES, r" \3")
+    of_only = [count, of_grpc.refusal_rule(told, full), *of_grpc.begin_rules(FIRST_BYTES)]
     # In the frontend, before a backend is chosen: what is refused there does not count as there.
-    # Serve's configuration has the line only when it has the backend.
-    before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
-    return rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@" + "\n"
+    # Serve's configuration has these lines only when it has the backends.
+    return (
+        _before(r"use_backend (http-[^ ]+) if ([^ ]+)", of_http)
+        + _before(r"use_backend (grpc-[^ ]+) if ([^ ]+)", of_named)
+        + _before(r"default_backend (grpc-[^ ]+)", of_only)
+    )
+
+
+def _before(line: str, rules: list[str]) -> str:
+    added = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
+    return rf"s@^( *){line}$@{added}&@" + "\n"
 
 
 def _append(section: str, added: list[str]) -> str:
