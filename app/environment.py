@@ -39,11 +39,14 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
-        # A gRPC message is whole in memory before anybody can look at it: four times a body's
-        # limit, so that a client that is over it is told so by us.
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(80 * MIB),
+        # Of Serve's own proxies: max_body_bytes as it is by default (app/settings.py), and as much
+        # again as lets a client that is a little over it be told so by us. Gateways know theirs.
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(21 * MIB),
         HAPROXY_PATH: str(haproxy),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
+        # makes 1 MB/s of a connection with 50 ms to and fro.
+        "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": str(MIB),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
@@ -80,7 +83,7 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # Nobody joins it: let it listen on loopback alone, as Ray does on a Mac.
         RAY_ON_ALL_INTERFACES: "0",
         # Called in proxies and replicas before they listen.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.loopback:keep_to_loopback",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.grpc_server:prepare_proxy",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),

@@ -63,7 +63,7 @@ def _set_in_init(found: object) -> set[str]:
 
 ROUTER = "ray.serve.request_router"
 # What replicas lean on: the router of the stages (app/calls/locality_router.py), whose interface
-# Serve calls alpha, and the servers that app/deployments/loopback.py keeps to loopback.
+# Serve calls alpha, and the servers that app/deployments/loopback.py and grpc_server.py set up.
 REPLICA_NAMES = (
     RayName(ROUTER, "FIFOMixin"),
     RayName(ROUTER, "MultiplexMixin"),
@@ -83,6 +83,8 @@ REPLICA_NAMES = (
     RayName(ROUTER, "PendingRequest.routing_context"),
     RayName("ray.util", "get_node_ip_address"),
     RayName("grpc.aio._server", "Server.add_insecure_port", ("address",)),
+    RayName("ray.serve._private.grpc_util", "DEFAULT_GRPC_SERVER_OPTIONS"),
+    RayName("ray.serve._private.grpc_util", "start_grpc_server"),
 )
 
 

@@ -10,8 +10,8 @@ from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
 from app.deployments.replica import start_replica
 from app.graph.request import ForwardedRequest, RequestAnswers
-from app.grpc.interface import answer_classify
-from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.interface import GrpcInterface, Incoming
+from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
 from app.settings import Settings
 
@@ -29,6 +29,7 @@ class Gateway:
         start_replica(settings, is_ingress=True)
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
+        self._grpc = GrpcInterface(self._service)
         self._has_started = members is None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -36,10 +37,10 @@ class Gateway:
         return create_api(self._service)
 
     async def Classify(
-        self, request: ClassifyRequest, grpc_context: RayServegRPCContext
+        self, incoming: Incoming, grpc_context: RayServegRPCContext
     ) -> ClassifyReply:
         """Answer a gRPC call; Serve finds it, and the context's argument, by their names."""
-        return await answer_classify(self._service, request, grpc_context)
+        return await self._grpc.classify(incoming, grpc_context)
 
     async def handle_forwarded(self, forwarded: ForwardedRequest) -> RequestAnswers:
         """Answer a request of another Gateway; see :mod:`app.graph.rolling_update`."""

@@ -5,7 +5,9 @@ from typing import Any
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
+from app.deployments.grpc_server import limit_unread
 from app.deployments.loopback import keep_to_loopback
+from app.grpc.receiver import max_message_bytes
 from app.metrics.replica import start_metrics
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -15,6 +17,8 @@ from app.tracing.pipeline import pipeline
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
     keep_to_loopback()
+    if is_ingress:
+        limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)
     start_metrics()
 

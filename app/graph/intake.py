@@ -10,8 +10,17 @@ from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget, Share
 from app.settings import Settings
 
-# Reads a request's files under the interface's limits; what arrives counts in the share.
-ReadFiles = Callable[[Share], Awaitable[list[bytes]]]
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """What a request's body holds: the files, and ``top_k`` where the protocol has it there."""
+
+    files: list[bytes]
+    top_k: int | None = None
+
+
+# Reads a request's body under the interface's limits; what arrives counts in the share.
+ReadFiles = Callable[[Share], Awaitable[RequestBody]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,7 @@ class Intake:
             TandemError: for the request as a whole; nothing was read if it was not admitted.
 
         """
-        top_k = self._default_top_k if options.top_k is None else options.top_k
-        checked_top_k(top_k, self._num_classes)
+        top_k = self._top_k(options.top_k, self._default_top_k)
         timeout_s = self._request_timeout_s
         if options.timeout_s is not None:
             timeout_s = min(timeout_s, options.timeout_s)
@@ -68,14 +76,17 @@ class Intake:
         with self._admission.admit(answer_s), self._byte_budget.share() as share:
             async with self._admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
-                    files = await read(share)
+                    body = await read(share)
             return await self._classify(
                 ClassifyRequest(
-                    files,
-                    top_k,
+                    body.files,
+                    self._top_k(body.top_k, top_k),
                     min(timeout_s, timeline.elapsed_s() + answer_s),
                     options.request_id,
                     timeline,
-                    lane_of(options.priority, len(files)),
+                    lane_of(options.priority, len(body.files)),
                 )
             )
+
+    def _top_k(self, given: int | None, default: int) -> int:
+        return checked_top_k(default if given is None else given, self._num_classes)

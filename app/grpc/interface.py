@@ -3,64 +3,79 @@
 import asyncio
 import logging
 
-from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.errors import OverloadedError
-from app.graph.intake import RequestOptions
+from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import Call
+from app.grpc.receiver import Receiver
 from app.grpc.reply import reply_of
-from app.grpc.request import images_of, timeout_s_of
+from app.grpc.request import announced_bytes, images_of, request_of, timeout_s_of
+from app.grpc.servicer import METHOD, SERVICE
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT
 from app.queueing.byte_budget import Share
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
-SERVICE = messages.DESCRIPTOR.services_by_name["Ensemble"].full_name
+# Bytes that are still to come (:func:`app.grpc.servicer.add_servicer`), or the message, received
+# before anybody was asked (the generated function in its place).
+Incoming = gRPCInputStream[bytes] | messages.ClassifyRequest
 
 
-async def answer_classify(
-    service: EnsembleService, request: messages.ClassifyRequest, context: RayServegRPCContext
-) -> messages.ClassifyReply:
-    """Answer one call; an error is the context's status, and the reply is empty."""
-    call = Call(SERVICE, "Classify", context)
-    try:
-        return await _classify(service, request, call)
-    except OverloadedError as error:
-        call.refuse(Fault.of(error), error.retry_after_s)
-    except TandemError as error:
-        call.refuse(Fault.of(error))
-    except asyncio.CancelledError:  # the client hung up, or its deadline is over
-        call.status = CLIENT_WENT
-        raise
-    except Exception:
-        logger.exception("request %s failed", call.request_id)
-        call.refuse(UNEXPECTED)
-    finally:
-        call.ended()
-    return messages.ClassifyReply()
+class GrpcInterface:
+    """Answers calls with ``service``."""
 
+    def __init__(self, service: EnsembleService) -> None:
+        self._service, self._receiver = service, Receiver(service.settings)
 
-async def _classify(
-    service: EnsembleService, request: messages.ClassifyRequest, call: Call
-) -> messages.ClassifyReply:
-    timeline = Timeline()
-    service.keys.check(call.authorization)
-    options = RequestOptions(
-        call.request_id,
-        request.top_k if request.HasField("top_k") else None,
-        timeout_s_of(call.metadata),
-        call.metadata.get("priority"),
-    )
+    async def classify(
+        self, incoming: Incoming, context: RayServegRPCContext
+    ) -> messages.ClassifyReply:
+        """Answer one call; an error is the context's status, and the reply is empty."""
+        call = Call(SERVICE, METHOD, context)
+        try:
+            return await self._classify(incoming, call)
+        except OverloadedError as error:
+            call.refuse(Fault.of(error), error.retry_after_s)
+        except TandemError as error:
+            call.refuse(Fault.of(error))
+        except asyncio.CancelledError:  # the client hung up, or its deadline is over
+            call.status = CLIENT_WENT
+            raise
+        except Exception:
+            logger.exception("request %s failed", call.request_id)
+            call.refuse(UNEXPECTED)
+        finally:
+            call.ended()
+        return messages.ClassifyReply()
 
-    async def read(share: Share) -> list[bytes]:
-        images = images_of(request, service.settings)
-        share.grow(sum(map(len, images)))
-        return images
+    async def _classify(self, incoming: Incoming, call: Call) -> messages.ClassifyReply:
+        timeline, service = Timeline(), self._service
+        service.keys.check(call.authorization)
+        options = RequestOptions(
+            call.request_id,
+            timeout_s=timeout_s_of(call.metadata),
+            priority=call.metadata.get("priority"),
+        )
 
-    answers = await service.answer(read, options, timeline)
-    with timeline.encoding():
-        return reply_of(answers, call.request_id)
+        async def read(share: Share) -> RequestBody:
+            request = await self._request(incoming, announced_bytes(call.metadata), share)
+            images = images_of(request, service.settings)
+            share.grow(sum(map(len, images)))
+            return RequestBody(images, request.top_k if request.HasField("top_k") else None)
+
+        answers = await service.answer(read, options, timeline)
+        with timeline.encoding():
+            return reply_of(answers, call.request_id)
+
+    async def _request(
+        self, incoming: Incoming, announced: int | None, share: Share
+    ) -> messages.ClassifyRequest:
+        if isinstance(incoming, messages.ClassifyRequest):
+            return incoming
+        share.expect(announced or 0)
+        return request_of(await self._receiver.receive(incoming, announced))

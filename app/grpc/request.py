@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from google.protobuf.message import DecodeError
+
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
 from app.graph import parameters
 from app.grpc import tandem_pb2 as messages
@@ -12,9 +14,40 @@ from app.settings import Settings
 # tandem serve has HAProxy copy it (app/launch/haproxy.py).
 DEADLINE_METADATA = "x-grpc-timeout"
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
+# What a message begins with on the wire, in hexadecimal: whether it is compressed (1 byte), and its
+# length (4). grpcio keeps that to itself too, until the message is there; from HAProxy as well.
+PREFIX_METADATA = "x-grpc-message-prefix"
+PREFIX_FORM = re.compile(r"00([0-9A-Fa-f]{8})")
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # The client's clock began when it sent the request, and its answer has to travel.
 SHARE_OF_DEADLINE = 0.9
+
+
+def announced_bytes(metadata: Mapping[str, str]) -> int | None:
+    """Return the length of the message that is still to come.
+
+    None: nobody says so, or it is compressed and may come to any length.
+    """
+    found = PREFIX_FORM.fullmatch(metadata.get(PREFIX_METADATA, ""))
+    return int(found[1], 16) if found else None
+
+
+def request_of(message: bytes) -> messages.ClassifyRequest:
+    """Parse a message.
+
+    Raises:
+        BadParameterError: it is something else.
+
+    """
+    request = messages.ClassifyRequest()
+    try:
+        request.ParseFromString(message)
+    except DecodeError as error:
+        raise BadParameterError(
+            f"these {len(message)} bytes are no tandem.v1.ClassifyRequest; make the client from "
+            "app/grpc/tandem.proto"
+        ) from error
+    return request
 
 
 def images_of(request: messages.ClassifyRequest, settings: Settings) -> list[bytes]:

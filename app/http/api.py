@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 
-from app.graph.intake import RequestOptions
+from app.graph.intake import RequestBody, RequestOptions
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers
 from app.graph.service import EnsembleService
@@ -74,10 +74,11 @@ def _add_classify(api: FastAPI, service: EnsembleService) -> None:
             request_id_of(request), top_k, _timeout_s(request), request.headers.get("priority")
         )
 
-        async def read(share: Share) -> list[bytes]:
+        async def read(share: Share) -> RequestBody:
+            limit = settings.max_body_bytes
             if is_form:
-                return await read_files(request, settings.max_body_bytes, settings.max_files, share)
-            return [await read_body(request, settings.max_body_bytes, share)]
+                return RequestBody(await read_files(request, limit, settings.max_files, share))
+            return RequestBody([await read_body(request, limit, share)])
 
         answers = await service.answer(read, options, timeline)
         with timeline.encoding():

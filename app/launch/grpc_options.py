@@ -2,15 +2,23 @@
 
 from typing import Any
 
-ADD_SERVICER = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+ADD_SERVICER = "app.grpc.servicer.add_servicer"
+# What a file may name instead: with it a message is received before anybody is asked.
+GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
 
 
 def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
     """Return the configuration with the interface on ``port``; None leaves the file's own."""
-    if port is None:
+    options = dict(content.get("grpc_options", {}))
+    functions = options.get("grpc_servicer_functions", [])
+    if port is not None:
+        options |= {"port": port, "grpc_servicer_functions": [ADD_SERVICER]}
+    elif GENERATED in functions:
+        own = [ADD_SERVICER if name == GENERATED else name for name in functions]
+        options["grpc_servicer_functions"] = own
+    else:
         return content
-    own = {"port": port, "grpc_servicer_functions": [ADD_SERVICER]}
-    return {**content, "grpc_options": {**content.get("grpc_options", {}), **own}}
+    return {**content, "grpc_options": options}
 
 
 def grpc_port(content: dict[str, Any]) -> int | None:

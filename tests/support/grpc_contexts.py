@@ -1,6 +1,8 @@
-"""What Serve hands a gRPC method: its own context, as made from a client's metadata."""
+"""What Serve hands a gRPC method: the call's messages, and its own context of the call."""
 
-from ray.serve.grpc_util import RayServegRPCContext
+from collections.abc import AsyncIterator
+
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 
 class _Underlying:
@@ -27,3 +29,13 @@ def context_of(request_id: str = "r1", **metadata: str | bytes) -> RayServegRPCC
     context = RayServegRPCContext(_Underlying(named))
     context.set_trailing_metadata([("request_id", request_id)])  # as Serve does at once
     return context
+
+
+def stream_of(*messages: bytes) -> gRPCInputStream[bytes]:
+    """Return the stream of a call whose messages are there."""
+
+    async def iterate() -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message
+
+    return gRPCInputStream(iterate())

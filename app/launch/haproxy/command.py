@@ -107,7 +107,7 @@ class HaproxyCommand:
         if tls:
             edits += with_tls(tls.link(self.path.parent), self._ports or ())
         if max_requests is not None:
-            edits.append(refusals(max_requests))
+            edits += refusals(max_requests)
         if self._ports is None:
             edits += for_clusters()
         return edits

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.edit import MARK, Edit, appended
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
@@ -15,7 +16,8 @@ FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-requ
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
 WAIT = "http-request wait-for-body"
 BEGIN_WITHIN_S, BEGIN_BYTES = 10, 15 * 2**10
-BEGIN = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES} if METH_POST"
+FIRST_BYTES = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES}"
+BEGIN = f"{FIRST_BYTES} if METH_POST"
 
 # Where HAProxy sends a request again it waits for the rest of the body, as far as its buffer of
 # 1 MiB holds it. To map and unmap one for each request costs 0.9 ms: some are kept for the next.
@@ -55,6 +57,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
     (app/grpc/request.py). Where :func:`refusals` waits for bodies, this must not.
     """
     waits = [BEGIN] if waits_for_bodies else []
+    calls_wait = grpc_rules.begin_rules(FIRST_BYTES) if waits_for_bodies else []
     return [
         Edit(
             "the service's own form of HAProxy's answers: Serve's errorfile is in its place",
@@ -72,7 +75,12 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
         appended(
             "the limits of gRPC calls",
             GRPC,
-            [_text_only("request_id"), COPY_DEADLINE],
+            [
+                _text_only("request_id"),
+                COPY_DEADLINE,
+                *grpc_rules.frontend_rules(BEGIN_WITHIN_S),
+                *calls_wait,
+            ],
             per=f"^{GRPC}$",
         ),
     ]
@@ -138,8 +146,8 @@ def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
     ]
 
 
-def refusals(max_requests: int) -> Edit:
-    """Return the edit by which HAProxy answers 429 where the Gateway would.
+def refusals(max_requests: int) -> list[Edit]:
+    """Return the edits by which HAProxy answers 429 where the Gateway would, and gRPC likewise.
 
     A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
     carry that is the difference (tests/load/overload.py). That is before the body is waited for,
@@ -148,28 +156,53 @@ def refusals(max_requests: int) -> Edit:
     """
     told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
     full = (
-        rf"{{ path_end /v1/classify }} {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
+        rf" {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
         rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
     )
-    rules = [
-        r"http-request set-var(txn.gateways) nbsrv(\2) if \3",
+    count = r"http-request set-var(txn.gateways) nbsrv(\2)"
+    of_http = [
+        rf"{count} if \3",
         "http-request return status 429 content-type application/json hdr retry-after 1 "
-        rf"string '{_error('overloaded', told)}' if \3 {full}",
+        rf"string '{_error('overloaded', told)}' if \3 {{ path_end /v1/classify }}{full}",
         rf"{BEGIN} \3",
     ]
+    of_named = [rf"{count} if \3", grpc_rules.refusal_rule(told, rf" \3{full}")]
+    of_named += grpc_rules.begin_rules(FIRST_BYTES, r" \3")
+    of_only = [count, grpc_rules.refusal_rule(told, full), *grpc_rules.begin_rules(FIRST_BYTES)]
     # In the frontend, before a backend is chosen: what is refused there does not count as there.
-    # Serve's configuration has the line only when it has the backend.
-    before = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
-    return Edit(
-        "the refusals (429) and the time limit of bodies, for each backend",
-        (rf"^ *use_backend {BACKEND} if is_{BACKEND}$", rf"^ *acl is_{BACKEND} path_beg "),
-        rf"s@^( *)use_backend (http-[^ ]+) if ([^ ]+)$@{before}&@",
-        patterns=(
-            f"^ *http-request return status 429 .* {MARK}$",
-            f"^ *{BEGIN} [^#]+ {MARK}$",
+    # Serve's configuration has these lines only when it has the backends.
+    use_backend = rf"^ *use_backend {BACKEND} if is_{BACKEND}$"
+    return [
+        Edit(
+            "the refusals (429) and the time limit of bodies, for each backend",
+            (use_backend, rf"^ *acl is_{BACKEND} path_beg "),
+            _before(r"use_backend (http-[^ ]+) if ([^ ]+)", of_http),
+            patterns=(
+                f"^ *http-request return status 429 .* {MARK}$",
+                f"^ *{BEGIN} [^#]+ {MARK}$",
+            ),
+            per="^ *acl is_[^ ]+ path_beg ",
         ),
-        per="^ *acl is_[^ ]+ path_beg ",
-    )
+        Edit(
+            "the refusals and the time limit of gRPC calls, for each backend",
+            (use_backend, r"^ *default_backend \{\{ grpc_backends\[0\]\.name or 'unknown' \}\}$"),
+            _before(r"use_backend (grpc-[^ ]+) if ([^ ]+)", of_named)
+            + "\n"
+            + _before(r"default_backend (grpc-[^ ]+)", of_only),
+            patterns=(
+                rf"^ *http-request return status 200 .*be_conn\(grpc-[^)]+\).* {MARK}$",
+                rf"^ *{FIRST_BYTES} if \{{ path .* {MARK}$",
+                rf"^ *http-request set-header x-grpc-message-prefix .* {MARK}$",
+            ),
+            per="^ *(use_backend grpc-[^ ]+ if |default_backend grpc-)",
+        ),
+    ]
+
+
+def _before(line: str, rules: Sequence[str]) -> str:
+    """Return the script that puts rules before each line of this form."""
+    added = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
+    return rf"s@^( *){line}$@{added}&@"
 
 
 def for_clusters() -> list[Edit]:

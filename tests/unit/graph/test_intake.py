@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
-from app.graph.intake import Intake, RequestOptions
+from app.graph.intake import Intake, RequestBody, RequestOptions
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.queueing.admission import Admission
@@ -27,12 +27,14 @@ class Taken:
             Settings(**settings), 3, self._classify, self.admission, self.budget, answer_timeout_s
         )
 
-    async def answer(self, *files: bytes, **options: object) -> None:
-        async def read(share: Share) -> list[bytes]:
+    async def answer(
+        self, *files: bytes, top_k_of_body: int | None = None, **options: object
+    ) -> None:
+        async def read(share: Share) -> RequestBody:
             self.num_read += 1
             self.clock.now += self.body_s
             share.grow(sum(map(len, files)))
-            return list(files)
+            return RequestBody(list(files), top_k_of_body)
 
         timeline = Timeline(self.clock.monotonic)
         await self.intake.answer(read, RequestOptions("id", **options), timeline)
@@ -76,6 +78,15 @@ async def test_a_top_k_that_is_none_is_refused_before_anything_is_read(top_k):
     assert taken.num_read == 0
 
 
+async def test_a_top_k_that_the_body_has_counts():
+    taken = Taken(default_top_k=1)
+    await taken.answer(b"a", top_k_of_body=2)
+    assert taken.requests[0].top_k == 2
+    with pytest.raises(BadParameterError, match="top_k is 4"):
+        await taken.answer(b"a", top_k_of_body=4)
+    assert len(taken.requests) == 1
+
+
 async def test_nothing_is_read_of_a_request_that_is_not_admitted():
     taken = Taken()
     with taken.admission.admit(), pytest.raises(OverloadedError):
@@ -102,7 +113,7 @@ async def test_the_lane_is_by_the_number_of_files_unless_the_client_says(files, 
 async def test_a_body_that_does_not_come_is_not_waited_for_beyond_the_request():
     taken = Taken()
 
-    async def read(share: Share) -> list[bytes]:
+    async def read(share: Share) -> RequestBody:
         await asyncio.Future()
 
     with pytest.raises(SlowBodyError):

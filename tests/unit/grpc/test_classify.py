@@ -9,11 +9,11 @@ from google.protobuf.json_format import MessageToDict
 
 from app.errors import OverloadedError
 from app.graph.keys import Keys
-from app.grpc.interface import answer_classify
+from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
 from tests.support.fakes import FakeService
-from tests.support.grpc_contexts import context_of
+from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.instruments import Instruments
 
 ROUTE = "/tandem.v1.Ensemble/Classify"
@@ -23,7 +23,8 @@ async def classify(service: FakeService, *images: bytes, top_k: int | None = Non
     """Return the reply, and the context that has its status."""
     context = context_of(**metadata)
     request = ClassifyRequest(images=images, top_k=top_k)
-    return await answer_classify(service, request, context), context
+    incoming = stream_of(request.SerializeToString())
+    return await GrpcInterface(service).classify(incoming, context), context
 
 
 def trailing(context) -> dict[str, str]:
@@ -168,3 +169,25 @@ async def test_bytes_that_have_no_room(service):
 async def test_metadata_that_is_no_text_is_nobodys(service):
     _, context = await classify(service, b"image", something_bin=b"\xff")
     assert context.code() is None
+
+
+async def test_a_message_that_was_received_before_anybody_was_asked(service):
+    """As with the generated function in grpc_servicer_functions."""
+    reply = await GrpcInterface(service).classify(
+        ClassifyRequest(images=[b"image"], top_k=3), context_of()
+    )
+    assert reply.results[0].classified.predictions[0].label == "image"
+    assert service.requests[0].top_k == 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [([], "the call has no message"), ([b"\xff\xff no message"], "13 bytes are no tandem.v1")],
+)
+async def test_what_is_no_request(service, sent, says):
+    context = context_of()
+    reply = await GrpcInterface(service).classify(stream_of(*sent), context)
+    assert reply == ClassifyReply()
+    assert (context.code(), service.requests) == (grpc.StatusCode.INVALID_ARGUMENT, [])
+    assert says in context.details()
+    assert trailing(context)["error-code"] == "bad_parameter"

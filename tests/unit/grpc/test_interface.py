@@ -13,7 +13,8 @@ import app.errors
 from app import responses
 from app.errors import BadParameterError
 from app.grpc import tandem_pb2 as messages
-from app.grpc.request import timeout_s_of
+from app.grpc.request import PREFIX_METADATA, announced_bytes, timeout_s_of
+from app.grpc.servicer import add_servicer
 from app.grpc.status import code_of, number_of
 from app.launch.grpc_options import ADD_SERVICER, grpc_port, with_grpc
 from models.errors import TandemError
@@ -94,6 +95,21 @@ def test_a_deadline_that_is_none_is_ignored(value):
     assert timeout_s_of({"x-grpc-timeout": value}) is None
 
 
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [("0000000000", 0), ("000140000A", 0x140000A), ("00ffffffff", 2**32 - 1)],
+)
+def test_the_length_that_a_message_announces(prefix, expected):
+    assert announced_bytes({PREFIX_METADATA: prefix}) == expected
+
+
+@pytest.mark.parametrize(
+    "prefix", [None, "", "0100000005", "00000000", "00000000051", "00zzzzzzzz"]
+)
+def test_a_message_that_does_not_say_or_is_compressed(prefix):
+    assert announced_bytes({} if prefix is None else {PREFIX_METADATA: prefix}) is None
+
+
 def test_grpc_is_off_unless_asked_for():
     assert grpc_port({}) is None
     assert grpc_port({"grpc_options": {"port": 9000}}) is None  # as Serve sees it: no servicer
@@ -101,6 +117,15 @@ def test_grpc_is_off_unless_asked_for():
     assert content["grpc_options"]["request_timeout_s"] == 5
     assert grpc_port(content) == 9001
     assert grpc_port(with_grpc(content, None)) == 9001
+    assert with_grpc({"grpc_options": {"port": 9000}}, None) == {"grpc_options": {"port": 9000}}
+
+
+def test_the_generated_function_is_replaced_by_our_own():
+    generated = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+    options = {"port": 9000, "grpc_servicer_functions": ["other.add", generated]}
+    changed = with_grpc({"grpc_options": options}, None)["grpc_options"]
+    assert changed == {"port": 9000, "grpc_servicer_functions": ["other.add", ADD_SERVICER]}
+    assert options["grpc_servicer_functions"] == ["other.add", generated]  # the caller's own
 
 
 def test_the_servicer_that_serve_is_told_to_import():
@@ -108,4 +133,4 @@ def test_the_servicer_that_serve_is_told_to_import():
 
     (add,) = gRPCOptions(grpc_servicer_functions=[ADD_SERVICER]).grpc_servicer_func_callable
     assert add.__module__ in sys.modules
-    assert add.__name__ == "add_EnsembleServicer_to_server"
+    assert add is add_servicer

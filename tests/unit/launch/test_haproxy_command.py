@@ -13,8 +13,10 @@ import pytest
 from ray.serve._private import constants
 
 from app.errors import ConfigError, OverloadedError
+from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand, max_connections
 from app.launch.haproxy.edits import (
+    BEGIN_WITHIN_S,
     COPY_DEADLINE,
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
@@ -98,11 +100,14 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         for status, line in zip(ERROR_RESPONSES, answers, strict=True)
     )
     first = after.index("frontend grpc_frontend") + 1
-    assert after[first : first + 2] == [
-        f"    http-request del-header request_id {no_text.format('request_id')} # tandem",
-        f"    {COPY_DEADLINE} # tandem",
+    of_grpc = [
+        f"http-request del-header request_id {no_text.format('request_id')}",
+        COPY_DEADLINE,
+        *grpc_rules.frontend_rules(BEGIN_WITHIN_S),
+        *grpc_rules.begin_rules("http-request wait-for-body time 10s at-least 15360"),
     ]
-    assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + 2
+    assert after[first : first + len(of_grpc)] == [f"    {rule} # tandem" for rule in of_grpc]
+    assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + len(of_grpc)
     after = [line for line in after if line not in added]
     before = [line for line in before if "errorfile" not in line]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
@@ -148,6 +153,40 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     assert config.read_text().count("status 429") == 1
 
 
+CALLS = """\
+frontend grpc_frontend
+    use_backend grpc_fallback_backend if is_list_applications
+    use_backend grpc-tandem if is_grpc-tandem
+    default_backend grpc-tandem
+backend default_grpc_backend
+"""
+
+
+def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
+    HaproxyCommand(command, PORTS).write(max_requests=7)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CALLS)
+    for _ in range(2):
+        subprocess.run([command, "-f", config], check=False)
+    lines = [line.strip().removesuffix(" # tandem") for line in config.read_text().splitlines()]
+    is_call = "if { path /tandem.v1.Ensemble/Classify }"
+    for route, only in (
+        ("use_backend grpc-tandem if is_grpc-tandem", " is_grpc-tandem"),
+        ("default_backend grpc-tandem", ""),
+    ):
+        place = lines.index(route)
+        count, refusal, wait, tell = lines[place - 4 : place]
+        assert count.endswith(f"set-var(txn.gateways) nbsrv(grpc-tandem){only and ' if' + only}")
+        assert refusal.startswith("http-request return status 200 hdr grpc-status 8 ")
+        assert 'hdr grpc-message "7 requests are under way for each Gateway' in refusal
+        assert f"hdr error-code {OverloadedError.code} " in refusal
+        assert f"{is_call}{only} {{ nbsrv(grpc-tandem) gt 0 }} {{ rand(64) gt 0 }}" in refusal
+        assert refusal.endswith("{ be_conn(grpc-tandem),div(txn.gateways) ge 7 }")
+        assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_call}{only}"
+        assert tell == f"{grpc_rules.TELL_PREFIX} {is_call}{only}"
+    assert "\n".join(lines).count("wait-for-body") == 2  # nobody waits for what is refused
+
+
 def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics(command, tmp_path):
     HaproxyCommand(command, ports=None).write()
     config = tmp_path / "haproxy.cfg"
@@ -160,6 +199,8 @@ def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics
     assert waits == [
         "    http-request wait-for-body time 10s at-least 15360 if METH_POST # tandem",
         "    http-request wait-for-body time 60s if METH_POST # tandem",
+        "    http-request wait-for-body time 10s at-least 15360 "
+        "if { path /tandem.v1.Ensemble/Classify } # tandem",
     ]
     assert "    bind :9101" in lines
     assert "  bind *:8404" in lines
@@ -191,9 +232,14 @@ def test_haproxy_itself_takes_what_is_added(tmp_path, ports, grpc_port, replicas
         checked = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stderr
     text = config.read_text()
-    assert text.count("wait-for-body") == (2 if ports is None else len({"http"} & set(replicas)))
+    has_grpc = grpc_port is not None
+    if ports is None:
+        assert text.count("wait-for-body") == 2 + has_grpc
+    else:  # a backend of gRPC is named by a header, and the default as the only one
+        of_grpc = 2 * (has_grpc and "grpc" in replicas)
+        assert text.count("wait-for-body") == ("http" in replicas) + of_grpc
     assert text.count("timeout http-request") == 1
-    assert text.count(COPY_DEADLINE) == (grpc_port is not None)
+    assert text.count(COPY_DEADLINE) == has_grpc
     assert text.count("status 429") == (ports is not None and "http" in replicas)
 
 

@@ -17,7 +17,7 @@ EDITS = [
     *always(waits_for_bodies=True),
     on_loopback((9101, 8404)),
     *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),
-    refusals(7),
+    *refusals(7),
     *for_clusters(),
 ]
 ANCHORS = [(edit, anchor) for edit in EDITS for anchor in edit.anchors]

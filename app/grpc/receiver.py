@@ -1,0 +1,63 @@
+"""Receives the messages of calls, no more of them at a time than there is memory for."""
+
+from ray.serve.grpc_util import gRPCInputStream
+
+from app.environment import MIB
+from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError
+from app.grpc.room import ReceiveRoom
+from app.settings import Settings
+
+MARGIN_BYTES = MIB  # of a message beside its images: field headers, and what is a little too much
+
+
+def max_message_bytes(max_body_bytes: int) -> int:
+    """Return the most that a message may have: its images, and some bytes more."""
+    return max_body_bytes + MARGIN_BYTES
+
+
+class Receiver:
+    """Receives one message of each call.
+
+    What is being received has at most ``max_bytes_in_flight`` in all. Half of that is the small
+    messages', in equal parts for all requests that may be under way, so that they wait for nobody;
+    the large ones share the other half (:class:`ReceiveRoom`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._max_body_bytes = settings.max_body_bytes
+        self._max_bytes = max_message_bytes(settings.max_body_bytes)
+        half = settings.max_bytes_in_flight // 2
+        self._small_bytes = half // settings.max_concurrent_requests
+        self._room = ReceiveRoom(half)
+
+    async def receive(self, stream: gRPCInputStream[bytes], announced: int | None) -> bytes:
+        """Return the call's message; until there is room for it the client keeps it.
+
+        Args:
+            stream: the call's.
+            announced: the message's length; None, and it is taken for the longest.
+
+        Raises:
+            BodyTooLargeError: it is longer than any may be; nothing of it was received.
+            OverloadedError, SlowBodyError: there is no room for it, or others waited for its room.
+            BadParameterError, ClientGoneError: there is none.
+
+        """
+        num_bytes = self._max_bytes if announced is None else announced
+        if num_bytes > self._max_bytes:
+            raise BodyTooLargeError(
+                f"the message has {num_bytes} bytes, the limit is {self._max_body_bytes}; "
+                "send smaller ones (1,000 pixels a side are plenty) or fewer images per request"
+            )
+        if num_bytes <= self._small_bytes:
+            return await _first(stream)
+        async with self._room.taken(num_bytes):
+            return await _first(stream)
+
+
+async def _first(stream: gRPCInputStream[bytes]) -> bytes:
+    async for message in stream:
+        return message
+    if stream.is_cancelled():
+        raise ClientGoneError("the client hung up before its message was there")
+    raise BadParameterError("the call has no message; send one tandem.v1.ClassifyRequest")

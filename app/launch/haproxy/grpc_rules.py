@@ -1,0 +1,55 @@
+"""HAProxy's rules for gRPC clients: what a call has to begin with, and what is refused at once.
+
+A refusal has the form that gRPC calls trailers only: HTTP's status 200, and the call's in headers.
+"""
+
+# tandem.proto's method. Other calls are few (reflection), and nobody counts their messages' bytes.
+CALL_PATH, HEALTH_PATH = "/tandem.v1.Ensemble/Classify", "/ray.serve.RayServeAPIService/Healthz"
+IS_CALL = f"{{ path {CALL_PATH} }}"
+# At a time, wherever they are: a connection may have 100 streams, and HAProxy keeps 16 KB of each
+# that waits for its first bytes.
+MAX_CALLS = 4096
+# Of all other methods: reflection is all there is, and each may send what a message may have.
+MAX_OTHER_STREAMS = 8
+# How each call's message begins: whether it is compressed, and its length (app/grpc/request.py).
+TELL_PREFIX = "http-request set-header x-grpc-message-prefix %[req.body,bytes(0,5),hex]"
+RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
+
+
+def frontend_rules(begin_within_s: int) -> list[str]:
+    """Return the rules that come before all others of the frontend.
+
+    Streams are counted in a stick table of two rows: our calls, and all others but health checks,
+    which are answered at once.
+    """
+    full = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
+    late = f"headers and message did not begin to arrive within {begin_within_s} s"
+    return [
+        "stick-table type integer size 16 expire 1h store conn_cur",
+        f"http-request track-sc0 int(1) if {IS_CALL}",
+        f"http-request track-sc0 int(2) if !{IS_CALL} !{{ path {HEALTH_PATH} }}",
+        f"http-request return status 200 {full} if {{ sc0_conn_cur gt {MAX_CALLS} }}",
+        f"http-request return status 200 {full} if !{IS_CALL} "
+        f"{{ sc0_conn_cur gt {MAX_OTHER_STREAMS} }}",
+        f"http-error status 408 {_refusal(DEADLINE_EXCEEDED, 'slow_request', late)}",
+        "http-after-response set-status 200 if { status 408 }",
+        # HAProxy gives an answer without a body no content type, and some clients ask for it.
+        "http-after-response set-header content-type application/grpc "
+        "if { res.hdr(grpc-status) -m found }",
+    ]
+
+
+def begin_rules(wait: str, condition: str = "") -> list[str]:
+    """Return the rules that ``wait`` for a call's first bytes and tell the Gateway of them."""
+    return [f"{rule} if {IS_CALL}{condition}" for rule in (wait, TELL_PREFIX)]
+
+
+def refusal_rule(message: str, condition: str) -> str:
+    """Return the rule that answers a call with RESOURCE_EXHAUSTED, and when to come back."""
+    refusal = _refusal(RESOURCE_EXHAUSTED, "overloaded", message)
+    return f"http-request return status 200 {refusal} if {IS_CALL}{condition}"
+
+
+def _refusal(status: int, code: str, message: str) -> str:
+    told = f'hdr grpc-status {status} hdr grpc-message "{message}" hdr error-code {code}'
+    return f"{told} hdr grpc-retry-pushback-ms 1000" if status == RESOURCE_EXHAUSTED else told

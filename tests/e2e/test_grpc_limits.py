@@ -1,0 +1,104 @@
+"""gRPC clients that mean harm: large messages without a key, messages that never end."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.services.live_service import Service, drawn_photo
+from tests.support.services.processes import replicas
+from tests.support.slow_relay import slow_relay
+
+KEY = "k" * 32
+WITH_KEY = (("authorization", f"Bearer {KEY}"),)
+LARGE = ClassifyRequest(images=[bytes(18 * 2**20)])
+NUM_LARGE = 24
+CODE = grpc.StatusCode
+NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest.fixture(scope="module")
+def port(free_port: Callable[[], int]) -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    start_service: Callable[..., Service], tmp_path_factory: pytest.TempPathFactory, port: int
+) -> Service:
+    """A service that wants a key."""
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(KEY, "ascii")
+    keys.chmod(0o600)
+    service = start_service("--grpc-port", str(port), "--api-keys-file", str(keys))
+    service.wait_ready()
+    return service
+
+
+async def send(
+    port: int, request: ClassifyRequest, metadata: tuple[tuple[str, str], ...] = (), **options
+) -> tuple[CODE, str]:
+    """Return the call's status and error code on a connection of its own."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NO_LIMIT) as channel:
+        try:
+            await EnsembleStub(channel).Classify(request, metadata=metadata, timeout=60, **options)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
+        return CODE.OK, ""
+
+
+def test_nobody_waits_for_a_message_that_does_not_come(guarded: Service, port: int) -> None:
+    """It is said at once that there is no key, and after 10 s that there is no message."""
+
+    async def stop_after(num_sent: int, *metadata: tuple[str, str]) -> tuple[CODE, str, int]:
+        started = time.monotonic()
+        async with slow_relay(port, num_sent) as relay:
+            code, told = await send(relay.port, LARGE, metadata)
+        return code, told, round((time.monotonic() - started) / 10)
+
+    async def together() -> list[tuple[CODE, str, int]]:
+        return await asyncio.gather(
+            stop_after(200_000), stop_after(200_000, *WITH_KEY), stop_after(5_000, *WITH_KEY)
+        )
+
+    assert asyncio.run(together()) == [
+        (CODE.UNAUTHENTICATED, "unauthorized", 0),
+        (CODE.DEADLINE_EXCEEDED, "slow_body", 1),  # the Gateway's: it had begun
+        (CODE.DEADLINE_EXCEEDED, "slow_request", 1),  # HAProxy's: it had not
+    ]
+
+
+def test_large_messages_without_a_key_take_no_memory(guarded: Service, port: int) -> None:
+    gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
+
+    async def flood() -> Counter[tuple[CODE, str]]:
+        return Counter(await asyncio.gather(*(send(port, LARGE) for _ in range(NUM_LARGE))))
+
+    async def watched() -> tuple[Counter[tuple[CODE, str]], int]:
+        flooding, most = asyncio.create_task(flood()), 0
+        while not flooding.done():
+            most = max(most, gateway.memory_info().rss)
+            await asyncio.sleep(0.02)  # a sample, not a wait
+        return await flooding, most
+
+    asyncio.run(send(port, ClassifyRequest(images=[drawn_photo()]), WITH_KEY))
+    before = gateway.memory_info().rss
+    ends, most = asyncio.run(watched())
+    assert ends == {(CODE.UNAUTHENTICATED, "unauthorized"): NUM_LARGE}
+    assert most - before < 4 * len(LARGE.images[0])  # of 24
+
+
+def test_large_messages_with_a_key_are_answered(guarded: Service, port: int) -> None:
+    """No more of them at a time than there is room for; what is no image is no call's error."""
+    assert asyncio.run(send(port, LARGE, WITH_KEY)) == (CODE.OK, "")
+    assert asyncio.run(send(port, LARGE, WITH_KEY, compression=grpc.Compression.Gzip)) == (
+        CODE.OK,
+        "",
+    )

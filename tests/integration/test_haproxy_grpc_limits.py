@@ -1,0 +1,218 @@
+"""The real HAProxy before a gRPC server: what it refuses itself, and what it tells the Gateway."""
+
+import asyncio
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.grpc.request import PREFIX_METADATA, announced_bytes
+from app.grpc.servicer import METHOD, SERVICE
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2_grpc import (
+    EnsembleServicer,
+    EnsembleStub,
+    add_EnsembleServicer_to_server,
+)
+from app.launch.haproxy import edits, grpc_rules
+from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OTHER_STREAMS
+from tests.support.slow_relay import slow_relay
+
+MAX_REQUESTS = 12
+BEGIN_WITHIN_S = 1
+OTHER = "/other.Service/Chat"
+TO_TANDEM = [("application", "tandem")]
+MAX_CALLS = 15
+CODE = grpc.StatusCode
+# What matters of Serve's own (haproxy_templates.py), with one application and with several.
+CONFIG = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 20s
+    timeout server 20s
+frontend grpc_frontend
+    bind 127.0.0.1:{front} proto h2
+    acl is_grpc-tandem req.hdr(application) -m str tandem
+    use_backend grpc-tandem if is_grpc-tandem
+    default_backend {default}
+backend default_grpc_backend
+    http-request return status 200 hdr grpc-status 5
+backend grpc-tandem
+    server one 127.0.0.1:{back} proto h2
+"""
+
+
+class Gated(EnsembleServicer):
+    """Answers when the gate is open; counts calls, and remembers their metadata."""
+
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, str]] = []
+        self.gate, self.arrived = threading.Event(), threading.Semaphore(0)
+        self.gate.set()
+
+    def Classify(self, request: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.arrived.release()
+        self.gate.wait(20)
+        return ClassifyReply()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gated]:
+    gateway = Gated()
+    yield gateway
+    gateway.gate.set()
+
+
+@pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
+def port(
+    gateway: Gated,
+    request: pytest.FixtureRequest,
+    free_port: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[int]:
+    """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
+    begin = f"{edits.WAIT} time {BEGIN_WITHIN_S}s at-least {edits.BEGIN_BYTES}"
+    monkeypatch.setattr(edits, "FIRST_BYTES", begin)
+    monkeypatch.setattr(grpc_rules, "MAX_CALLS", MAX_CALLS)
+    server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
+    add_EnsembleServicer_to_server(gateway, server)
+    echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
+    service, method = OTHER.strip("/").split("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: echo}),)
+    )
+    front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
+    HaproxyCommand(tmp_path / "haproxy", (free_port(), free_port())).write(
+        max_requests=MAX_REQUESTS
+    )
+    process = subprocess.Popen([tmp_path / "haproxy", "-db", "-f", config])
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
+            grpc.channel_ready_future(channel).result(20)
+        yield front
+    finally:
+        process.terminate()
+        process.wait(20)
+        gateway.gate.set()
+        server.stop(None).wait()
+
+
+def test_the_length_of_a_message_is_told_whatever_the_client_says(
+    port: int, gateway: Gated
+) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        classify = EnsembleStub(channel).Classify
+        sizes = (0, 5, 300_000)
+        for size in sizes:
+            own = [*TO_TANDEM, (PREFIX_METADATA, "0000000001")]
+            classify(ClassifyRequest(images=[bytes(size)]), metadata=own, timeout=20)
+        classify(
+            ClassifyRequest(images=[bytes(300_000)]),
+            metadata=own,
+            compression=grpc.Compression.Gzip,
+            timeout=20,
+        )
+    told = [announced_bytes(metadata) for metadata in gateway.metadata]
+    lengths = [ClassifyRequest(images=[bytes(size)]).ByteSize() for size in sizes]
+    assert told == [*lengths, None]  # a compressed one may come to anything
+
+
+def test_what_is_too_much_is_refused_before_its_message_is_there(port: int, gateway: Gated) -> None:
+    errors = asyncio.run(_beside_a_full_gateway(port, gateway))
+    refused = [error for error in errors if error.code() is CODE.RESOURCE_EXHAUSTED]
+    assert len(refused) >= 5  # of 8: one in 64 goes on to the Gateway, which knows more
+    for error in refused:
+        assert error.details().startswith(f"{MAX_REQUESTS} requests are under way")
+        trailing = dict(error.trailing_metadata())
+        assert trailing["error-code"] == "overloaded"
+        assert trailing["grpc-retry-pushback-ms"] == "1000"
+
+
+async def _beside_a_full_gateway(port: int, gateway: Gated) -> list[grpc.RpcError]:
+    gateway.gate.clear()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        classify = EnsembleStub(channel).Classify
+        taken = [classify(ClassifyRequest(), metadata=TO_TANDEM) for _ in range(MAX_REQUESTS)]
+        for _ in taken:
+            await asyncio.to_thread(gateway.arrived.acquire, timeout=20)
+        errors = [await _half_a_message(port, 100_000, timeout=2) for _ in range(8)]
+        gateway.gate.set()
+        await asyncio.gather(*taken)
+    return errors
+
+
+async def _half_a_message(port: int, num_sent: int, timeout: float) -> grpc.aio.AioRpcError:
+    """Send so much of a message, then next to nothing; return how the call ended."""
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        slow_relay(port, num_sent) as relay,
+        grpc.aio.insecure_channel(f"127.0.0.1:{relay.port}", options=own_connection) as channel,
+    ):
+        request = ClassifyRequest(images=[bytes(2**22)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await EnsembleStub(channel).Classify(request, metadata=TO_TANDEM, timeout=timeout)
+        return caught.value
+
+
+def test_a_message_that_does_not_begin_never_reaches_the_gateway(port: int, gateway: Gated) -> None:
+    error = asyncio.run(_half_a_message(port, 5_000, timeout=20))
+    assert error.code() is CODE.DEADLINE_EXCEEDED
+    assert "did not begin to arrive" in error.details()
+    assert dict(error.trailing_metadata())["error-code"] == "slow_request"
+    assert gateway.metadata == []
+
+
+def test_other_calls_are_few_and_ours_do_not_mind(port: int) -> None:
+    assert asyncio.run(_beside_other_calls(port)) is CODE.RESOURCE_EXHAUSTED
+
+
+async def _beside_other_calls(port: int) -> CODE:
+    never = asyncio.Event()
+
+    async def chat() -> AsyncIterator[bytes]:
+        yield b"hello"
+        await never.wait()
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        chats = [
+            channel.stream_stream(OTHER)(chat(), metadata=TO_TANDEM)
+            for _ in range(MAX_OTHER_STREAMS)
+        ]
+        for call in chats:
+            assert await call.read() == b"hello"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/other.Service/Ping")(b"", metadata=TO_TANDEM)
+        await EnsembleStub(channel).Classify(ClassifyRequest(), metadata=TO_TANDEM, timeout=20)
+        for call in chats:
+            call.cancel()
+    return caught.value.code()
+
+
+def test_calls_that_do_not_begin_are_counted_too(port: int, gateway: Gated) -> None:
+    """MAX_CALLS at a time have a buffer of HAProxy's each, wherever they are."""
+    ends = asyncio.run(_as_many_as_may_begin(port))
+    assert ends == Counter({"slow_request": MAX_CALLS, "overloaded": 3})
+    assert gateway.metadata == []
+
+
+async def _as_many_as_may_begin(port: int) -> Counter[str]:
+    errors = await asyncio.gather(
+        *(_half_a_message(port, 5_000, timeout=20) for _ in range(MAX_CALLS + 3))
+    )
+    return Counter(dict(error.trailing_metadata())["error-code"] for error in errors)
+
+
+def test_the_path_is_the_methods() -> None:
+    assert f"/{SERVICE}/{METHOD}" == CALL_PATH

@@ -1,0 +1,47 @@
+"""The gRPC server of a replica as Serve makes it, with the interface in the replica's place."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ray.serve._private.grpc_util import start_grpc_server
+from ray.serve._private.proxy_request_response import gRPCStreamingType
+from ray.serve.config import gRPCOptions
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+
+from app.grpc.interface import GrpcInterface
+from app.launch.grpc_options import ADD_SERVICER
+from app.launch.ports import free_port
+
+
+@asynccontextmanager
+async def grpc_replica(
+    interface: GrpcInterface, add_servicer: str = ADD_SERVICER
+) -> AsyncIterator[int]:
+    """Serve ``interface`` on a port of this machine, in this process; yield the port."""
+
+    def handler_of(service_method: str, streaming_type: gRPCStreamingType) -> Callable[..., Any]:
+        # replica.py: _direct_ingress_stream_unary and _direct_ingress_unary_unary
+        is_stream = streaming_type is gRPCStreamingType.STREAM_UNARY
+
+        async def handle(incoming: Any, context: Any) -> bytes:
+            own = RayServegRPCContext(context)
+            own.set_trailing_metadata([("request_id", "r1")])
+            reply = await interface.classify(
+                gRPCInputStream(incoming) if is_stream else incoming, own
+            )
+            own._set_on_grpc_context(context)
+            return reply.SerializeToString()
+
+        return handle
+
+    port = free_port()
+    options = gRPCOptions(port=port, grpc_servicer_functions=[add_servicer])
+    loop = asyncio.get_running_loop()
+    ended, server = await start_grpc_server(handler_of, options, event_loop=loop)
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+        await ended

@@ -1,0 +1,106 @@
+"""Calls over the wire: what is asked before a message is received, how long one is waited for."""
+
+import grpc
+import pytest
+
+from app.environment import MIB
+from app.graph.keys import Keys
+from app.grpc.interface import GrpcInterface
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+from app.settings import Settings
+from tests.support.fakes import FakeService
+from tests.support.grpc_replica import grpc_replica
+from tests.support.slow_relay import slow_relay
+
+KEY = "k" * 32
+GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+LARGE = bytes(2 * MIB)  # no image, but that is found out later
+HELD_BACK = 100_000  # of such a message so much is sent
+CODE = grpc.StatusCode
+PATIENCE_S = 20.0  # of a client that is told nothing
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService(Settings(max_body_bytes=4 * MIB, max_files=3))
+
+
+async def classify(port: int, image: bytes, **metadata: str) -> tuple[ClassifyReply, dict]:
+    """Return the reply and the trailing metadata, or raise grpc.aio.AioRpcError."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = ClassifyRequest(images=[image])
+        call = EnsembleStub(channel).Classify(
+            request, timeout=PATIENCE_S, metadata=[*metadata.items()]
+        )
+        return await call, dict(await call.trailing_metadata())
+
+
+async def refused_half_way(
+    service: FakeService, num_sent: int = HELD_BACK
+) -> tuple[CODE, dict[str, str]]:
+    """Send so much of a message and then next to nothing; return how the call ended."""
+    async with (
+        grpc_replica(GrpcInterface(service)) as port,
+        slow_relay(port, num_sent) as relay,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await classify(relay.port, LARGE)
+    assert service.requests == []
+    return caught.value.code(), dict(caught.value.trailing_metadata())
+
+
+@pytest.mark.parametrize("add_servicer", [None, GENERATED])
+async def test_an_answer(service, add_servicer):
+    server = grpc_replica(GrpcInterface(service), *([add_servicer] if add_servicer else []))
+    async with server as port:
+        reply, trailing = await classify(port, b"image")
+        large, _ = await classify(port, LARGE)
+    assert reply.results[0].classified.predictions[0].label == "image"
+    assert trailing["request_id"] == reply.request_id == "r1"
+    assert large.results[0].error.code == "not_an_image"
+    assert [len(asked.files[0]) for asked in service.requests] == [5, len(LARGE)]
+
+
+async def test_a_key_is_asked_for_before_the_message_is_there(service):
+    service.keys = Keys([KEY])
+    code, trailing = await refused_half_way(service)
+    assert code is CODE.UNAUTHENTICATED
+    assert trailing["error-code"] == "unauthorized"
+
+
+async def test_a_full_gateway_says_so_before_the_message_is_there(service):
+    service.admission.is_full = True
+    code, trailing = await refused_half_way(service)
+    assert code is CODE.RESOURCE_EXHAUSTED
+    assert trailing["grpc-retry-pushback-ms"] == "7000"
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for_beyond_the_requests_time():
+    service = FakeService(Settings(max_body_bytes=4 * MIB, request_timeout_s=0.2))
+    code, trailing = await refused_half_way(service)
+    assert (code, trailing["error-code"]) == (CODE.DEADLINE_EXCEEDED, "slow_body")
+    assert service.admission.uploads.num == 0
+
+
+async def test_a_client_that_goes_leaves_nothing_behind(service, told):
+    async with (
+        grpc_replica(GrpcInterface(service)) as port,
+        slow_relay(port, HELD_BACK) as relay,
+        grpc.aio.insecure_channel(f"127.0.0.1:{relay.port}") as channel,
+    ):
+        request = ClassifyRequest(images=[LARGE])
+        with pytest.raises(grpc.aio.AioRpcError):
+            await EnsembleStub(channel).Classify(request, timeout=0.3)
+        reply, _ = await classify(port, b"image")
+    assert reply.results[0].HasField("classified")
+    assert (service.admission.uploads.num, service.byte_budget.num_held) == (0, 0)
+    assert len(service.requests) == 1
+
+
+async def test_a_message_that_is_too_long_is_told_so(service):
+    async with grpc_replica(GrpcInterface(service)) as port:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await classify(port, bytes(5 * MIB))
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert "the limit is 4194304; send smaller ones" in caught.value.details()
