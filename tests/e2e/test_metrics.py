@@ -15,12 +15,10 @@ from app.metrics.table import METRICS, OF_SERVE, PACKAGE_WATTS, REQUESTS, Metric
 from models.model_set import load_model_set
 from tests.support.prometheus_programs import PROMETHEUS
 from tests.support.services.live_service import ROOT, Service
-from tests.support.services.processes import descendants, listening, wait_until
+from tests.support.services.processes import EVENTUALLY_S, descendants, listening, wait_until
 
 pytestmark = pytest.mark.prometheus
 CONFIGS = ROOT / "configs" / "prometheus"
-STARTED_WITHIN_S = 30
-SEEN_WITHIN_S = 60  # a replica's five, Ray's ten, a scrape's one
 MEMBERS = {member.name for member in load_model_set("imagenette").manifest.members}
 Sample = tuple[dict[str, str], float]
 
@@ -79,7 +77,7 @@ def prometheus(
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     running = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        wait_until(running.is_up, STARTED_WITHIN_S, "prometheus is not up")
+        wait_until(running.is_up, EVENTUALLY_S, "prometheus is not up")
         yield running
     finally:
         process.terminate()
@@ -96,7 +94,7 @@ def used(service: Service, photo: bytes, prometheus: Prometheus) -> Prometheus:
         assert client.post("/v1/classify", files=files).status_code == 200
         assert client.get("/v1/nothing").status_code == 404
     seen = f'{REQUESTS.exposed[0]}{{status="404"}}'
-    wait_until(lambda: bool(prometheus.ask(seen)), SEEN_WITHIN_S, "the requests are not seen")
+    wait_until(lambda: bool(prometheus.ask(seen)), EVENTUALLY_S, "the requests are not seen")
     return prometheus
 
 
@@ -128,7 +126,7 @@ def test_serve_counts_what_haproxy_answers_too(used: Prometheus) -> None:
     def num_seen() -> int:
         return len(used.ask(f'{OF_SERVE}{{application="tandem",status_code="200"}}'))
 
-    wait_until(lambda: num_seen() > 0, SEEN_WITHIN_S, "Serve's own count is not seen")
+    wait_until(lambda: num_seen() > 0, EVENTUALLY_S, "Serve's own count is not seen")
 
 
 def test_an_image_takes_as_long_as_its_stages_say(used: Prometheus) -> None:

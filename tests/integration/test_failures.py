@@ -12,10 +12,11 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from app.launch.deploy import deploy
 from app.main import build
 from tests.support.services.deployed import replica_pids
-from tests.support.services.processes import wait_until
+from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture
 
 CLASSIFY = "/v1/classify"
+TIMEOUTS_S = (1, 3, 9)  # the Gateway is first by a tenth: a busy machine may need more than 0.1 s
 
 
 def test_a_member_that_hangs_ends_with_the_deadline_as_504(client):
@@ -23,8 +24,11 @@ def test_a_member_that_hangs_ends_with_the_deadline_as_504(client):
     (member,) = replica_pids("unsure")
     os.kill(member, signal.SIGSTOP)
     try:
-        headers = {"x-request-timeout-seconds": "1"}
-        answer = client.post(CLASSIFY, content=picture(), headers=headers)
+        for timeout_s in TIMEOUTS_S:
+            headers = {"x-request-timeout-seconds": str(timeout_s)}
+            answer = client.post(CLASSIFY, content=picture(), headers=headers)
+            if answer.status_code == 504:
+                break
     finally:
         os.kill(member, signal.SIGCONT)
     assert answer.status_code == 504
@@ -50,7 +54,7 @@ def test_a_killed_member_comes_back(client):
             assert answer.json()["error"]["code"] in ("not_ready", "deadline")
         return answer.status_code == 200 and victim not in replica_pids("sure")
 
-    wait_until(is_answered_by_another, 60, "a new replica")
+    wait_until(is_answered_by_another, EVENTUALLY_S, "a new replica")
     assert client.get("/readyz").status_code == 200
 
 
@@ -75,6 +79,6 @@ def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(s
         status = serve.status().applications.get("wrong")
         return status is not None and status.status == "DEPLOY_FAILED"
 
-    wait_until(has_failed, 60, "DEPLOY_FAILED")
+    wait_until(has_failed, EVENTUALLY_S, "DEPLOY_FAILED")
     assert "steams" in serve.status().applications["wrong"].message
     assert client.post(CLASSIFY, content=picture()).status_code == 200

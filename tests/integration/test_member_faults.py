@@ -19,7 +19,7 @@ from app.launch.deploy import deploy
 from app.settings import Settings
 from models.runtime import Pixels
 from tests.support.services.deployed import Served, replica_pids
-from tests.support.services.processes import wait_until
+from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set
 
 CLASSIFY = "/v1/classify"
@@ -67,7 +67,7 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
         def is_replaced() -> bool:
             return handle.pid.remote().result() != first
 
-        wait_until(is_replaced, 60, "a new replica")
+        wait_until(is_replaced, EVENTUALLY_S, "a new replica")
         assert handle.classify.remote(images, 10.0).result().probabilities.shape == (1, 3)
     finally:
         serve.delete("breakable")
@@ -77,10 +77,10 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
 def content_with_less(served: Served) -> Iterator[None]:
     """Let the running application be content with any member, for a test."""
     deploy(served.config.with_arguments(answer_policy="any", member_patience_s=1.0))
-    wait_until(is_running, 60, "the policy")
+    wait_until(is_running, EVENTUALLY_S, "the policy")
     yield
     deploy(served.config)
-    wait_until(is_running, 60, "the policy of before")
+    wait_until(is_running, EVENTUALLY_S, "the policy of before")
 
 
 def is_running() -> bool:
@@ -120,4 +120,4 @@ def test_any_member_is_enough_if_the_policy_says_so(
     def is_whole_again() -> bool:
         return not client.post(CLASSIFY, content=picture("red")).json()["degraded"]
 
-    wait_until(is_whole_again, 30, "whole again")
+    wait_until(is_whole_again, EVENTUALLY_S, "whole again")

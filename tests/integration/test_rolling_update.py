@@ -16,7 +16,7 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import deploy
 from models.manifest import read_manifest
 from tests.support.services.deployed import Served
-from tests.support.services.processes import wait_until
+from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
 PREFIX = "/rolled"
@@ -107,13 +107,17 @@ def test_no_request_fails_while_the_model_set_changes(
     first, second = (application(folder, place) for folder in sets)
     roll_out(served, first)
     url = f"{served.url}{PREFIX}/v1/classify"
-    wait_until(lambda: answered_by(url) == "before", 60, "the first set")
+    wait_until(lambda: answered_by(url) == "before", EVENTUALLY_S, "the first set")
     load = Load(url)
     with load.running():
         time.sleep(1)  # of load on the first set
         roll_out(served, second)
-        wait_until(lambda: load.answers["after"] > 50 and answered_by(url) == "after", 60, "rolled")
-        wait_until(is_healthy, 60, "healthy")
+        wait_until(
+            lambda: load.answers["after"] > 50 and answered_by(url) == "after",
+            EVENTUALLY_S,
+            "rolled",
+        )
+        wait_until(is_healthy, EVENTUALLY_S, "healthy")
     serve.delete("rolled")
     assert set(load.answers) == {"before", "after"}, load.answers
 

@@ -43,7 +43,7 @@ class Inbox:
     def __init__(self) -> None:
         self.spans: list[Received] = []
 
-    def wait_for(self, enough: Callable[[list[Received]], bool], within_s: float = 40) -> None:
+    def wait_for(self, enough: Callable[[list[Received]], bool], within_s: float = 300) -> None:
         deadline = time.monotonic() + within_s
         while not enough(list(self.spans)):
             assert time.monotonic() < deadline, f"only {[s.name for s in self.spans]} arrived"

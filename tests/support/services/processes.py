@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+EVENTUALLY_S = 300  # for what takes seconds, on a machine that others keep busy
 RUN_FOLDER = "RAY_SERVE_HAPROXY_SERVER_STATE_BASE"  # a variable of all that one run starts
 
 
