@@ -34,9 +34,7 @@ class ReceiveRoom:
     def __init__(self, limit: int) -> None:
         self._limit, self.num_taken = limit, 0
         self._turn, self._someone_left = asyncio.Lock(), asyncio.Event()
-        self._staying: dict[
-            _Place, None
-        ] = {}  # in the order of their arrival  # whoever was cut leaves in a moment
+        self._staying: dict[_Place, None] = {}  # in order; whoever was cut leaves in a moment
 
     @asynccontextmanager
     async def taken(self, num_bytes: int) -> AsyncIterator[None]:
