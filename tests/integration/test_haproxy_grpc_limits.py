@@ -20,7 +20,8 @@ from app.grpc.tandem_pb2_grpc import (
     add_EnsembleServicer_to_server,
 )
 from app.launch.haproxy import edits, grpc_rules
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy.command import haproxy_binary
+from app.launch.haproxy.edit import sed_script
 from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OTHER_STREAMS
 from tests.support.slow_relay import slow_relay
 
@@ -94,10 +95,11 @@ def port(
     server.start()
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
-    HaproxyCommand(tmp_path / "haproxy", (free_port(), free_port())).write(
-        max_requests=MAX_REQUESTS
-    )
-    process = subprocess.Popen([tmp_path / "haproxy", "-db", "-f", config])
+    # The edits of refusals and of every HAProxy, without the command, which looks for Serve's whole
+    # configuration: tests/unit/launch/test_haproxy_command.py.
+    script = sed_script([*edits.always(waits_for_bodies=False), *edits.refusals(MAX_REQUESTS)])
+    subprocess.run(["sed", "-i", "-E", script, config], check=True)
+    process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
     try:
         with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
             grpc.channel_ready_future(channel).result(20)

