@@ -34,7 +34,8 @@ class ReceiveRoom:
     def __init__(self, limit: int) -> None:
         self._limit, self.num_taken = limit, 0
         self._turn, self._someone_left = asyncio.Lock(), asyncio.Event()
-        self._staying: set[_Place] = set()  # whoever was cut leaves in a moment
+        # In the order of their beginning; whoever was cut leaves in a moment.
+        self._staying: dict[_Place, None] = {}
 
     @asynccontextmanager
     async def taken(self, num_bytes: int) -> AsyncIterator[None]:
@@ -51,7 +52,7 @@ class ReceiveRoom:
         place = _Place(num_bytes, started + slow_after_s, asyncio.timeout(None))
         try:
             async with place.timer:
-                self._staying.add(place)
+                self._staying[place] = None
                 yield
         except TimeoutError as error:
             took_s = asyncio.get_running_loop().time() - started
@@ -60,7 +61,7 @@ class ReceiveRoom:
                 "place; try again, with fewer bytes or a faster connection"
             ) from error
         finally:
-            self._staying.discard(place)
+            self._staying.pop(place, None)
             self.num_taken -= num_bytes
             self._someone_left.set()
 
@@ -88,5 +89,5 @@ class ReceiveRoom:
                 await self._someone_left.wait()
             return
         if slowest in self._staying:
-            self._staying.remove(slowest)
+            del self._staying[slowest]
             slowest.timer.reschedule(asyncio.get_running_loop().time())
