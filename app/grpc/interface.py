@@ -14,16 +14,16 @@ from app.grpc.call import Call
 from app.grpc.receiver import Receiver
 from app.grpc.reply import reply_of
 from app.grpc.request import announced_bytes, images_of, request_of, timeout_s_of
-from app.grpc.servicer import METHOD, SERVICE
+from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT
 from app.queueing.byte_budget import Share
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
-# Bytes that are still to come (:func:`app.grpc.servicer.add_servicer`), or the message, received
+# A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or that was received
 # before anybody was asked (the generated function in its place).
-Incoming = gRPCInputStream[bytes] | messages.ClassifyRequest
+Incoming = gRPCInputStream[Message] | messages.ClassifyRequest
 
 
 class GrpcInterface:

@@ -5,6 +5,7 @@ from ray.serve.grpc_util import gRPCInputStream
 from app.environment import MIB
 from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError
 from app.grpc.room import ReceiveRoom
+from app.grpc.servicer import Message
 from app.settings import Settings
 
 MARGIN_BYTES = MIB  # of a message beside its images: field headers, and what is a little too much
@@ -30,7 +31,7 @@ class Receiver:
         self._small_bytes = half // settings.max_concurrent_requests
         self._room = ReceiveRoom(half)
 
-    async def receive(self, stream: gRPCInputStream[bytes], announced: int | None) -> bytes:
+    async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
         """Return the call's message; until there is room for it the client keeps it.
 
         Args:
@@ -55,9 +56,9 @@ class Receiver:
             return await _first(stream)
 
 
-async def _first(stream: gRPCInputStream[bytes]) -> bytes:
+async def _first(stream: gRPCInputStream[Message]) -> bytes:
     async for message in stream:
-        return message
+        return message.take()
     if stream.is_cancelled():
         raise ClientGoneError("the client hung up before its message was there")
     raise BadParameterError("the call has no message; send one tandem.v1.ClassifyRequest")

@@ -34,7 +34,8 @@ class ReceiveRoom:
     def __init__(self, limit: int) -> None:
         self._limit, self.num_taken = limit, 0
         self._turn, self._someone_left = asyncio.Lock(), asyncio.Event()
-        self._staying: dict[_Place, None] = {}  # in order; whoever was cut leaves in a moment
+        # In the order of their beginning; whoever was cut leaves in a moment.
+        self._staying: dict[_Place, None] = {}
 
     @asynccontextmanager
     async def taken(self, num_bytes: int) -> AsyncIterator[None]:

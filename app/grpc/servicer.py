@@ -6,6 +6,7 @@ key, admission and byte budget come before it. What nobody receives stays with t
 one flow control window (HTTP/2).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,13 +17,35 @@ SERVICE = messages.DESCRIPTOR.services_by_name["Ensemble"].full_name
 METHOD = "Classify"
 
 
+class Message:
+    """A message's bytes, for one who takes them.
+
+    grpcio keeps a stream's last message, in a cycle of references, until Python looks for those:
+    at a bad moment that would be dozens, of as many MB each. So it is given something to keep.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "Message"], tuple[bytes]]:
+        return Message, (self._data,)  # Serve's own proxy sends it to the replica
+
+    def take(self) -> bytes:
+        """Return the bytes, and keep none."""
+        data, self._data = self._data, b""
+        return data
+
+
 def add_servicer(servicer: Any, server: Any) -> None:
     """Do what the generated ``add_EnsembleServicer_to_server`` does, with messages still to come.
 
-    Messages are handed over as bytes: one that is no ``ClassifyRequest`` then has an answer too.
+    Messages are handed over unparsed: one that is no ``ClassifyRequest`` then has an answer too.
     Serve calls this (``grpc_servicer_functions``) with a servicer of its own, and with servers that
     put its own handlers in place of the servicer's methods.
     """
-    handlers = {METHOD: grpc.stream_unary_rpc_method_handler(getattr(servicer, METHOD))}
+    method = grpc.stream_unary_rpc_method_handler(getattr(servicer, METHOD), Message)
+    handlers = {METHOD: method}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+from app.grpc.servicer import Message
+
 
 class _Underlying:
     """Grpcio's context of a call, as far as Serve's reads it."""
@@ -31,11 +33,11 @@ def context_of(request_id: str = "r1", **metadata: str | bytes) -> RayServegRPCC
     return context
 
 
-def stream_of(*messages: bytes) -> gRPCInputStream[bytes]:
+def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
     """Return the stream of a call whose messages are there."""
 
-    async def iterate() -> AsyncIterator[bytes]:
+    async def iterate() -> AsyncIterator[Message]:
         for message in messages:
-            yield message
+            yield Message(message)
 
     return gRPCInputStream(iterate())

@@ -10,6 +10,7 @@ from app.environment import MIB, serve_environment
 from app.errors import BodyTooLargeError, ClientGoneError
 from app.grpc.receiver import Receiver, max_message_bytes
 from app.grpc.room import SLOW_AFTER_S
+from app.grpc.servicer import Message
 from app.settings import Settings
 from tests.support.grpc_contexts import stream_of
 from tests.support.virtual_loop import run_virtually
@@ -18,12 +19,12 @@ SETTINGS = Settings(max_body_bytes=4 * MIB, max_bytes_in_flight=16 * MIB, max_co
 SMALL, LARGE = MIB, 4 * MIB  # half of 16 MiB is for 8 such ones, the other for two of these
 
 
-def never() -> gRPCInputStream[bytes]:
+def never() -> gRPCInputStream[Message]:
     """The stream of a client that has nothing more to send."""
 
-    async def iterate() -> AsyncIterator[bytes]:
+    async def iterate() -> AsyncIterator[Message]:
         await asyncio.Future()
-        yield b""
+        yield Message(b"")
 
     return gRPCInputStream(iterate())
 

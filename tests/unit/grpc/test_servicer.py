@@ -1,11 +1,17 @@
 """Calls over the wire: what is asked before a message is received, how long one is waited for."""
 
+import gc
+import pickle
+import tracemalloc
+from collections.abc import Iterator
+
 import grpc
 import pytest
 
 from app.environment import MIB
 from app.graph.keys import Keys
 from app.grpc.interface import GrpcInterface
+from app.grpc.servicer import Message
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.settings import Settings
@@ -96,6 +102,34 @@ async def test_a_client_that_goes_leaves_nothing_behind(service, told):
     assert reply.results[0].HasField("classified")
     assert (service.admission.uploads.num, service.byte_budget.num_held) == (0, 0)
     assert len(service.requests) == 1
+
+
+@pytest.fixture
+def python_memory() -> Iterator[None]:
+    """Count what Python objects hold, and leave cycles of references where they are."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+async def test_nothing_keeps_a_message_that_was_answered(service, python_memory):
+    async with grpc_replica(GrpcInterface(service)) as port:
+        await classify(port, LARGE)
+        service.requests.clear()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(4):
+            await classify(port, LARGE)
+            service.requests.clear()
+        after, _ = tracemalloc.get_traced_memory()
+    assert after - before < len(LARGE) / 2
+
+
+def test_a_message_is_taken_once_and_travels():
+    message = pickle.loads(pickle.dumps(Message(b"bytes")))  # from Serve's own proxy
+    assert (message.take(), message.take()) == (b"bytes", b"")
 
 
 async def test_a_message_that_is_too_long_is_told_so(service):
