@@ -1,6 +1,7 @@
 """Spans of a member: every batch, and in a request's trace its images' queueing and inference."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -8,6 +9,10 @@ from opentelemetry.trace import SpanContext
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing.spans import Parent, Value, current_parent, record, record_batch
+
+MAX_LEFT = (
+    512  # calls that ended early and are remembered: their images may be in a batch that runs
+)
 
 
 class MemberSpans:
@@ -20,6 +25,7 @@ class MemberSpans:
     def __init__(self, member: str) -> None:
         self._member = member
         self._parents: dict[int, Parent] = {}  # of traced calls under way, by number
+        self._left: OrderedDict[int, Parent] = OrderedDict()  # of the last that ended early
         self._batch_spans: WeakKeyDictionary[ExecutedBatch, SpanContext] = WeakKeyDictionary()
 
     def begin(self, call: int) -> None:
@@ -29,7 +35,8 @@ class MemberSpans:
 
     def executed(self, batch: ExecutedBatch) -> None:
         """Record an executed batch if a request in it is traced."""
-        parents = [self._parents[call] for call in batch.calls if call in self._parents]
+        found = (self._parents.get(call) or self._left.get(call) for call in batch.calls)
+        parents = [parent for parent in found if parent is not None]
         if not parents:
             return
         linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
@@ -56,6 +63,9 @@ class MemberSpans:
         """Record that a call left the queue without an answer, and why."""
         if (parent := self._parents.pop(call, None)) is None:
             return
+        self._left[call] = parent
+        if len(self._left) > MAX_LEFT:
+            self._left.popitem(last=False)
         facts: dict[str, Value] = {"tandem.member": self._member}
         text = f"{type(error).__name__}: {error}"
         record("queue", parent, arrived, time.monotonic(), facts, error=text)

@@ -38,7 +38,7 @@ def main(
     bodies = photos_in(photos)
     bound = Bound(bodies)
     with running_service(*(("--config", str(config)) if config else ())) as service:
-        turns = BatchScheduler(service.url, service.process.pid, bodies, bound, seconds)
+        turns = AlternatingTurns(service.url, service.process.pid, bodies, bound, seconds)
         run_load(Load(turns.single, 5.0, clients=16), None)
         rows = [turns.round() for _ in range(rounds)]
     result = {
@@ -60,7 +60,7 @@ def main(
 MEDIANS = ("share", "form_share", "overhead_ms", "images_per_s", "cpu_ms_per_image")
 
 
-class BatchScheduler:
+class AlternatingTurns:
     """One round after the other."""
 
     def __init__(

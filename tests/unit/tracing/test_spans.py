@@ -1,5 +1,6 @@
 """Stages recorded after the fact: times, parents, links, and clocks that are set."""
 
+import asyncio
 import logging
 import time
 
@@ -8,7 +9,7 @@ from opentelemetry import trace
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing import spans
-from app.tracing.batches import MemberSpans
+from app.tracing.batches import MAX_LEFT, MemberSpans
 from app.tracing.spans import Clock, Parent, current_parent, record
 
 
@@ -109,6 +110,26 @@ def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
     (span,) = exported.get_finished_spans()
     assert span.name == "queue"
     assert span.status.description == "TimeoutError: late"
+
+
+def test_a_batch_is_recorded_whose_callers_have_all_left(exported, request_span):
+    """It cost as much as any, and its requests' traces should say so."""
+    member = MemberSpans("a")
+    parent = begun(member, 1)
+    member.failed(1, time.monotonic(), asyncio.CancelledError())
+    exported.clear()
+    member.executed(ExecutedBatch(1.0, 2.0, (1,)))
+    (span,) = exported.get_finished_spans()
+    assert [link.context for link in span.links] == [parent.span]
+
+
+def test_of_calls_that_ended_early_only_the_last_are_kept(request_span):
+    member = MemberSpans("a")
+    for call in range(MAX_LEFT + 3):
+        member.begin(call)
+        member.failed(call, 0.0, TimeoutError())
+    assert not member._parents
+    assert list(member._left) == list(range(3, MAX_LEFT + 3))
 
 
 def test_nothing_is_kept_of_calls_that_have_ended(request_span):
