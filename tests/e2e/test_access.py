@@ -171,7 +171,8 @@ def test_the_command_line_sends_a_key(
     url: str, root: Root, key_file: Path, photo: bytes, tmp_path: Path, has_key: bool
 ) -> None:
     (tmp_path / "photo.jpg").write_bytes(photo)
-    environment = os.environ | {"SSL_CERT_FILE": str(root.path)}
+    # Wide enough for the error to stand in one line of the table.
+    environment = os.environ | {"SSL_CERT_FILE": str(root.path), "COLUMNS": "300"}
     key = ["--key-file", str(key_file)] if has_key else []
     for command in (
         ["classify", str(tmp_path / "photo.jpg")],

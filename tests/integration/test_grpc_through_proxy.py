@@ -1,5 +1,6 @@
 """gRPC in Serve's default mode, through its proxy, with every stage a deployment of its own."""
 
+import asyncio
 from collections.abc import Iterator
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.services.deployed import MEMBERS, Served
+from tests.support.slow_relay import slow_relay
 from tests.support.tiny_networks import picture
 from tests.support.trace_checks import by_trace, check_whole, num_whole
 from tests.support.trace_receivers import OtlpHttp
@@ -51,3 +53,23 @@ def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"the limit is {limit}" in caught.value.details()
     assert dict(caught.value.trailing_metadata())["error-code"] == "too_many_files"
+
+
+def test_a_message_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    async def stop_half_way() -> grpc.aio.AioRpcError:
+        async with (
+            slow_relay(served.config["grpc_options"]["port"], 100_000) as relay,
+            grpc.aio.insecure_channel(f"127.0.0.1:{relay.port}") as channel,
+        ):
+            call = EnsembleStub(channel).Classify(
+                ClassifyRequest(images=[bytes(2**22)]),
+                timeout=30,
+                metadata=[("x-request-timeout-seconds", "0.5")],
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            return caught.value
+
+    error = asyncio.run(stop_half_way())
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert dict(error.trailing_metadata())["error-code"] == "slow_body"

@@ -22,12 +22,12 @@ from app.grpc.tandem_pb2_grpc import (
 from app.launch.haproxy import edits, grpc_rules
 from app.launch.haproxy.command import haproxy_binary
 from app.launch.haproxy.edit import sed_script
-from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OTHER_STREAMS
+from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OF_SERVES
 from tests.support.slow_relay import slow_relay
 
 MAX_REQUESTS = 12
 BEGIN_WITHIN_S = 1
-OTHER = "/other.Service/Chat"
+OTHER, REFLECTION = "/other.Service/Chat", "/grpc.reflection.v1.ServerReflection/Chat"
 TO_TANDEM = [("application", "tandem")]
 MAX_CALLS = 15
 CODE = grpc.StatusCode
@@ -87,10 +87,10 @@ def port(
     server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
     add_EnsembleServicer_to_server(gateway, server)
     echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
-    service, method = OTHER.strip("/").split("/")
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: echo}),)
-    )
+    for path in (OTHER, REFLECTION):
+        service, method = path.strip("/").split("/")
+        handler = grpc.method_handlers_generic_handler(service, {method: echo})
+        server.add_generic_rpc_handlers((handler,))
     front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
     server.start()
     config = tmp_path / "haproxy.cfg"
@@ -176,11 +176,14 @@ def test_a_message_that_does_not_begin_never_reaches_the_gateway(port: int, gate
     assert gateway.metadata == []
 
 
-def test_other_calls_are_few_and_ours_do_not_mind(port: int) -> None:
-    assert asyncio.run(_beside_other_calls(port)) is CODE.RESOURCE_EXHAUSTED
+def test_the_methods_that_serve_adds_have_few_calls_at_a_time(port: int) -> None:
+    """Each may send a message without a key. Classify and other applications do not mind."""
+    assert asyncio.run(_beside_open_chats(port, REFLECTION)) is CODE.RESOURCE_EXHAUSTED
+    assert asyncio.run(_beside_open_chats(port, OTHER)) is CODE.OK
 
 
-async def _beside_other_calls(port: int) -> CODE:
+async def _beside_open_chats(port: int, path: str) -> CODE:
+    """Return how one more call of a method ended beside as many as Serve's may have."""
     never = asyncio.Event()
 
     async def chat() -> AsyncIterator[bytes]:
@@ -189,17 +192,19 @@ async def _beside_other_calls(port: int) -> CODE:
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         chats = [
-            channel.stream_stream(OTHER)(chat(), metadata=TO_TANDEM)
-            for _ in range(MAX_OTHER_STREAMS)
+            channel.stream_stream(path)(chat(), metadata=TO_TANDEM) for _ in range(MAX_OF_SERVES)
         ]
         for call in chats:
             assert await call.read() == b"hello"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/other.Service/Ping")(b"", metadata=TO_TANDEM)
+        try:
+            await channel.unary_unary(path)(b"", metadata=TO_TANDEM)
+            code = CODE.OK
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
         await EnsembleStub(channel).Classify(ClassifyRequest(), metadata=TO_TANDEM, timeout=20)
         for call in chats:
             call.cancel()
-    return caught.value.code()
+    return code
 
 
 def test_calls_that_do_not_begin_are_counted_too(port: int, gateway: Gated) -> None:

@@ -1,24 +1,28 @@
 """Good requests beside bad ones: ``python tests/load/hostile_load.py --json FILE``.
 
 Good load alone; then beside the hostile corpus (tests/support/services/hostile.py) at 50
-requests/s; then beside idle connections and slow clients, which come back as soon as they are cut.
+requests/s; then beside idle connections and slow clients, which come back as soon as they are cut;
+then good calls of gRPC beside large and slow ones (hostile_calls.py). 0 s leave a phase out.
 Every good answer is compared with what the same photo got from an idle service. Prints JSON.
 """
 
 import asyncio
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
 import typer
-from good_load import GoodLoad
+from good_load import GoodLoad, over_http
+from hostile_calls import beside_calls
 from hostile_flood import flooding
 from machine import describe
 from running import Running, running_service
 
 from app.bench.photos import drawn_photos, photos_in
+from app.launch.ports import free_port
 from tests.support.services.processes import replicas
 from tests.support.slow_clients import KINDS, linger
 
@@ -26,20 +30,23 @@ GIVE_UP_S = 60.0  # a slow client that is not cut by then
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="of the hostile corpus", min=5)] = 300.0,
-    slow_seconds: Annotated[float, typer.Option(help="of the slow clients", min=5)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="of the hostile corpus", min=0)] = 300.0,
+    slow_seconds: Annotated[float, typer.Option(help="of the slow clients", min=0)] = 60.0,
+    grpc_seconds: Annotated[float, typer.Option(help="of the hostile calls", min=0)] = 60.0,
     alone_seconds: Annotated[float, typer.Option(help="of good load alone", min=5)] = 30.0,
     good_rate: Annotated[float, typer.Option(help="good requests/s, Poisson", min=0.1)] = 5.0,
     hostile_rate: Annotated[float, typer.Option(help="bad requests/s", min=1)] = 50.0,
     num_idle: Annotated[int, typer.Option(help="idle connections", min=0)] = 1000,
     num_slow: Annotated[int, typer.Option(help="slow clients of each kind", min=0)] = 50,
     photos: Annotated[Path | None, typer.Option(help="folder of JPEGs; else drawn ones")] = None,
+    num_calling: Annotated[int, typer.Option(help="gRPC clients of each kind", min=1)] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result here")] = None,
 ) -> None:
-    """Run the three phases against one service."""
+    """Run the phases against one service."""
     bodies = (photos_in(photos) if photos else drawn_photos())[:64]
-    with running_service() as service:
-        good = asyncio.run(GoodLoad.learn(service.url, bodies))
+    grpc_port = free_port()
+    with running_service("--grpc-port", str(grpc_port)) as service:
+        good = asyncio.run(GoodLoad.learn(partial(over_http, service.url), bodies))
         with flooding(service.url, hostile_rate):  # what grows only once has grown
             asyncio.run(good.run(good_rate, min(20.0, seconds)))
         first = replicas(service.process.pid)
@@ -50,6 +57,10 @@ def main(
         memory["after_hostile"] = _memory_mb(service)
         slow = asyncio.run(_slow(service, good, good_rate, slow_seconds, num_idle, num_slow))
         memory["after_slow"] = _memory_mb(service)
+        calls = beside_calls(
+            good, grpc_port, _gateway(service), good_rate, grpc_seconds, num_calling
+        )
+        memory["after_grpc"] = _memory_mb(service)
         has_died = replicas(service.process.pid) != first
     result = {
         **describe(),
@@ -61,6 +72,7 @@ def main(
         "good_beside_hostile": beside,
         "hostile": flood.as_json(),
         **slow,
+        "grpc": calls,
         "gateway_memory_mb": memory,
         "replica_died": has_died,
     }
@@ -73,8 +85,11 @@ def main(
 def _memory_mb(service: Running) -> float:
     """Return what the Gateway's process holds, after a moment to settle."""
     time.sleep(2)
-    gateway = psutil.Process(replicas(service.process.pid)["Gateway"])
-    return round(gateway.memory_full_info().pss / 1e6, 1)
+    return round(_gateway(service).memory_full_info().pss / 1e6, 1)
+
+
+def _gateway(service: Running) -> psutil.Process:
+    return psutil.Process(replicas(service.process.pid)["Gateway"])
 
 
 async def _slow(

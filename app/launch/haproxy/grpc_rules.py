@@ -3,14 +3,14 @@
 A refusal has the form that gRPC calls trailers only: HTTP's status 200, and the call's in headers.
 """
 
-# tandem.proto's method. Other calls are few (reflection), and nobody counts their messages' bytes.
-CALL_PATH, HEALTH_PATH = "/tandem.v1.Ensemble/Classify", "/ray.serve.RayServeAPIService/Healthz"
+CALL_PATH = "/tandem.v1.Ensemble/Classify"  # tandem.proto's method
 IS_CALL = f"{{ path {CALL_PATH} }}"
+# Methods that Serve adds to every application, and that ask for no key; it answers Healthz here.
+IS_SERVES = "{ path_beg /grpc.reflection. /ray.serve. } !{ path_end /Healthz }"
 # At a time, wherever they are: a connection may have 100 streams, and HAProxy keeps 16 KB of each
 # that waits for its first bytes.
 MAX_CALLS = 4096
-# Of all other methods: reflection is all there is, and each may send what a message may have.
-MAX_OTHER_STREAMS = 8
+MAX_OF_SERVES = 8  # each may send as much as a message may have
 # How each call's message begins: whether it is compressed, and its length (app/grpc/request.py).
 TELL_PREFIX = "http-request set-header x-grpc-message-prefix %[req.body,bytes(0,5),hex]"
 RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
@@ -19,18 +19,18 @@ RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
 def frontend_rules(begin_within_s: int) -> list[str]:
     """Return the rules that come before all others of the frontend.
 
-    Streams are counted in a stick table of two rows: our calls, and all others but health checks,
-    which are answered at once.
+    Calls under way are counted in a stick table of two rows: Classify's, and those of Serve's own
+    methods. Other applications' are their own affair.
     """
-    full = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
+    told = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
+    full = f"http-request return status 200 {told}"
     late = f"headers and message did not begin to arrive within {begin_within_s} s"
     return [
         "stick-table type integer size 16 expire 1h store conn_cur",
         f"http-request track-sc0 int(1) if {IS_CALL}",
-        f"http-request track-sc0 int(2) if !{IS_CALL} !{{ path {HEALTH_PATH} }}",
-        f"http-request return status 200 {full} if {{ sc0_conn_cur gt {MAX_CALLS} }}",
-        f"http-request return status 200 {full} if !{IS_CALL} "
-        f"{{ sc0_conn_cur gt {MAX_OTHER_STREAMS} }}",
+        f"http-request track-sc0 int(2) if {IS_SERVES}",
+        f"{full} if {IS_CALL} {{ sc0_conn_cur gt {MAX_CALLS} }}",
+        f"{full} if {IS_SERVES} {{ sc0_conn_cur gt {MAX_OF_SERVES} }}",
         f"http-error status 408 {_refusal(DEADLINE_EXCEEDED, 'slow_request', late)}",
         "http-after-response set-status 200 if { status 408 }",
         # HAProxy gives an answer without a body no content type, and some clients ask for it.
