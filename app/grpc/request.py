@@ -11,7 +11,7 @@ from app.grpc import tandem_pb2 as messages
 from app.settings import Settings
 
 # The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
-# tandem serve has HAProxy copy it (app/launch/haproxy.py).
+# tandem serve has HAProxy copy it (app/launch/haproxy/edits.py).
 DEADLINE_METADATA = "x-grpc-timeout"
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
 # What a message begins with on the wire, in hexadecimal: whether it is compressed (1 byte), and its

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.services.live_service import Service, Start, drawn_photo, traced_config
+from tests.support.services.processes import wait_until
 from tests.support.services.stopping import lent
 from tests.support.trace_receivers import OtlpGrpc
 
@@ -43,7 +44,16 @@ def traced(
     config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, spans_folder)
     started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
     with lent(started, signal.SIGTERM, is_for_all=True) as service:
+        # Serve does not continue the client's trace in the first moments of a replica.
+        wait_until(lambda: continues_traces(service), 120, "a trace that is continued")
         yield service
+
+
+def continues_traces(service: Service) -> bool:
+    trace_id = uuid.uuid4().hex
+    headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
+    answer = httpx.get(f"{service.url}/v1/models", headers=headers, timeout=60)
+    return answer.headers.get("x-trace-id") == trace_id
 
 
 @pytest.fixture
