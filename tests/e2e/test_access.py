@@ -258,6 +258,7 @@ def test_the_page_asks_for_a_key_and_keeps_it(
         expect(field).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
     start_service: Callable[..., Service],
     root: Root,
@@ -266,7 +267,10 @@ def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
     photo_label: str,
     tmp_path: Path,
 ) -> None:
-    """The command that asks whether the service is ready has none of those certificates."""
+    """The command that asks whether the service is ready has none of those certificates.
+
+    In the fast tier: tests/unit/launch/test_tls.py and tests/unit/models/test_client_tls.py.
+    """
     mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
     with changed_config(tmp_path) as config:
         config["http_options"] |= {

@@ -1,4 +1,8 @@
-"""gRPC clients that mean harm: large messages without a key, messages that never end."""
+"""gRPC clients that mean harm: large messages without a key, messages that never end.
+
+In the fast tier: tests/integration/test_haproxy_grpc_limits.py with the real HAProxy, and the
+Gateway's part in tests/unit/grpc/test_servicer.py, test_receiver.py and test_room.py.
+"""
 
 import asyncio
 import time
@@ -16,6 +20,7 @@ from tests.support.services.live_service import Service, drawn_photo
 from tests.support.services.processes import replicas
 from tests.support.slow_relay import slow_relay
 
+pytestmark = pytest.mark.slow
 KEY = "k" * 32
 WITH_KEY = (("authorization", f"Bearer {KEY}"),)
 LARGE = ClassifyRequest(images=[bytes(18 * 2**20)])

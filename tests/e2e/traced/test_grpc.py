@@ -113,10 +113,12 @@ def test_too_many_bytes(classify: Classify, num_bytes: int) -> None:
     assert trailing["error-code"] == "too_many_bytes"
 
 
-def test_a_compressed_message_that_is_too_long(both: Service, port: int) -> None:
+def test_a_compressed_message_that_is_too_long(traced: Service, grpc_port: int) -> None:
     """Nobody knows its length before it is there: grpcio refuses it by its own limit."""
     with (
-        grpc.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel,
+        grpc.insecure_channel(
+            f"127.0.0.1:{grpc_port}", compression=grpc.Compression.Gzip
+        ) as channel,
         pytest.raises(grpc.RpcError) as caught,
     ):
         EnsembleStub(channel).Classify(ClassifyRequest(images=[bytes(200 * 2**20)]), timeout=60)
