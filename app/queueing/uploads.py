@@ -14,6 +14,7 @@ class Uploads:
 
     def __init__(self) -> None:
         self._since: dict[asyncio.Timeout, float] = {}
+        self._cut: set[asyncio.Timeout] = set()  # for others, before their time
 
     @property
     def num(self) -> int:
@@ -46,7 +47,10 @@ class Uploads:
                 finally:
                     self._since.pop(timer, None)
         except TimeoutError as error:
-            raise SlowBodyError(_told(loop.time() - started, within_s)) from error
+            took_s = loop.time() - started if timer in self._cut else None
+            raise SlowBodyError(_told(took_s, within_s)) from error
+        finally:
+            self._cut.discard(timer)
 
     def cut_slowest(self) -> bool:
         """Cancel the oldest upload if it is slow, so that its place is free in a moment.
@@ -60,14 +64,15 @@ class Uploads:
             return False
         del self._since[timer]
         if not timer.expired():  # it ends by itself, and a timer that has fired cannot be moved
+            self._cut.add(timer)
             timer.reschedule(loop.time())
         return True
 
 
-def _told(took_s: float, within_s: float) -> str:
-    if took_s < within_s:
+def _told(cut_after_s: float | None, within_s: float) -> str:
+    if cut_after_s is not None:
         return (
-            f"the body was not there after {took_s:.1f} s, and others waited for the place; "
+            f"the body was not there after {cut_after_s:.1f} s, and others waited for the place; "
             "try again, with fewer bytes or a faster connection"
         )
     return (

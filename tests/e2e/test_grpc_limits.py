@@ -55,6 +55,13 @@ async def send(
         try:
             await EnsembleStub(channel).Classify(request, metadata=metadata, timeout=60, **options)
         except grpc.aio.AioRpcError as error:
+            print(
+                "DBG",
+                error.debug_error_string()[:600],
+                error.details(),
+                error.initial_metadata(),
+                error.trailing_metadata(),
+            )
             return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
         return CODE.OK, ""
 
