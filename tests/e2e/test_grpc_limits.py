@@ -17,7 +17,7 @@ import pytest
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.services.live_service import Service, drawn_photo
-from tests.support.services.processes import replicas
+from tests.support.services.processes import replicas, wait_until
 from tests.support.slow_relay import slow_relay
 
 pytestmark = pytest.mark.slow
@@ -44,6 +44,11 @@ def guarded(
     keys.chmod(0o600)
     service = start_service("--grpc-port", str(port), "--api-keys-file", str(keys))
     service.wait_ready()
+
+    def wants_a_key() -> bool:
+        return asyncio.run(send(port, ClassifyRequest()))[0] is CODE.UNAUTHENTICATED
+
+    wait_until(wants_a_key, 120, "HAProxy finds the Gateway's gRPC server a moment after HTTP's")
     return service
 
 
@@ -55,13 +60,6 @@ async def send(
         try:
             await EnsembleStub(channel).Classify(request, metadata=metadata, timeout=60, **options)
         except grpc.aio.AioRpcError as error:
-            print(
-                "DBG",
-                error.debug_error_string()[:600],
-                error.details(),
-                error.initial_metadata(),
-                error.trailing_metadata(),
-            )
             return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
         return CODE.OK, ""
 
