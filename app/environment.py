@@ -4,12 +4,9 @@ Serve reads its environment once, when it is imported, and whatever Ray starts i
 the only module of ``app`` that touches it.
 """
 
-import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-
-from app.errors import ConfigError
 
 MIB = 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
@@ -18,7 +15,6 @@ HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
-OF_GATEWAY_TIMEOUT = 0.8
 RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
 
 
@@ -102,22 +98,9 @@ def environment_value(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
-def answer_timeout_s(given: float | None, request_timeout_s: float) -> float:
-    """Return how long a Gateway of this node may take, ``given`` by the settings or not.
-
-    Raises:
-        ConfigError: this node's HAProxy would give up a Gateway that may still answer.
-
-    """
-    value = float(os.environ.get(GATEWAY_TIMEOUT) or 0)  # HAProxy's 0 is no limit either
-    most_s = OF_GATEWAY_TIMEOUT * value if value else math.inf
-    if given is not None and given > most_s:
-        raise ConfigError(
-            f"answer_timeout_s is {given:g}, and after {value:g} s without an answer HAProxy asks "
-            f"another Gateway ({GATEWAY_TIMEOUT}, from tandem environment): set it to {most_s:g} "
-            "at most, or leave it out"
-        )
-    return min(given or most_s, request_timeout_s)
+def gateway_timeout_s() -> float | None:
+    """Return how long this node's HAProxy waits for a Gateway; None where it waits for ever."""
+    return float(os.environ.get(GATEWAY_TIMEOUT) or 0) or None  # HAProxy's 0 is no limit either
 
 
 def keys_of_environment() -> str | None:

@@ -17,7 +17,7 @@ from app.accuracy_gate import check_accuracy
 from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
-from app.environment import answer_timeout_s
+from app.graph.answer_timeout import answer_timeout_s
 from app.settings import Settings
 from models.model_set import load_model_set
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("ray.serve")
 def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
     check_ray()
-    answer_timeout_s(settings.answer_timeout_s, settings.request_timeout_s)  # or it says why not
+    answer_timeout_s(settings)  # or it says why not
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":

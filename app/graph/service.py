@@ -7,8 +7,8 @@ deadlines, the graph, readiness, and what ``/v1/models`` shows.
 import asyncio
 
 from app.calls.stage_errors import OF_RAY, as_tandem
-from app.environment import answer_timeout_s
 from app.errors import MORE_TIME, DeadlineError
+from app.graph.answer_timeout import answer_timeout_s
 from app.graph.ensemble import Ensemble
 from app.graph.intake import Intake, ReadFiles, RequestOptions
 from app.graph.keys import read_keys
@@ -52,7 +52,7 @@ class EnsembleService:
             self.classify,
             self.admission,
             ByteBudget(settings.max_bytes_in_flight),
-            answer_timeout_s(settings.answer_timeout_s, settings.request_timeout_s),
+            answer_timeout_s(settings),
         )
         self._peers = PeerGateways(ensemble)
         self._readiness = Readiness(self.classify)

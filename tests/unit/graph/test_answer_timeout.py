@@ -2,8 +2,9 @@
 
 import pytest
 
-from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S, answer_timeout_s
+from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
 from app.errors import ConfigError
+from app.graph.answer_timeout import answer_timeout_s
 from app.main import build
 from app.settings import Settings
 
@@ -33,7 +34,8 @@ def test_a_gateway_that_answers_before_is_built(tiny_set, given):
 )
 @pytest.mark.usefixtures("on_a_node")
 def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
-    assert answer_timeout_s(given, request_s) == expected
+    settings = Settings(answer_timeout_s=given, request_timeout_s=request_s)
+    assert answer_timeout_s(settings) == expected
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
@@ -41,4 +43,5 @@ def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
 def test_elsewhere_it_is_the_requests(monkeypatch, value, given, expected):
     if value is not None:
         monkeypatch.setenv(GATEWAY_TIMEOUT, value)
-    assert answer_timeout_s(given, 10) == expected
+    settings = Settings(answer_timeout_s=given, request_timeout_s=10)
+    assert answer_timeout_s(settings) == expected
