@@ -47,6 +47,8 @@ GRPC_BIND = (
     r"^ *bind \{\{ config\.grpc_frontend_host \}\}:\{\{ config\.grpc_frontend_port \}\} proto h2$"
 )
 BACKEND = r"\{\{ backend\.name or 'unknown' \}\}"
+USE_BACKEND = rf"^ *use_backend {BACKEND} if is_{BACKEND}$"
+COUNT_GATEWAYS = r"http-request set-var(txn.gateways) nbsrv(\2)"  # of the backend on the line
 
 
 def always(*, waits_for_bodies: bool) -> list[Edit]:
@@ -153,50 +155,52 @@ def refusals(max_requests: int) -> list[Edit]:
     carry that is the difference (tests/load/overload.py). That is before the body is waited for,
     which nobody will read. One of ``PASSED_ON`` goes on to the Gateway, which knows more: it may
     give a slow upload's place away.
+
+    They are in the frontend, before a backend is chosen: what is refused there does not count as
+    there. Serve's configuration has the lines they stand before only when it has the backends.
     """
     told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
     full = (
         rf" {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
         rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
     )
-    count = r"http-request set-var(txn.gateways) nbsrv(\2)"
-    of_http = [
-        rf"{count} if \3",
+    return [_refused_requests(told, full), _refused_calls(told, full)]
+
+
+def _refused_requests(told: str, full: str) -> Edit:
+    rules = [
+        rf"{COUNT_GATEWAYS} if \3",
         "http-request return status 429 content-type application/json hdr retry-after 1 "
         rf"string '{_error('overloaded', told)}' if \3 {{ path_end /v1/classify }}{full}",
         rf"{BEGIN} \3",
     ]
-    of_named = [rf"{count} if \3", grpc_rules.refusal_rule(told, rf" \3{full}")]
+    return Edit(
+        "the refusals (429) and the time limit of bodies, for each backend",
+        (USE_BACKEND, rf"^ *acl is_{BACKEND} path_beg "),
+        _before(r"use_backend (http-[^ ]+) if ([^ ]+)", rules),
+        patterns=(f"^ *http-request return status 429 .* {MARK}$", f"^ *{BEGIN} [^#]+ {MARK}$"),
+        per="^ *acl is_[^ ]+ path_beg ",
+    )
+
+
+def _refused_calls(told: str, full: str) -> Edit:
+    of_named = [rf"{COUNT_GATEWAYS} if \3", grpc_rules.refusal_rule(told, rf" \3{full}")]
     of_named += grpc_rules.begin_rules(FIRST_BYTES, r" \3")
-    of_only = [count, grpc_rules.refusal_rule(told, full), *grpc_rules.begin_rules(FIRST_BYTES)]
-    # In the frontend, before a backend is chosen: what is refused there does not count as there.
-    # Serve's configuration has these lines only when it has the backends.
-    use_backend = rf"^ *use_backend {BACKEND} if is_{BACKEND}$"
-    return [
-        Edit(
-            "the refusals (429) and the time limit of bodies, for each backend",
-            (use_backend, rf"^ *acl is_{BACKEND} path_beg "),
-            _before(r"use_backend (http-[^ ]+) if ([^ ]+)", of_http),
-            patterns=(
-                f"^ *http-request return status 429 .* {MARK}$",
-                f"^ *{BEGIN} [^#]+ {MARK}$",
-            ),
-            per="^ *acl is_[^ ]+ path_beg ",
+    of_only = [COUNT_GATEWAYS, grpc_rules.refusal_rule(told, full)]
+    of_only += grpc_rules.begin_rules(FIRST_BYTES)
+    return Edit(
+        "the refusals and the time limit of gRPC calls, for each backend",
+        (USE_BACKEND, r"^ *default_backend \{\{ grpc_backends\[0\]\.name or 'unknown' \}\}$"),
+        _before(r"use_backend (grpc-[^ ]+) if ([^ ]+)", of_named)
+        + "\n"
+        + _before(r"default_backend (grpc-[^ ]+)", of_only),
+        patterns=(
+            rf"^ *http-request return status 200 .*be_conn\(grpc-[^)]+\).* {MARK}$",
+            rf"^ *{FIRST_BYTES} if \{{ path .* {MARK}$",
+            rf"^ *http-request set-header x-grpc-message-prefix .* {MARK}$",
         ),
-        Edit(
-            "the refusals and the time limit of gRPC calls, for each backend",
-            (use_backend, r"^ *default_backend \{\{ grpc_backends\[0\]\.name or 'unknown' \}\}$"),
-            _before(r"use_backend (grpc-[^ ]+) if ([^ ]+)", of_named)
-            + "\n"
-            + _before(r"default_backend (grpc-[^ ]+)", of_only),
-            patterns=(
-                rf"^ *http-request return status 200 .*be_conn\(grpc-[^)]+\).* {MARK}$",
-                rf"^ *{FIRST_BYTES} if \{{ path .* {MARK}$",
-                rf"^ *http-request set-header x-grpc-message-prefix .* {MARK}$",
-            ),
-            per="^ *(use_backend grpc-[^ ]+ if |default_backend grpc-)",
-        ),
-    ]
+        per="^ *(use_backend grpc-[^ ]+ if |default_backend grpc-)",
+    )
 
 
 def _before(line: str, rules: Sequence[str]) -> str:
