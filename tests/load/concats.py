@@ -19,6 +19,7 @@ import openvino as ov
 import psutil
 import typer
 from machine import describe
+from result_file import write_result
 
 VARIANTS = ("as torchvision has them", "chained")
 BATCH_SIZES = (1, 8)
@@ -46,10 +47,7 @@ def main(
                 rows[variant].append(json.loads(subprocess.check_output(command)))
     medians = {v: {k: statistics.median(r[k] for r in rs) for k in rs[0]} for v, rs in rows.items()}
     result = {**describe(), "input_size": input_size, "rounds": rows, "median": medians}
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 def _make(variant: str, path: Path, input_size: int) -> Path:

@@ -8,7 +8,6 @@ became of the good requests and their latency, and of the others.
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import typer
 from good_load import GoodLoad
 from machine import describe
+from result_file import write_result
 from running import running_service
 
 from app.bench.photos import drawn_photos
@@ -57,10 +57,7 @@ def main(
         "large_picture": {"side": SIDE, "bits": 16, "channels": 4, "bytes": len(large)},
         **rows,
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 class Attack:

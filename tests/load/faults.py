@@ -7,7 +7,6 @@ a link. For links every node has a network namespace (tests/support/services/net
 needs root; the kills alone do without (--kills). The result goes to tests/load/results/faults.json.
 """
 
-import json
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from drawn_classes import draw, tiny_set
 from fault_kinds import CUTS, FAULTS, Setting
 from machine import ROOT, describe
 from ray_nodes import RayCluster
+from result_file import write_result
 from serve_state import ServeState
 from small_cluster import WORKER_CPUS, configuration, environment, wait_whole
 
@@ -57,9 +57,7 @@ def main(
             result = {**describe(), **run(cluster, folder, names)}
         finally:
             cluster.stop()
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 def run(cluster: RayCluster, folder: Path, names: list[str]) -> dict[str, Any]:

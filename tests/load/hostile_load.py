@@ -7,7 +7,6 @@ Every good answer is compared with what the same photo got from an idle service.
 """
 
 import asyncio
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from good_load import GoodLoad, over_http
 from hostile_calls import beside_calls
 from hostile_flood import flooding
 from machine import describe
+from result_file import write_result
 from running import Running, running_service
 
 from app.bench.photos import drawn_photos, photos_in
@@ -76,10 +76,7 @@ def main(
         "gateway_memory_mb": memory,
         "replica_died": has_died,
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 def _memory_mb(service: Running) -> float:

@@ -7,7 +7,6 @@ What counts is the bytes on the workers' links, less what they carry without loa
 """
 
 import contextlib
-import json
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from checked_load import CheckedLoad
 from drawn_classes import Picture, draw, tiny_set
 from machine import ROOT, describe
 from ray_nodes import RayCluster, RayNode
+from result_file import write_result
 from serve_state import ServeState
 from small_cluster import WORKER_CPUS, configuration, environment, wait_whole
 
@@ -62,9 +62,7 @@ def main(
     saved = 1 - routers["near"]["kb_per_request"] / routers["serve"]["kb_per_request"]
     rates = {"offered_per_s": BURST / EVERY_S, "image_px": SIZE}
     result = {**describe(), **rates, "routers": routers, "saved": round(saved, 3)}
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 @contextlib.contextmanager

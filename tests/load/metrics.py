@@ -6,7 +6,6 @@ histogram's values one by one. Prints JSON; ``--json FILE`` writes it as well.
 """
 
 import asyncio
-import json
 import os
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import ray
 import typer
 from machine import describe
 from ray import serve
+from result_file import write_result
 
 from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
@@ -123,10 +123,7 @@ def main(
     result = {**describe(), "num_images": num_images, **asyncio.run(_measure(handle, num_images))}
     serve.shutdown()
     ray.shutdown()
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ reduced-scale decoding from full decoding.
 """
 
 import io
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import typer
 from machine import describe
 from PIL import Image, ImageOps
+from result_file import write_result
 
 from models import image as image_module
 from models.image import ImageRule, read_image
@@ -53,10 +53,7 @@ def main(
         },
         "reduced_decoding_at_40_px": _reduced(files),
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 def pillow(data: bytes) -> Pixels:

@@ -4,7 +4,6 @@ Prints JSON; ``--json FILE`` writes it as well. The first start has an empty com
 fills; the others are what a user sees on a machine that is set up.
 """
 
-import json
 import statistics
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from machine import cpu_seconds, describe, process_tree, pss_mb
+from result_file import write_result
 from running import TANDEM, running
 
 from app.bench.client import Target
@@ -42,10 +42,7 @@ def main(
         "idle": last["idle"],
         "after_load": last["after_load"],
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if json_file:
-        json_file.write_text(text + "\n", "utf-8")
+    write_result(result, json_file)
 
 
 def _one(command: list[str], cache: str, idle_s: float) -> dict[str, Any]:
