@@ -1,5 +1,6 @@
 """``tandem bench``: loads a running service, or measures this machine's upper bound (--limit)."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,23 +61,16 @@ def bench(
     whose own cost is told. Exit code 1: nothing was answered.
     """
     from app.bench.client import Target
-    from app.bench.machine import describe
-    from app.bench.photos import drawn_photos, photos_in
     from app.bench.runs import Options, run_loads, run_upper_bound
 
     for path in (json_file, plot):
         check_can_write(path)
-    bodies = photos_in(images) if images else drawn_photos()
-    told = str(images) if images else "drawn photos of 500 x 375"
-    facts = {"machine": describe(), "images": told, "num_images": len(bodies)}
+    bodies, facts = _bodies(images)
+    quiet = str(json_file) == "-"
     if limit:
-        result = run_upper_bound(
-            bodies, model_set, precision, duration, quiet=str(json_file) == "-"
-        )
+        result = run_upper_bound(bodies, model_set, precision, duration, quiet=quiet)
     else:
-        clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
-        rates = numbers(rate, "--rate") if rate else []
-        loads = (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
+        loads = _loads(concurrency, rate)
         target = Target(
             url.rstrip("/"),
             bodies,
@@ -85,11 +79,28 @@ def bench(
             tls=ClientTls(ca, client_cert, client_key),
         )
         options = Options(target, duration, warm_up, objective_ms, seed, plot)
-        result = run_loads(loads, options, quiet=str(json_file) == "-")
+        result = run_loads(loads, options, quiet=quiet)
     write_json(json_file, facts | result)
     if not limit and not any(run["num_ok"] for run in result["runs"]):
         err.print("[red]no request was answered[/]")
         raise typer.Exit(1)
+
+
+def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
+    """Return the photos to send, and what the result says of them and of this machine."""
+    from app.bench.machine import describe
+    from app.bench.photos import drawn_photos, photos_in
+
+    bodies = photos_in(images) if images else drawn_photos()
+    told = str(images) if images else "drawn photos of 500 x 375"
+    return bodies, {"machine": describe(), "images": told, "num_images": len(bodies)}
+
+
+def _loads(concurrency: str | None, rate: str | None) -> tuple[list[float], list[float]]:
+    """Return the numbers of clients of the closed loops, and the rates of the open ones."""
+    clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
+    rates = numbers(rate, "--rate") if rate else []
+    return (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
 
 
 def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
