@@ -23,6 +23,7 @@ from models.ensemble import average
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.certificates import Root, Signed
 from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
 from tests.support.services.stopping import lent
@@ -59,6 +60,16 @@ def start_service(start_process: Start) -> Iterator[Start]:
             return service
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root: Root) -> Signed:
+    return root.sign("service")
 
 
 @pytest.fixture(scope="session")

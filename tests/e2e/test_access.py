@@ -1,6 +1,5 @@
 """A service with keys and TLS: who gets in, with what, and where a key is never seen."""
 
-import ipaddress
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import httpx
-import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -20,22 +18,12 @@ from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.certificates import Root, Signed
 from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
-from tests.support.services.processes import descendants, serve_logs, title
+from tests.support.services.processes import descendants, reachable_ports, serve_logs, title
 from tests.support.services.stopping import lent
 
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    return Root(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
-    return root.sign("service")
 
 
 @pytest.fixture(scope="module")
@@ -210,28 +198,7 @@ def test_a_key_is_in_no_log_and_no_command_line(
 
 
 def test_nothing_listens_beyond_loopback(guarded: Service) -> None:
-    assert reachable_ports(guarded) == set()
-
-
-def reachable_ports(service: Service) -> set[tuple[str, str, int]]:
-    """Return what other machines reach of the service's processes."""
-    reachable = set()
-    for process in descendants(service.process.pid):
-        try:
-            connections = process.net_connections("tcp")
-        except psutil.Error:
-            continue
-        reachable |= {
-            (process.name(), c.laddr.ip, c.laddr.port)
-            for c in connections
-            if c.status == psutil.CONN_LISTEN and not _is_loopback(c.laddr.ip)
-        }
-    return reachable
-
-
-def _is_loopback(text: str) -> bool:
-    address = ipaddress.ip_address(text)
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    assert reachable_ports(guarded.process.pid) == set()
 
 
 @pytest.mark.browser
@@ -256,57 +223,3 @@ def test_the_page_asks_for_a_key_and_keeps_it(
         page.reload()
         expect(page.locator("#labels li").first).to_be_visible()
         expect(field).to_be_hidden()
-
-
-@pytest.mark.slow
-def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
-    start_service: Callable[..., Service],
-    root: Root,
-    signed: Signed,
-    photo: bytes,
-    photo_label: str,
-    tmp_path: Path,
-) -> None:
-    """The command that asks whether the service is ready has none of those certificates.
-
-    In the fast tier: tests/unit/launch/test_tls.py and tests/unit/models/test_client_tls.py.
-    """
-    mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
-    with changed_config(tmp_path) as config:
-        config["http_options"] |= {
-            "ssl_certfile": str(signed.certificate),
-            "ssl_keyfile": str(signed.key),
-            "ssl_ca_certs": str(root.path),
-        }
-    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
-    service.wait_ready()
-    assert "curl --cert CLIENT.pem --key CLIENT.key" in service.log.read_text()
-    url = service.url.replace("http:", "https:")
-    for shown in (mine, stranger, None):
-        context = ssl.create_default_context(cafile=root.path)
-        if shown is not None:
-            context.load_cert_chain(shown.certificate, shown.key)
-        with httpx.Client(base_url=url, verify=context, timeout=60) as client:
-            if shown is mine:
-                answer = client.post("/v1/classify", content=photo).raise_for_status()
-                assert answer.json()["predictions"][0]["label"] == photo_label
-            else:
-                for path in ("/v1/models", "/readyz"):
-                    with pytest.raises(httpx.TransportError):
-                        client.get(path)
-    (tmp_path / "photo.jpg").write_bytes(photo)
-    roots = ["--ca", str(root.path)]
-    own = ["--client-cert", str(mine.certificate), "--client-key", str(mine.key)]
-    for options, is_let_in in (([*roots, *own], True), (roots, False)):
-        done = run_client(["classify", str(tmp_path / "photo.jpg"), "--url", url, *options])
-        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
-        load = ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"]
-        done = run_client([*load, "--url", url, *options])
-        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
-    assert reachable_ports(service) == set()
-
-
-def run_client(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TANDEM, *command], capture_output=True, text=True, timeout=120, check=False
-    )

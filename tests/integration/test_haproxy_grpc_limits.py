@@ -96,7 +96,7 @@ def port(
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
     # The edits of refusals and of every HAProxy, without the command, which looks for Serve's whole
-    # configuration: tests/unit/launch/test_haproxy_command.py.
+    # configuration: tests/unit/launch/test_haproxy_configuration.py.
     script = sed_script([*edits.always(waits_for_bodies=False), *edits.refusals(MAX_REQUESTS)])
     subprocess.run(["sed", "-i", "-E", script, config], check=True)
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])

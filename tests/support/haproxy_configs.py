@@ -1,4 +1,4 @@
-"""The configuration that Serve writes for its HAProxy, rendered by Serve from its template."""
+"""Configurations of HAProxy: as Serve writes them from its template, and a short one."""
 
 from pathlib import Path
 
@@ -9,12 +9,36 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from app.launch.grpc_options import ADD_SERVICER
 
 APPLICATION = "tandem"
+PORTS = (9101, 8404)  # of the metrics and the statistics
+# Every line that an edit of a service on one machine looks for, and some that look like them.
+CONFIG = """\
+global
+    stats socket /tmp/x/admin.sock
+defaults
+    mode http
+    errorfile 502 /tmp/x/500.http
+    errorfile 503 /tmp/x/500.http
+    errorfile 504 /tmp/x/500.http
+frontend prometheus
+    bind :9101
+    mode http
+frontend http_frontend
+    bind 127.0.0.1:8000
+    bind *:84040
+    bind :9101 proto h2
+    server s 10.0.0.1:9101
+frontend grpc_frontend
+    bind 127.0.0.1:9000 proto h2
+listen stats
+  bind *:8404
+    # bind *:8404
+"""
 
 
 def write_serves_config(
     path: Path,
     *,
-    ports: tuple[int, int] = (9101, 8404),
+    ports: tuple[int, int] = PORTS,
     http_port: int = 8000,
     grpc_port: int | None = None,
     replicas: dict[str, int] | None = None,

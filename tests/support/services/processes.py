@@ -1,5 +1,6 @@
 """Looking at a service from outside: its processes, their memory, what it leaves behind."""
 
+import ipaddress
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -79,6 +80,27 @@ def listening(processes: Iterable[psutil.Process]) -> set[int]:
             continue
         ports |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
     return ports
+
+
+def reachable_ports(pid: int) -> set[tuple[str, str, int]]:
+    """Return what other machines reach of what ``pid`` started."""
+    reachable = set()
+    for process in descendants(pid):
+        try:
+            connections = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        reachable |= {
+            (process.name(), c.laddr.ip, c.laddr.port)
+            for c in connections
+            if c.status == psutil.CONN_LISTEN and not _is_loopback(c.laddr.ip)
+        }
+    return reachable
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def still_listening(ports: set[int], folder: Path) -> set[int]:

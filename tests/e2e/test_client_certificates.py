@@ -1,0 +1,67 @@
+"""A service that lets in only clients with a certificate of its own root."""
+
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.certificates import Root, Signed
+from tests.support.services.live_service import TANDEM, Service, changed_config
+from tests.support.services.processes import reachable_ports
+
+
+@pytest.mark.slow
+def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
+    start_service: Callable[..., Service],
+    root: Root,
+    signed: Signed,
+    photo: bytes,
+    photo_label: str,
+    tmp_path: Path,
+) -> None:
+    """The command that asks whether the service is ready has none of those certificates.
+
+    In the fast tier: tests/unit/launch/test_tls.py and tests/unit/models/test_client_tls.py.
+    """
+    mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
+    with changed_config(tmp_path) as config:
+        config["http_options"] |= {
+            "ssl_certfile": str(signed.certificate),
+            "ssl_keyfile": str(signed.key),
+            "ssl_ca_certs": str(root.path),
+        }
+    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
+    service.wait_ready()
+    assert "curl --cert CLIENT.pem --key CLIENT.key" in service.log.read_text()
+    url = service.url.replace("http:", "https:")
+    for shown in (mine, stranger, None):
+        context = ssl.create_default_context(cafile=root.path)
+        if shown is not None:
+            context.load_cert_chain(shown.certificate, shown.key)
+        with httpx.Client(base_url=url, verify=context, timeout=60) as client:
+            if shown is mine:
+                answer = client.post("/v1/classify", content=photo).raise_for_status()
+                assert answer.json()["predictions"][0]["label"] == photo_label
+            else:
+                for path in ("/v1/models", "/readyz"):
+                    with pytest.raises(httpx.TransportError):
+                        client.get(path)
+    (tmp_path / "photo.jpg").write_bytes(photo)
+    roots = ["--ca", str(root.path)]
+    own = ["--client-cert", str(mine.certificate), "--client-key", str(mine.key)]
+    for options, is_let_in in (([*roots, *own], True), (roots, False)):
+        done = run_client(["classify", str(tmp_path / "photo.jpg"), "--url", url, *options])
+        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
+        load = ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"]
+        done = run_client([*load, "--url", url, *options])
+        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
+    assert reachable_ports(service.process.pid) == set()
+
+
+def run_client(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TANDEM, *command], capture_output=True, text=True, timeout=120, check=False
+    )

@@ -1,0 +1,112 @@
+"""What ``tandem evaluate`` keeps of what it measured, and when it keeps nothing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from calibration.datasets.labelled import read_dataset
+from calibration.evaluation.accuracy_record import keep, record_of
+from calibration.evaluation.evaluate import evaluate
+from calibration.sets.transaction import change
+from models.accuracy import ENSEMBLE
+from models.errors import ModelSetError
+from models.manifest import read_manifest, write_manifest
+from models.model_set import load_model_set
+from models.record import FileRecord, sha256_of
+from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.tiny_networks import (
+    with_accuracy,
+    write_tiny_set,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_calibration_images_are_refused(tmp_path: Path, pictures: Path) -> None:
+    folder = write_tiny_set(tmp_path / "tiny")
+    used = [sha256_of(path) for path in sorted(pictures.glob("*/*"))[:2]]
+    (folder / "used.txt").write_text("\n".join(used))
+    manifest = read_manifest(folder)
+    record = FileRecord.of(folder, "used.txt")
+    write_manifest(folder, manifest.model_copy(update={"calibration": record}))
+    done = evaluated(folder, "--images", pictures)
+    assert isinstance(done.exception, ModelSetError)
+    assert "2 of 21 images were used to calibrate tiny" in str(done.exception)
+    assert read_manifest(folder).accuracy == ()
+
+
+def test_the_same_images_replace_their_record(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    moved = shutil.copytree(pictures, tmp_path / "moved")
+    for images in (pictures, moved):
+        assert evaluated(folder, "--images", images).exit_code == 0
+    assert [r.dataset for r in read_manifest(folder).accuracy] == [f"{tmp_path.name}/moved"]
+
+
+@pytest.mark.parametrize("option", ["--no-record", "--max-images=5"])
+def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> None:
+    folder = write_tiny_set(tmp_path / "tiny")
+    assert evaluated(folder, "--images", pictures, option).exit_code == 0
+    assert read_manifest(folder).accuracy == ()
+
+
+def test_a_member_without_float_has_no_drop(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    manifest = read_manifest(folder)
+    first = manifest.members[0]
+    only_int8 = first.model_copy(update={"networks": {"INT8": first.networks["INT8"]}})
+    members = (only_int8, manifest.members[1])
+    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    assert evaluated(folder, "--images", pictures).exit_code == 0
+    (record,) = read_manifest(folder).accuracy
+    assert set(record.drops) == {"unsure"}
+    assert set(record.scores["FP16"]) == {"unsure"}  # no ensemble of some of the members
+
+
+def test_networks_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
+    """Another command may quantise while this one measures: its record is of what was there."""
+    folder = two_precisions(tmp_path / "tiny")
+    model_set = load_model_set(str(folder))
+    found = evaluate(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
+    record = record_of(model_set, found)
+    two_precisions(folder, int8_gain=-8.0)
+    with pytest.raises(ModelSetError, match="changed while they were measured"):
+        keep(folder, record)
+    assert read_manifest(folder).accuracy == ()
+    assert sorted(p.suffix for p in folder.iterdir() if p.name.startswith(".")) == []
+
+
+def test_weights_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    model_set = load_model_set(str(folder))
+    found = evaluate(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
+    first, *others = model_set.manifest.members
+    edited = (first.model_copy(update={"weight": 9.0}), *others)
+    write_manifest(folder, model_set.manifest.model_copy(update={"members": edited}))
+    with pytest.raises(ModelSetError, match="weights or image rule, were changed"):
+        keep(folder, record_of(model_set, found))
+    assert read_manifest(folder).accuracy == ()
+
+
+def test_a_set_that_other_images_refuse_is_said_to_be_refused(
+    tmp_path: Path, pictures: Path
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    bad = with_accuracy(read_manifest(folder), {ENSEMBLE: 1.0}, {ENSEMBLE: 0.5}, dataset="others")
+    write_manifest(folder, bad)
+    done = evaluated(folder, "--images", pictures)
+    assert done.exit_code == 1
+    assert "not by these images, but by others" in done.stderr
+    assert "costs ensemble 50.00 points of top-1 on others" in done.stderr
+
+
+def test_a_set_that_cannot_be_written_is_reported_all_the_same(
+    tmp_path: Path, pictures: Path
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    with change(folder):  # somebody else is at work on it
+        done = evaluated(folder, "--images", pictures)
+    assert isinstance(done.exception, ModelSetError)
+    assert "another command is changing" in str(done.exception)
+    assert "1.0000" in done.stdout

@@ -1,0 +1,55 @@
+"""The members' networks over many images: in batches, by threads, in order."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.datasets.labelled import read_dataset
+from calibration.evaluation.inference import Networks, batches, through_threads
+from models.model_set import load_model_set
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_order_and_work_are_kept_by_the_threads() -> None:
+    assert list(through_threads(lambda n: n * n, range(50), 3)) == [n * n for n in range(50)]
+    assert [list(b) for b in batches(list(range(5)), 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_only_a_few_items_are_taken_ahead() -> None:
+    taken: list[int] = []
+
+    def items() -> object:
+        for n in range(100):
+            taken.append(n)
+            yield n
+
+    answers = through_threads(lambda n: n, items(), 2)  # type: ignore[arg-type, var-annotated]
+    assert next(answers) == 0
+    assert len(taken) <= 6
+    answers.close()
+    assert len(taken) <= 6
+
+
+def test_an_error_in_one_batch_ends_the_run() -> None:
+    def fail(n: int) -> int:
+        if n == 3:
+            raise ValueError("three")
+        return n
+
+    with pytest.raises(ValueError, match="three"):
+        list(through_threads(fail, range(1000), 2))
+
+
+def test_batches_give_what_single_images_give(tiny_set: Path, pictures: Path) -> None:
+    model_set = load_model_set(str(tiny_set))
+    images = read_dataset(pictures, model_set).images
+    networks = Networks(model_set, ("INT8",))
+    together = networks.predict(images[:8])
+    for index, image in enumerate(images[:8]):
+        alone = networks.predict([image])
+        for name, rows in alone.probabilities["INT8"].items():
+            np.testing.assert_allclose(
+                rows[0], together.probabilities["INT8"][name][index], atol=1e-5
+            )

@@ -1,0 +1,71 @@
+"""A configuration's deployments are fitted to the members of the model set."""
+
+import pytest
+
+from app.launch.config import ServeConfig
+from models.manifest import Manifest, read_manifest
+from models.model_set import BUNDLED_DIR
+from tests.support.configurations import ROOT
+from tests.support.tiny_networks import write_tiny_set
+
+
+@pytest.fixture(scope="module")
+def other_manifest(tmp_path_factory) -> Manifest:
+    gains = {"first": 1.0, "second": 2.0, "third": 3.0}
+    return read_manifest(write_tiny_set(tmp_path_factory.mktemp("set"), gains=gains))
+
+
+SEPARATE = ROOT / "configs" / "separate.yaml"
+
+
+def names(config: ServeConfig) -> list[str]:
+    return [deployment["name"] for deployment in config.deployments]
+
+
+def test_the_bundled_members_keep_their_options():
+    config = ServeConfig.read(SEPARATE)
+    manifest = read_manifest(BUNDLED_DIR / "imagenette")
+    assert config.fitted_to(manifest) == config
+    assert {m.name for m in manifest.members} <= set(names(config))
+
+
+def test_other_members_take_over_the_options_of_those_that_are_not_there(other_manifest):
+    config = ServeConfig.read(SEPARATE)
+    fitted = config.fitted_to(other_manifest)
+    stages = [n for n in names(config) if n[0].isupper()]
+    assert names(fitted) == [*stages, "first", "second", "third"]
+    deployments = {d["name"]: d for d in fitted.deployments}
+    was = config.deployment("resnet50")
+    for name in ("first", "second", "third"):
+        assert {**deployments[name], "name": "resnet50"} == was
+    assert ServeConfig.read(SEPARATE) == config  # the input was not written to
+
+
+def test_members_without_any_options_are_left_to_serve(other_manifest):
+    arguments = {"decoder": "deployment", "members": "deployment"}
+    application = {"import_path": "app.main:build", "route_prefix": "/"}
+    apart = application | {"args": arguments, "deployments": [{"name": "Decoder"}]}
+    for bare, expected in ((apart, ["Decoder"]), (application, [])):
+        config = ServeConfig.of({"applications": [bare]})
+        assert names(config.fitted_to(other_manifest)) == expected
+
+
+def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
+    config = ServeConfig.read(SEPARATE).with_arguments(members="gateway")
+    assert names(config.fitted_to(other_manifest)) == ["Gateway", "Decoder"]
+    config = config.with_arguments(decoder="gateway")
+    assert names(config.fitted_to(other_manifest)) == ["Gateway"]
+
+
+def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
+    config = ServeConfig.read(ROOT / "configs" / "cluster.yaml")
+    fitted = config.fitted_to(read_manifest(write_tiny_set(tmp_path / "tiny")))
+    application = fitted.content["applications"][0]
+    assert (
+        application["autoscaling_policy"]["policy_function"]
+        == "app.scaling.serve_policy:EnsemblePolicy"
+    )
+    for deployment in application["deployments"]:
+        scaling = deployment["autoscaling_config"]
+        assert scaling["upscale_delay_s"] == scaling["downscale_delay_s"] == 0
+        assert scaling["metrics_interval_s"] < scaling["look_back_period_s"]
