@@ -8,17 +8,14 @@ from typer.testing import Result
 
 from tests.support.command_line import tandem
 from tests.support.http_server import classified
+from tests.support.image_folder import write_image_folder
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
     """A working folder with pictures and other things."""
-    for name in ("b.jpg", "a.PNG", "notes.txt", "sub/c.webp", "sub/deep/d.jpeg", "odd[1].jpg"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return write_image_folder(tmp_path)
 
 
 def classify(*arguments: object) -> Result:

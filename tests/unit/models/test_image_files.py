@@ -5,17 +5,14 @@ from pathlib import Path
 import pytest
 
 from models.image_files import NothingToClassifyError, find_files
+from tests.support.image_folder import write_image_folder
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
     """A working folder with pictures and other things."""
-    for name in ("b.jpg", "a.PNG", "notes.txt", "sub/c.webp", "sub/deep/d.jpeg", "odd[1].jpg"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return write_image_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

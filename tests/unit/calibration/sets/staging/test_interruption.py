@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -142,9 +142,23 @@ def test_ctrl_c_at_any_line_of_a_replacement_leaves_the_old_set_or_the_new(tmp_p
     assert list(folder.parent.iterdir()) == []
 
 
-def make_bundled(folder: Path) -> Path:
-    """Make another set of the same name, in a place that is searched later."""
-    return write_tiny_set(folder / "bundled" / "tiny", gains={"another": 1.0})
+def kills(folder: Path, work: Callable[[], None]) -> Iterator[str]:
+    """Kill ``work`` at each of its steps, on another copy of one set, and at last not at all.
+
+    Whatever the step, the name stands for the old set or the new, though another set of that name
+    is in a place that is searched later.
+    """
+    first = write_tiny_set(folder.parents[1] / "first", gains={"sure": 8.0})
+    bundled = write_tiny_set(folder.parents[1] / "bundled" / "tiny", gains={"another": 1.0})
+    before, number, is_killed = contents(first), 0, True
+    while is_killed:
+        number += 1
+        shutil.copytree(first, folder)
+        is_killed = was_killed(number, work)
+        check_found(folder, bundled, before, f"step {number}")
+        yield f"step {number}"
+        shutil.rmtree(folder)
+    assert number > 15
 
 
 def check_found(folder: Path, bundled: Path, before: dict[str, bytes | None], where: str) -> None:
@@ -158,51 +172,33 @@ def check_found(folder: Path, bundled: Path, before: dict[str, bytes | None], wh
 
 
 def test_a_kill_at_any_step_of_a_change_leaves_the_old_set_or_the_new(tmp_path):
-    first, bundled = write_tiny_set(tmp_path / "first", gains={"sure": 8.0}), make_bundled(tmp_path)
-    before, old = contents(first), read_manifest(first)
-    folder, number = tmp_path / "sets" / "tiny", 0
+    folder = tmp_path / "sets" / "tiny"
 
     def work() -> None:
         with change(folder) as files:
-            files.move_in(with_texts(files, old))
+            files.move_in(with_texts(files, read_manifest(folder)))
 
-    is_killed = True
-    while is_killed:
-        number += 1
-        shutil.copytree(first, folder)
-        is_killed = was_killed(number, work)
-        check_found(folder, bundled, before, f"step {number}")
+    for step in kills(folder, work):
         with change(folder):  # the next command tidies up
             pass
         files = {record.path for record in read_manifest(folder).files}
-        assert set(contents(folder)) == files | {"manifest.yaml"}, f"step {number}"
-        shutil.rmtree(folder)
-    assert number > 15
+        assert set(contents(folder)) == files | {"manifest.yaml"}, step
 
 
 def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
-    first, bundled = write_tiny_set(tmp_path / "first", gains={"sure": 8.0}), make_bundled(tmp_path)
-    before, old = contents(first), read_manifest(first)
-    folder, number, places = tmp_path / "sets" / "tiny", 0, set()
+    first, folder, places = tmp_path / "first", tmp_path / "sets" / "tiny", set()
 
     def work() -> None:
         with create(folder, is_replaced=True) as files:
             shutil.copytree(first, files.folder, dirs_exist_ok=True)
-            files.move_in(with_texts(files, old))
+            files.move_in(with_texts(files, read_manifest(first)))
 
-    is_killed = True
-    while is_killed:
-        number += 1
-        shutil.copytree(first, folder)
-        is_killed = was_killed(number, work)
-        check_found(folder, bundled, before, f"step {number}")
+    for step in kills(folder, work):
         places.add(load_model_set(str(folder)).folder.name)
         work()  # the same command again
         assert is_changed(folder)
         assert is_whole(folder)
-        assert [p.name for p in folder.parent.iterdir()] == ["tiny"], f"step {number}"
-        shutil.rmtree(folder)
-    assert number > 15
+        assert [p.name for p in folder.parent.iterdir()] == ["tiny"], step
     assert places == {"tiny", ".tiny.old.partial"}  # it was killed between the two renames too
 
 
