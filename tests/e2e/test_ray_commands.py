@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import descendants, still_running, title, wait_until
 from tests.support.services.stopping import STOPPED_WITHIN_S
@@ -57,7 +58,7 @@ def test_serve_run_answers_and_stops(
     command = [BIN / "serve", "run", str(config_at(port, tmp_path)), "--address", "local"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            ending_with_parent(command),
             cwd=ROOT,
             env=ENVIRONMENT | {"TMPDIR": str(temp)},
             stdout=output,
@@ -173,7 +174,9 @@ def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [BIN / "tandem", "serve", "--port", str(port), "--address", cluster.address],
+            ending_with_parent(
+                [BIN / "tandem", "serve", "--port", str(port), "--address", cluster.address]
+            ),
             cwd=ROOT,
             env=cluster.environment,
             stdout=output,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import wait_until
 
@@ -104,7 +105,7 @@ def test_serve_in_an_empty_folder(
     command, log, port = installed / "tandem", tmp_path / "log.txt", free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [command, "serve", "--port", str(port)],
+            ending_with_parent([command, "serve", "--port", str(port)]),
             cwd=empty,
             env=ENVIRONMENT | {"TMPDIR": str(temp)},
             stdout=output,

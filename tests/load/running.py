@@ -13,6 +13,7 @@ import httpx
 from machine import ROOT
 
 from app.launch.ports import free_port
+from tests.support.services.ends_with_parent import ending_with_parent
 
 READY_WITHIN_S = 180.0
 TANDEM = str(Path(sys.executable).with_name("tandem"))
@@ -33,12 +34,13 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 @contextlib.contextmanager
 def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
     """Start a command that takes ``--port``; yield it when it is ready, stop it by SIGINT."""
-    # A benchmark that is told to end (timeout does) must not leave its service behind.
+    # A benchmark that is told to end (timeout does) must not leave its service behind. One that is
+    # killed does not either.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     port = free_port()
     started = time.perf_counter()
     process = subprocess.Popen(
-        [*command, "--port", str(port)],
+        ending_with_parent([*command, "--port", str(port)]),
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.support.services.ends_with_parent import ending_with_parent
+
 ROOT = Path(__file__).parents[3]
 TANDEM = Path(sys.executable).with_name("tandem")
 # The same networks in another process: only the batch size (padding) and the number of threads may
@@ -27,7 +29,7 @@ Start = Callable[..., "Service"]  # with the arguments of the command
 
 
 class Service:
-    """A ``tandem serve`` of our own; stopped by its pid."""
+    """A ``tandem serve`` of our own; stopped by its pid, or when this process ends."""
 
     def __init__(self, port: int, *arguments: str, log: Path, temp: Path | None = None) -> None:
         self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
@@ -36,7 +38,7 @@ class Service:
         environment = os.environ | ({"TMPDIR": str(temp)} if temp else {})
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [TANDEM, "serve", "--port", str(port), *arguments],
+                ending_with_parent([TANDEM, "serve", "--port", str(port), *arguments]),
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
