@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure() -> None:
     """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs.
 
-    Each of pytest-xdist's workers does the same for itself.
+    Each of pytest-xdist's workers does the same for itself. And SIGINT is as in a terminal: a shell
+    that starts the tests in the background has it ignored, which all that they start would inherit.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
         prefix="tandem-tests-"
     )
