@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
-TINY = np.finfo(np.float32).tiny
-FEW_CLASSES = 64  # below, sorting all of them costs no more than finding the best
+FEW_CLASSES = 64  # up to so many, Python is as fast as NumPy
 
 
 @dataclass(slots=True)
@@ -53,53 +52,40 @@ def is_sure(rows: Probabilities, margin: float) -> Flags:
 
 
 def entropy(row: Probabilities) -> float:
-    """Return :func:`entropies` of one row (C,)."""
-    return entropies(row[None])[0]
-
-
-def entropies(rows: Probabilities) -> list[float]:
-    """Return how unsure each of (N, C) is: Shannon's entropy as a share of the largest, ln C.
+    """Return how unsure one row (C,) is: Shannon's entropy as a share of the largest, ln C.
 
     0: one class has all; 1: all classes are alike. So sets of any size have the same scale.
     """
-    num_classes = rows.shape[1]
-    if num_classes < 2:
-        return [0.0] * len(rows)
-    logs = np.log(np.maximum(rows, TINY))  # 0 ln 0 is 0
-    shares = np.einsum("nc,nc->n", rows, logs) / -math.log(num_classes)  # (N,)
-    found: list[float] = (np.maximum(shares, 0.0) + 0.0).tolist()  # + 0.0: no -0.0
-    return found
+    if len(row) < 2:
+        return 0.0
+    if len(row) <= FEW_CLASSES:
+        total = sum(p * math.log(p) for p in row.tolist() if p > 0)  # 0 ln 0 is 0
+    else:
+        some = row[row > 0]
+        total = float(np.sum(some * np.log(some)))
+    return max(0.0, -total / math.log(len(row)))
 
 
 def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:
-    """Return :func:`rank` of one row (C,)."""
-    return rank(row[None], labels, k)[0]
+    """Return the ``k`` likeliest classes of one row (C,), likeliest first; ties by lower index."""
+    values = row.tolist()
+    return [Prediction(i, labels[i], values[i]) for i in _largest(row, values, k)]
 
 
-def rank(rows: Probabilities, labels: Sequence[str], k: int) -> list[list[Prediction]]:
-    """Return the ``k`` likeliest classes of each of (N, C), likeliest first; ties by lower index.
+def _largest(row: Probabilities, values: Sequence[float], k: int) -> Sequence[int]:
+    """Return the indices of the ``k`` largest, in order; ``values`` are those of the row.
 
-    NaN counts as least likely.
+    NumPy's sorts give up the GIL, which to get back from a thread that decodes may cost more than
+    the sorting: a few classes are sorted in Python. Of many, only those that can be among the
+    ``k`` are sorted.
     """
-    order = _order(rows, k)  # (N, k)
-    best = rows[np.arange(len(rows))[:, None], order]
-    return [
-        [Prediction(i, labels[i], p) for i, p in zip(indices, probabilities, strict=True)]
-        for indices, probabilities in zip(order.tolist(), best.tolist(), strict=True)
-    ]
-
-
-def _order(rows: Probabilities, k: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the ``k`` largest of each row, sorted: (N, C) to (N, min(k, C)).
-
-    Where many classes are left out, sorting only those that can be among the ``k`` costs a third.
-    """
-    if rows.shape[1] < FEW_CLASSES or 4 * k > rows.shape[1]:
-        order: npt.NDArray[np.intp] = np.argsort(-rows, axis=1, kind="stable")[:, :k]
-        return order
-    least = np.partition(rows, -k, axis=1)[:, -k]  # (N,) the k-th largest
-    found = np.empty((len(rows), k), np.intp)
-    for row, bound, place in zip(rows, least, found, strict=True):
-        candidates = np.flatnonzero(~(row < bound))  # by index; more than k if some tie, all if NaN
-        place[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
-    return found
+    if len(values) <= FEW_CLASSES:
+        # Stable: the reverse of a sort leaves those that tie in the order of their indices.
+        return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
+    if 4 * k > len(values):
+        whole: list[int] = np.argsort(-row, kind="stable")[:k].tolist()
+        return whole
+    bound = np.partition(row, -k)[-k]
+    candidates = np.flatnonzero(~(row < bound))  # more than k if some tie, all if it is NaN
+    best: list[int] = candidates[np.argsort(-row[candidates], kind="stable")[:k]].tolist()
+    return best

@@ -1,16 +1,14 @@
 """The Combiner: members' probabilities to one readable answer per image."""
 
 import math
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping
 
 from app.errors import UPDATING, OtherSetError
 from app.messages import Combined
 from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
-from models.ensemble import Prediction, Probabilities, average, entropies, rank
+from models.ensemble import Probabilities, average, entropy, top_k
 from models.model_set import ModelSet, load_model_set
 
 
@@ -41,18 +39,12 @@ class Combiner:
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
         mean = average(members, self._weights)
         with self.usage.under_way(len(mean)):
-            # All members and the mean are ranked at once: NumPy's calls cost more than the sorting.
-            rows = np.concatenate([*members.values(), mean])  # ((M + 1) K, C)
-            ranked = rank(rows, self._labels, top_k)
-            return [
-                self._one(ranked[i :: len(mean)], tuple(members), entropy)
-                for i, entropy in enumerate(entropies(mean))
-            ]
+            return [self._one(i, row, members, top_k) for i, row in enumerate(mean)]
 
     def _one(
-        self, ranked: Sequence[list[Prediction]], members: Sequence[str], entropy: float
+        self, index: int, row: Probabilities, members: Mapping[str, Probabilities], k: int
     ) -> Combined:
-        *own, best = ranked
-        agreement = len({predictions[0].index for predictions in own}) == 1
-        answers = dict(zip(members, own, strict=True))
-        return Combined(best, answers, agreement, entropy, self._fingerprint)
+        own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
+        firsts = {predictions[0].index for predictions in own.values()}
+        best, agreement = top_k(row, self._labels, k), len(firsts) == 1
+        return Combined(best, own, agreement, entropy(row), self._fingerprint)
