@@ -59,7 +59,7 @@ def entropy(row: Probabilities) -> float:
     if len(row) < 2:
         return 0.0
     if len(row) <= FEW_CLASSES:
-        total = sum(p * math.log(p) for p in row.tolist() if p > 0)  # 0 ln 0 is 0
+        total = math.fsum(p * math.log(p) for p in row.tolist() if p > 0)  # 0 ln 0 is 0
     else:
         some = row[row > 0]
         total = float(np.sum(some * np.log(some)))
