@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.metrics.responses import observe_stage
+from app.metrics.responses import defer_stage
 from app.responses import StageTiming, Timings
 from app.tracing.spans import current_parent, record
 
@@ -49,7 +49,7 @@ class Timeline:
 
     def encoding(self) -> "Measured":
         """Time the rendering of the answer, which its own timings cannot contain."""
-        return Measured(self, "encode", observe_stage)
+        return Measured(self, "encode", defer_stage)
 
     def record(self, name: str, interval: Interval) -> None:
         """Record an interval as a span of the request's trace, if it has one."""
