@@ -64,7 +64,9 @@ def write_null_set(folder: Path, name: str = "imagenette") -> Path:
 def constant_model(size: int, num_classes: int, best: int) -> ov.Model:
     """u8 [?,size,size,3] -> always the same probabilities; of the image one pixel is read."""
     pixels = ops.parameter([-1, size, size, 3], ov.Type.u8, name="pixels")
-    first = ops.slice(pixels, np.array([0, 0]), np.array([1, 1]), np.array([1, 1]), np.array([1, 2]))
+    first = ops.slice(
+        pixels, np.array([0, 0]), np.array([1, 1]), np.array([1, 1]), np.array([1, 2])
+    )
     zeros = ops.multiply(ops.convert(first, "f32"), np.float32(0))  # (N, 1, 1, 3)
     one = ops.reduce_sum(zeros, np.array([1, 2, 3]), keep_dims=False)  # (N,)
     row = np.full(num_classes, 0.5 / (num_classes - 1), np.float32)
