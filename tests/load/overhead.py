@@ -1,7 +1,7 @@
 """What serving adds to the networks: ``python tests/load/overhead.py PHOTOS``.
 
 Servers that run side by side, at rest but for the one whose turn it is, and the same networks in
-this process (the bound) are loaded in turns, round by round, in an order that rotates. ``together``:
+this process (the bound) are loaded in turns, in an order that rotates by round. ``together``:
 the server written by hand (yardstick.py) and Tandem as shipped; ``null``: both with networks that
 cost nothing and photos of 10 KB; ``apart``: Tandem with its stages as deployments of their own;
 ``serve-run``: plain ``serve run serve_config.yaml``. The load generator shares the cores, the same
