@@ -20,7 +20,8 @@ FIGURES = (
     "generator_cores",
     "others_cores",
 )
-err = Console(stderr=True, highlight=False)
+WIDTH = 150
+err = Console(stderr=True, highlight=False, width=WIDTH)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:

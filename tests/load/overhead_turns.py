@@ -8,13 +8,15 @@ import numpy as np
 import psutil
 import typer
 from bound import Bound
+from lean_load import run_lean
 from machine import cpu_seconds, process_tree
 from running import Running
 from thread_cpu import by_thread, thread_seconds, watched
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
+from app.bench.generator import Load
 from app.bench.one_image import OneImage
+from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise
 from models.model_set import load_model_set
 
@@ -24,6 +26,7 @@ FILES, FORM_CLIENTS = 16, 2
 WARM_UP_S = 5.0
 BOUND_IMAGES = 60
 Row = dict[str, Any]
+Processes = list[psutil.Process]
 
 
 class Turns:
@@ -44,7 +47,7 @@ class Turns:
     def rounds(self, number: int, group: str) -> list[Row]:
         """Return a row for each turn; in every round another contestant is first."""
         for service in self._services.values():
-            run_load(Load(Target(service.url, self._bodies), WARM_UP_S, clients=16), None)
+            run_lean(Load(Target(service.url, self._bodies), WARM_UP_S, clients=16), lambda: None)
         names = [*([BOUND] if self._bound else []), *self._services]
         rows = []
         for index in range(number):
@@ -90,15 +93,23 @@ class InProcess:
         return {"images_per_s": round(1e3 / p50_ms, 2), "p50_ms": p50_ms, "cpu_ms": cpu_ms}
 
 
+class Snapshot:
+    """CPU time so far of a service, by process and thread, and of those at rest."""
+
+    def __init__(self, root: psutil.Process, pids: Mapping[int, str], at_rest: Processes) -> None:
+        self.at, self.threads = time.perf_counter(), thread_seconds(pids)
+        self.stages, self.at_rest_s = cpu_by_stage(root), cpu_seconds(at_rest)
+
+
 def served(service: Running, others: Sequence[Running], load: Load) -> Row:
     """Load a service; return its figures, by process and thread too."""
     root = psutil.Process(service.process.pid)
     at_rest = [process for one in others for process in process_tree(one.process.pid)]
     pids = watched(root)
-    started, rest_before, before = time.perf_counter(), cpu_seconds(at_rest), thread_seconds(pids)
-    run = run_load(load, root)
-    after, rest_s = thread_seconds(pids), cpu_seconds(at_rest) - rest_before
-    taken = time.perf_counter() - started
+    run, before, after = run_lean(load, lambda: Snapshot(root, pids, at_rest))
+    run.service_cpu_s = {
+        stage: seconds - before.stages.get(stage, 0.0) for stage, seconds in after.stages.items()
+    }
     told = summarise(run, 100)
     num_images = max(1, told.num_ok * run.files_per_request)
     return {
@@ -106,10 +117,10 @@ def served(service: Running, others: Sequence[Running], load: Load) -> Row:
         **percentiles(run),
         "cpu_ms": told.service_cpu_ms,
         "by_process": told.service_cpu_ms_by_stage,
-        "by_thread": by_thread(pids, before, after, num_images),
+        "by_thread": by_thread(pids, before.threads, after.threads, num_images),
         "generator_cpu_ms": round(run.client_cpu_s / num_images * 1e3, 3),
         "generator_cores": round(run.client_cpu_s / run.duration_s, 3),
-        "others_cores": round(rest_s / taken, 3),
+        "others_cores": round((after.at_rest_s - before.at_rest_s) / (after.at - before.at), 3),
         "errors": told.errors,
     }
 

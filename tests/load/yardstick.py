@@ -24,6 +24,7 @@ from yardstick_pipeline import SIZES, Network, Pipeline
 
 from models.model_set import load_model_set
 
+FULL = 0.75  # of a compiled size: less would compute more padding than it is worth
 Answer = bytes | None
 Waiting = tuple[bytes, int, "asyncio.Future[Answer]"]
 
@@ -88,8 +89,16 @@ class BatchQueue:
         self._is_due = False
         while self._free and self._waiting:
             share = -(-len(self._waiting) // len(self._free))
-            size = min(share, SIZES[-1])
+            size = batch_size(share)
             self._free.pop().start([self._waiting.popleft() for _ in range(size)])
+
+
+def batch_size(num_waiting: int) -> int:
+    """Return how many to take: all if they nearly fill a compiled size, else a smaller size."""
+    above = next((size for size in SIZES if size >= num_waiting), SIZES[-1])
+    if num_waiting >= FULL * above:
+        return min(num_waiting, above)
+    return above // 2
 
 
 def application(model_set: str, is_null: bool, threads: int) -> FastAPI:
