@@ -25,6 +25,7 @@ from yardstick_pipeline import SIZES, Network, Pipeline
 from models.model_set import load_model_set
 
 FULL = 0.75  # of a compiled size: less would compute more padding than it is worth
+MAX_WAIT_S = 0.004  # of a worker for more images, while another works
 Answer = bytes | None
 Waiting = tuple[bytes, int, "asyncio.Future[Answer]"]
 
@@ -54,13 +55,19 @@ class Worker:
 
 
 class BatchQueue:
-    """Gives what waits to the workers that are free, evenly; it never waits for more."""
+    """Gives what waits to the workers that are free, as evenly as it can.
+
+    A worker that is free while others work waits a moment for its share of the images under way:
+    clients that were just answered together send their next ones together.
+    """
 
     def __init__(self, pipelines: Sequence[Pipeline]) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Waiting] = deque()
-        self._is_due = False
         self._free = [Worker(pipeline, self) for pipeline in pipelines]
+        self._num_workers, self._num_running = len(self._free), 0
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, body: bytes, top_k: int) -> "asyncio.Future[Answer]":
         """Return what will be the answer; what arrives in one turn of the loop can be a batch."""
@@ -72,25 +79,43 @@ class BatchQueue:
         return future
 
     def done(self, worker: Worker, batch: list[Waiting], answers: Sequence[Answer]) -> None:
-        self._free.append(worker)
+        self._release(worker, batch)
         for (_, _, future), answer in zip(batch, answers, strict=True):
             if not future.done():  # its client may have gone
                 future.set_result(answer)
-        self._dispatch()
 
     def failed(self, worker: Worker, batch: list[Waiting], error: Exception) -> None:
-        self._free.append(worker)
+        self._release(worker, batch)
         for _, _, future in batch:
             if not future.done():
                 future.set_exception(error)
-        self._dispatch()
 
-    def _dispatch(self) -> None:
+    def _release(self, worker: Worker, batch: list[Waiting]) -> None:
+        self._free.append(worker)
+        self._num_running -= len(batch)
+        self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self, is_late: bool = False) -> None:
         self._is_due = False
         while self._free and self._waiting:
-            share = -(-len(self._waiting) // len(self._free))
-            size = batch_size(share)
-            self._free.pop().start([self._waiting.popleft() for _ in range(size)])
+            if not is_late and not self._is_fair():
+                if self._timer is None:
+                    self._timer = self._loop.call_later(MAX_WAIT_S, self._dispatch, True)
+                return
+            self._start(batch_size(-(-len(self._waiting) // len(self._free))))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _is_fair(self) -> bool:
+        """Tell whether a free worker should begin: its share waits, or nobody else works."""
+        share = -(-(len(self._waiting) + self._num_running) // self._num_workers)
+        return not self._num_running or len(self._waiting) >= min(share, SIZES[-1])
+
+    def _start(self, size: int) -> None:
+        batch = [self._waiting.popleft() for _ in range(size)]
+        self._num_running += size
+        self._free.pop().start(batch)
 
 
 def batch_size(num_waiting: int) -> int:
