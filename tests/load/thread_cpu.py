@@ -72,7 +72,7 @@ def _names(pid: int) -> dict[int, str]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         thread = int(task.name)
         comm = _comm(pid, thread)
-        name = python.get(thread) or (NATIVE if comm == own else comm)
+        name = python.get(thread) or (NATIVE if comm == own or comm.startswith("ray::") else comm)
         names[thread] = re.sub(r"[-_ ]*\d+$|[-_ ]?\d+(?=\W)", "", name)
     return names
 
