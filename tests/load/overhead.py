@@ -4,8 +4,9 @@ Servers that run side by side, at rest but for the one whose turn it is, and the
 this process (the bound) are loaded in turns, in an order that rotates by round. ``together``:
 the server written by hand (yardstick.py) and Tandem as shipped; ``null``: both with networks that
 cost nothing and photos of 10 KB; ``apart``: Tandem with its stages as deployments of their own;
-``serve-run``: plain ``serve run serve_config.yaml``. The load generator shares the cores, the same
-for all; its CPU time is told, and so is what the others take at rest. Prints JSON.
+``serve-run``: plain ``serve run serve_config.yaml``. The load generator shares the cores with all,
+and Ray takes some of them at rest: both are told, and ratios by the cores that they left. Prints
+JSON.
 """
 
 import json

@@ -10,6 +10,7 @@ from rich.table import Table
 Row = dict[str, Any]
 BOUND, YARDSTICK, TANDEM = "bound", "yardstick", "tandem"
 REFERENCES = (BOUND, YARDSTICK, TANDEM)
+LEFT = "images_per_s_of_a_core_left"
 FIGURES = (
     "images_per_s",
     "p50_ms",
@@ -19,6 +20,7 @@ FIGURES = (
     "generator_cpu_ms",
     "generator_cores",
     "others_cores",
+    LEFT,
 )
 WIDTH = 150
 err = Console(stderr=True, highlight=False, width=WIDTH)
@@ -61,7 +63,10 @@ def _by_round(rows: Sequence[Row], load: str, name: str) -> dict[int, Row]:
 def _compared(own: dict[int, Row], theirs: dict[int, Row], reference: str) -> Row:
     """Return images/s as a share of the reference's, and what is added in CPU ms and ms."""
     pairs = [(own[number], theirs[number]) for number in own]
-    found = {f"of_{reference}": _median([a["images_per_s"] / b["images_per_s"] for a, b in pairs])}
+    found = {
+        f"of_{reference}": _median([a["images_per_s"] / b["images_per_s"] for a, b in pairs]),
+        f"of_{reference}_by_cores_left": _median([a[LEFT] / b[LEFT] for a, b in pairs]),
+    }
     for key in ("cpu_ms", "p50_ms"):
         if all(a.get(key) and b.get(key) for a, b in pairs):
             found[f"{key}_above_{reference}"] = _median([a[key] - b[key] for a, b in pairs])
@@ -86,6 +91,7 @@ def show(group: str, medians: dict[str, dict[str, Row]]) -> None:
         "images/s": "images_per_s",
         "of bound": "of_bound",
         "of yardstick": "of_yardstick",
+        "by cores left": "of_yardstick_by_cores_left",
         "of tandem": "of_tandem",
         "CPU ms": "cpu_ms",
         "+ bound": "cpu_ms_above_bound",

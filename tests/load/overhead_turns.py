@@ -18,10 +18,12 @@ from app.bench.generator import Load
 from app.bench.one_image import OneImage
 from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise
+from models.cpus import available_cpus
 from models.model_set import load_model_set
 
 BOUND = "bound"
 FORMS = "forms"
+RAY = "Ray"  # what app.bench.process_tree calls all that is neither replica nor HAProxy
 FILES, FORM_CLIENTS = 16, 2
 WARM_UP_S = 5.0
 BOUND_IMAGES = 60
@@ -60,10 +62,18 @@ class Turns:
         return rows
 
     def _turn(self, name: str, load: str) -> Row:
-        if name == BOUND and self._bound:
-            return self._bound.measure(load)
+        if name == BOUND:
+            return self._in_process(load)
         others = [one for key, one in self._services.items() if key != name]
         return served(self._services[name], others, self._load(name, load))
+
+    def _in_process(self, load: str) -> Row:
+        assert self._bound is not None
+        at_rest = [p for one in self._services.values() for p in process_tree(one.process.pid)]
+        started, before = time.perf_counter(), cpu_seconds(at_rest)
+        row = self._bound.measure(load)
+        others_cores = (cpu_seconds(at_rest) - before) / (time.perf_counter() - started)
+        return row | shared_cores(row["images_per_s"], others_cores, 0.0)
 
     def _load(self, name: str, load: str) -> Load:
         url = self._services[name].url
@@ -110,6 +120,8 @@ def served(service: Running, others: Sequence[Running], load: Load) -> Row:
     run.service_cpu_s = {
         stage: seconds - before.stages.get(stage, 0.0) for stage, seconds in after.stages.items()
     }
+    if not any(stage != RAY for stage in run.service_cpu_s):
+        run.service_cpu_s = {"server": run.service_cpu_s[RAY]}
     told = summarise(run, 100)
     num_images = max(1, told.num_ok * run.files_per_request)
     return {
@@ -119,9 +131,23 @@ def served(service: Running, others: Sequence[Running], load: Load) -> Row:
         "by_process": told.service_cpu_ms_by_stage,
         "by_thread": by_thread(pids, before.threads, after.threads, num_images),
         "generator_cpu_ms": round(run.client_cpu_s / num_images * 1e3, 3),
-        "generator_cores": round(run.client_cpu_s / run.duration_s, 3),
-        "others_cores": round((after.at_rest_s - before.at_rest_s) / (after.at - before.at), 3),
+        **shared_cores(
+            told.images_per_s,
+            (after.at_rest_s - before.at_rest_s) / (after.at - before.at),
+            run.client_cpu_s / run.duration_s,
+        ),
         "errors": told.errors,
+    }
+
+
+def shared_cores(images_per_s: float, others: float, generator: float) -> Row:
+    """Return what others took meanwhile, and the images/s for each core that they left."""
+    return {
+        "generator_cores": round(generator, 3),
+        "others_cores": round(others, 3),
+        "images_per_s_of_a_core_left": round(
+            images_per_s / (available_cpus() - generator - others), 3
+        ),
     }
 
 
