@@ -18,6 +18,7 @@ from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT
 from app.queueing.byte_budget import Share
+from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -40,7 +41,7 @@ class GrpcInterface:
         try:
             return await self._classify(incoming, call)
         except OverloadedError as error:
-            call.refuse(Fault.of(error), error.retry_after_s)
+            call.refuse(Fault.of(error), error.retry_after_s, error.limit)
         except TandemError as error:
             call.refuse(Fault.of(error))
         except asyncio.CancelledError:  # the client hung up, or its deadline is over
@@ -60,6 +61,7 @@ class GrpcInterface:
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
+            refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
         )
 
         async def read(share: Share) -> RequestBody:

@@ -17,6 +17,7 @@ from app.http.pages import add_pages
 from app.messages import Fault
 from app.metrics.requests import MeasuredRequests
 from app.queueing.byte_budget import Share
+from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
 from app.responses import Classified, Ready, Results, ServedModels, error_answer
 from app.tracing.http import TracedRequests
 
@@ -70,8 +71,13 @@ def _add_classify(api: FastAPI, service: EnsembleService) -> None:
     ) -> Response:
         timeline = Timeline()
         is_form = request.headers.get("content-type", "").lower().startswith("multipart/")
+        headers = request.headers
         options = RequestOptions(
-            request_id_of(request), top_k, _timeout_s(request), request.headers.get("priority")
+            request_id_of(request),
+            top_k,
+            _timeout_s(request),
+            headers.get("priority"),
+            refused_before(headers.get(REFUSED_HEADER)),
         )
 
         async def read(share: Share) -> RequestBody:

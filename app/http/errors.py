@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.graph.parameters import SHOWN
 from app.messages import UNEXPECTED, Fault
+from app.queueing.haproxy_headers import LIMIT_HEADER
 from app.responses import ErrorAnswer, error_answer
 from models.errors import TandemError
 
@@ -35,8 +36,12 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def tandem(request: Request, error: Exception) -> Response:
         assert isinstance(error, TandemError)
-        after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
-        return error_response(request, Fault.of(error), after_s)
+        if not isinstance(error, OverloadedError):
+            return error_response(request, Fault.of(error))
+        answer = error_response(request, Fault.of(error), error.retry_after_s)
+        if error.limit is not None:
+            answer.headers[LIMIT_HEADER] = str(error.limit)
+        return answer
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

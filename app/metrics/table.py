@@ -52,6 +52,13 @@ REQUESTS = Metric(
     "requests by route and status (of gRPC, what HTTP would say); 499: the client went away",
     ("route", "status"),
 )
+REFUSED_BEFORE = Metric(
+    "tandem_refused_before",
+    "counter",
+    "requests to classify that HAProxy refused (429) before they reached a Gateway; it tells with "
+    "the next one that it sends on",
+    when="HAProxy refuses requests",
+)
 REQUEST_MS = Metric(
     "tandem_request_ms",
     "histogram",
