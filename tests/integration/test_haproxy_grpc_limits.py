@@ -23,6 +23,7 @@ from app.launch.haproxy import edits, grpc_rules
 from app.launch.haproxy.command import haproxy_binary
 from app.launch.haproxy.edit import sed_script
 from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OF_SERVES
+from app.launch.haproxy.refusals import refusals
 from tests.support.slow_relay import slow_relay
 
 MAX_REQUESTS = 12
@@ -97,7 +98,7 @@ def port(
     config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
     # The edits of refusals and of every HAProxy, without the command, which looks for Serve's whole
     # configuration: tests/unit/launch/test_haproxy_configuration.py.
-    script = sed_script([*edits.always(waits_for_bodies=False), *edits.refusals(MAX_REQUESTS)])
+    script = sed_script([*edits.always(waits_for_bodies=False), *refusals(MAX_REQUESTS)])
     subprocess.run(["sed", "-i", "-E", script, config], check=True)
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
     try:
