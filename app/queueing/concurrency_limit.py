@@ -20,7 +20,7 @@ from app.settings import Settings
 ANSWERED_SHARE = 1 / 4
 STILL_SHARE = 1 / 2  # with fewer of them there the crowd is gone, and it was no overload
 # Overload is over when nobody was refused for this long while so many were let in, or all left.
-QUIET_S, QUIET_ADMITTED = 1.0, 32
+QUIET_S, QUIET_ADMITTED = 3.0, 64
 # The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a stall, or a
 # window in which less came, does not make the service look slow.
 WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
