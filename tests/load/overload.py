@@ -12,6 +12,7 @@ Prints JSON.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -34,9 +35,8 @@ FACTORS = (3, 10)
 REFUSED = "http_429"
 USUAL = 0.8  # of the most
 SETTLED_S = 3.0
-SHARES = (
-    "goodput_share",
-    "of_what_the_generator_left",
+GOODPUT = ("goodput_share", "of_what_the_generator_left")
+OTHERS = (
     "p99_times_usual",
     "whole_p99_times_usual",
     "p50_ms",
@@ -74,7 +74,8 @@ def main(
         "machine": describe(),
         "deadline_ms": DEADLINE_MS,
         "settled_s": SETTLED_S,
-        "medians": {f"{factor:g}x": medians(rows, factor) for factor in (USUAL, *FACTORS)},
+        "median_goodput_share": {f"{f}x": medians(rows, f, GOODPUT) for f in FACTORS},
+        "medians": {f"{f:g}x": medians(rows, f, OTHERS) for f in (USUAL, *FACTORS)},
         "turns": rows,
     }
     text = json.dumps(result, indent=2)
@@ -110,10 +111,10 @@ def beside_usual(over: dict[str, Any], usual: dict[str, Any]) -> dict[str, float
     }
 
 
-def medians(rows: list[dict[str, Any]], factor: float) -> dict[str, float]:
+def medians(rows: list[dict[str, Any]], factor: float, names: Sequence[str]) -> dict[str, float]:
     """Return the median figures of all turns at so many times the capacity."""
     chosen = [row for row in rows if row["times_capacity"] == factor]
-    found = {name: [row[name] for row in chosen if row.get(name) is not None] for name in SHARES}
+    found = {name: [row[name] for row in chosen if row.get(name) is not None] for name in names}
     return {name: round(median(values), 3) for name, values in found.items() if values}
 
 
