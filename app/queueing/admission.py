@@ -61,7 +61,6 @@ class Admission:
             yield
         except BaseException:
             self._service_rate.abandoned()
-            self._left()
             raise
         self._service_rate.done()
         if self._limit is not None and self._limit.is_watching:
@@ -92,11 +91,9 @@ class Admission:
     def refused_before(self, num: int) -> None:
         """Count ``num`` requests that HAProxy refused before they came here."""
         self._on_refused(num)
-        self._note_refusal()
-
-    def _left(self) -> None:
         if self._limit is not None and self._limit.is_on:
-            self._limit.left(self._clock(), self._service_rate.num_present)
+            self._limit.arrived(self._clock(), num)
+        self._note_refusal()
 
     def _note_refusal(self) -> None:
         if self._limit is not None:
@@ -131,6 +128,9 @@ class Admission:
         Uploads are not in it: how long they take is the clients' affair, and no core works on them.
         """
         if self._limit is None or not self._limit.is_on:
+            return
+        self._limit.arrived(self._clock())
+        if not self._limit.is_on:
             return
         num, most = self._service_rate.num_present, self._limit.value
         if num < most:

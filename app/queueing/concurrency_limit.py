@@ -19,8 +19,11 @@ from app.settings import Settings
 # means overload: while something hangs, or a burst comes, none are.
 ANSWERED_SHARE = 1 / 4
 STILL_SHARE = 1 / 2  # with fewer of them there the crowd is gone, and it was no overload
-# Overload is over when nobody was refused for this long while so many were let in, or all left.
+# Overload is over when nobody was refused for this long while so many were let in,
 QUIET_S, QUIET_ADMITTED = 3.0, 64
+# or when all that came, the refused too, could have been answered at this share of the rate. What
+# came earlier counts as so many seconds' work at most, so that the end is not put off for long.
+USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
 # The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a stall, or a
 # window in which less came, does not make the service look slow.
 WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
@@ -46,7 +49,8 @@ class ConcurrencyLimit:
         self._crowd = 0  # under way at the first refusal; 0: nobody was refused of late
         self._num_answered = 0  # since then
         self._refused_at = 0.0
-        self._num_admitted, self._was_empty = 0, False  # since anybody was refused
+        self._num_admitted = 0  # since anybody was refused
+        self._backlog, self._counted_at = 0.0, 0.0  # that there would be had nobody been refused
         self._window_from, self._num_in_window = 0.0, 0
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
 
@@ -62,28 +66,42 @@ class ConcurrencyLimit:
         in_batches = room.num_cores * room.max_batch_size / per_request
         # Forms of many files too: one on each core, and one that is read or decoded meanwhile.
         floor = max(room.num_cores + 1.0, in_batches)
-        waiting = max(self._rates, default=0.0) * room.target_wait_s
+        waiting = self._rate * room.target_wait_s
         return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
+
+    @property
+    def _rate(self) -> float:
+        return max(self._rates, default=0.0)
 
     def holds(self, num_images: int) -> None:
         """Note how many images a request turned out to have."""
         self._images_per_request += (num_images - self._images_per_request) * IMAGES_GAIN
 
+    def arrived(self, now: float, num: int = 1) -> None:
+        """Note that requests came, let in or not; call it while :attr:`is_on`."""
+        done = USED_SHARE * self._rate * (now - self._counted_at)
+        if self._backlog <= done:
+            self._end()
+        else:
+            most = MAX_BACKLOG_S * self._rate
+            self._backlog, self._counted_at = min(most, self._backlog - done + num), now
+
     def admitted(self, now: float) -> None:
         """Note that a request was let in; call it while :attr:`is_on`."""
         self._num_admitted += 1
-        self._end_if_quiet(now)
+        if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
+            self._end()
 
     def refused(self, now: float, num_present: int) -> None:
         """Note that somebody was refused for lack of room, with ``num_present`` under way."""
         if self.is_on:
-            self._refused_at, self._num_admitted, self._was_empty = now, 0, False
+            self._refused_at, self._num_admitted = now, 0
         elif not self._crowd:
             self._begin_to_watch(now, num_present)
         elif self._num_answered >= ANSWERED_SHARE * self._crowd:
             self._end_window(now)
-            self.is_on = True
-            self.refused(now, num_present)
+            self.is_on, self._refused_at, self._num_admitted = True, now, 0
+            self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
 
     def answered(self, now: float, num_present: int) -> None:
         """Note that a request was answered and so many are left; call while :attr:`is_watching`."""
@@ -92,14 +110,8 @@ class ConcurrencyLimit:
         if self.is_on:
             if now - self._window_from >= WINDOW_S and self._num_in_window >= WINDOW_ANSWERED:
                 self._end_window(now)
-            self.left(now, num_present)
         elif num_present < STILL_SHARE * self._crowd:
             self._crowd = 0
-
-    def left(self, now: float, num_present: int) -> None:
-        """Note that so many are left, whatever became of the one that went."""
-        self._was_empty = self._was_empty or num_present == 0
-        self._end_if_quiet(now)
 
     def _begin_to_watch(self, now: float, num_present: int) -> None:
         if num_present < self.value:  # told late, or places are taken by something else
@@ -113,10 +125,8 @@ class ConcurrencyLimit:
             self._rates.append(self._num_in_window / (now - self._window_from))
         self._window_from, self._num_in_window = now, 0
 
-    def _end_if_quiet(self, now: float) -> None:
-        is_quiet = self._was_empty or self._num_admitted >= QUIET_ADMITTED
-        if self.is_on and is_quiet and now - self._refused_at >= QUIET_S:
-            self.is_on, self._crowd = False, 0
+    def _end(self) -> None:
+        self.is_on, self._crowd = False, 0
 
 
 def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:

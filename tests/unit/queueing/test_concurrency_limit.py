@@ -3,6 +3,7 @@
 import pytest
 
 from app.queueing.concurrency_limit import (
+    MAX_BACKLOG_S,
     QUIET_ADMITTED,
     QUIET_S,
     ConcurrencyLimit,
@@ -92,11 +93,14 @@ def test_a_refusal_makes_the_quiet_time_begin_anew():
     assert limit.is_on
 
 
-def test_it_is_over_when_all_have_left():
+def test_it_is_over_when_all_that_came_could_have_been_answered():
     limit = overloaded()
-    limit.left(1.5, 0)
-    assert limit.is_on  # it may be the gap between two
-    limit.left(1.0 + QUIET_S, 0)
+    for _ in range(50):  # at once, on top of a second's work
+        limit.arrived(1.0)
+    limit.refused(1.0, 128)
+    limit.arrived(1.0 + MAX_BACKLOG_S)  # 100 came, and 90 would have been answered
+    assert limit.is_on
+    limit.arrived(1.3 + MAX_BACKLOG_S)
     assert not limit.is_on
 
 

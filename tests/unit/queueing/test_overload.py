@@ -64,6 +64,17 @@ def test_a_burst_after_a_quiet_time_is_answered_as_far_as_there_are_places():
     assert len(gateway.answered) == 5 * MAX_REQUESTS
 
 
+def test_bursts_that_leave_time_between_them_are_no_overload():
+    """Below the capacity on the whole, after an overload too."""
+    gateway = SimulatedGateway(SMALL)
+    gateway.open_loop(5 * SMALL.capacity, since=0, until=5)
+    for burst in range(20):
+        for _ in range(MAX_REQUESTS // 2):
+            gateway.at(6.0 + burst, gateway.come)
+    gateway.run(30)
+    assert not gateway.num_refused(8, 30)
+
+
 def test_a_stall_at_a_usual_rate_makes_no_overload():
     """What hangs fills the places; when it goes on, they are worked off and nobody is refused."""
     gateway = SimulatedGateway(SMALL)
