@@ -8,13 +8,15 @@ import re
 from collections import Counter
 
 import httpx
+import pytest
 
 from app.metrics.table import REFUSED_BEFORE, REQUESTS
-from app.queueing.admission import ALWAYS
+from models.cpus import available_cpus
 from tests.support.services.live_service import Service
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 LIMIT = 128  # max_concurrent_requests
+IN_BATCHES = 8 * available_cpus()  # batch_sizes
 
 
 def classify(service: Service, photo: bytes, **headers: str) -> httpx.Response:
@@ -65,10 +67,11 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(
     assert refused() - before <= told[429]
 
 
+@pytest.mark.skipif(IN_BATCHES >= LIMIT, reason="the batches of all cores fill all places")
 def test_who_is_let_in_does_not_wait_behind_all_the_places(service: Service, photo: bytes) -> None:
     """While more come than are answered HAProxy lets fewer in; then all places are there again."""
     fewest = asyncio.run(_fewest_places(service, photo))
-    assert ALWAYS <= fewest < LIMIT
+    assert IN_BATCHES <= fewest < LIMIT
 
     def all_places() -> bool:
         answers = asyncio.run(all_at_once(service, photo, LIMIT // 2))
