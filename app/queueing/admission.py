@@ -93,11 +93,11 @@ class Admission:
         self._on_refused(num)
         if self._limit is not None and self._limit.is_on:
             self._limit.arrived(self._clock(), num)
-        self._note_refusal()
+        self._note_refusal(num)
 
-    def _note_refusal(self) -> None:
+    def _note_refusal(self, num: int = 1) -> None:
         if self._limit is not None:
-            self._limit.refused(self._clock(), self._service_rate.num_present)
+            self._limit.refused(self._clock(), self._service_rate.num_present, num)
 
     def _make_room(self) -> None:
         """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""

@@ -18,6 +18,7 @@ from app.settings import Settings
 # Of those that were there at the first refusal so many must have been answered before a refusal
 # means overload: while something hangs, or a burst comes, none are.
 ANSWERED_SHARE = 1 / 4
+REFUSED_SHARE = 0.02  # of those answered; a probe too many beside as many clients as places is none
 STILL_SHARE = 1 / 2  # with fewer of them there the crowd is gone, and it was no overload
 # Overload is over when nobody was refused for this long while so many were let in,
 QUIET_S, QUIET_ADMITTED = 3.0, 64
@@ -47,7 +48,7 @@ class ConcurrencyLimit:
         self._images_per_request = 1.0
         self.is_on = False
         self._crowd = 0  # under way at the first refusal; 0: nobody was refused of late
-        self._num_answered = 0  # since then
+        self._num_answered = self._num_refused = 0  # since then
         self._refused_at = 0.0
         self._num_admitted = 0  # since anybody was refused
         self._backlog, self._counted_at = 0.0, 0.0  # that there would be had nobody been refused
@@ -92,16 +93,18 @@ class ConcurrencyLimit:
         if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
             self._end()
 
-    def refused(self, now: float, num_present: int) -> None:
-        """Note that somebody was refused for lack of room, with ``num_present`` under way."""
+    def refused(self, now: float, num_present: int, num: int = 1) -> None:
+        """Note that ``num`` were refused for lack of room, with ``num_present`` under way."""
+        self._num_refused += num
         if self.is_on:
             self._refused_at, self._num_admitted = now, 0
         elif not self._crowd:
             self._begin_to_watch(now, num_present)
         elif self._num_answered >= ANSWERED_SHARE * self._crowd:
-            self._end_window(now)
-            self.is_on, self._refused_at, self._num_admitted = True, now, 0
-            self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
+            if self._num_refused >= REFUSED_SHARE * self._num_answered:
+                self._begin(now)
+            else:
+                self._begin_to_watch(now, num_present)
 
     def answered(self, now: float, num_present: int) -> None:
         """Note that a request was answered and so many are left; call while :attr:`is_watching`."""
@@ -116,9 +119,14 @@ class ConcurrencyLimit:
     def _begin_to_watch(self, now: float, num_present: int) -> None:
         if num_present < self.value:  # told late, or places are taken by something else
             return
-        self._crowd, self._num_answered = num_present, 0
+        self._crowd, self._num_answered, self._num_refused = num_present, 0, 0
         self._rates.clear()
         self._window_from, self._num_in_window = now, 0
+
+    def _begin(self, now: float) -> None:
+        self._end_window(now)
+        self.is_on, self._refused_at, self._num_admitted = True, now, 0
+        self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
 
     def _end_window(self, now: float) -> None:
         if now > self._window_from:

@@ -22,7 +22,7 @@ def overloaded(room: Room = TWO_CORES, rate: float = RATE, most: int = 128) -> C
     limit.refused(0.0, most)
     for number in range(int(rate)):
         limit.answered((number + 1) / rate, most)
-    limit.refused(1.0, most)
+    limit.refused(1.0, most, num=int(rate))
     return limit
 
 
@@ -52,6 +52,17 @@ def test_a_stall_is_no_overload():
         limit.answered(5.0 + (128 - left) / RATE, left)
     assert not limit.is_watching
     limit.refused(7.0, 128)
+    assert not limit.is_on
+
+
+def test_now_and_then_one_refusal_is_no_overload():
+    """As many clients as there are places keep them taken; a probe beside them finds none."""
+    limit = ConcurrencyLimit(128, TWO_CORES)
+    for number in range(1000):
+        now = number / RATE
+        limit.answered(now, 127)
+        if number % 100 == 0:
+            limit.refused(now, 128)
     assert not limit.is_on
 
 
