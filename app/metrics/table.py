@@ -44,8 +44,6 @@ class Metric:
         return tuple(f"ray_{part.name}{total}" for part in self.parts)
 
 
-# Serve's, by status_code: what HAProxy refuses itself never comes to the Gateway's own count.
-OF_SERVE = "ray_serve_num_http_requests_total"
 REQUESTS = Metric(
     "tandem_requests",
     "counter",

@@ -124,6 +124,8 @@ def _rules(max_requests: int, is_ours: str, is_route: str, answer: str) -> list[
         "http-request set-var(txn.refused) bool(true) "
         f"{ours} {is_full} {_within(ASKED_AT, ASK_EVERY_MS)}",
         f"http-request set-var({NUM_REFUSED}) var({NUM_REFUSED},0),add(1) {ours} {is_refused}",
+        # Serve's proxy reads a line for each request: its share of a refusal's cost was a third.
+        f"http-request set-log-level silent {ours} {is_refused}",
         f"{answer} {ours} {is_refused}",
         f"http-request set-var({ASKED_AT}) {NOW} {ours} {is_full}",
         f"http-request set-header {REFUSED_HEADER} %[var({NUM_REFUSED})] {has_told}",

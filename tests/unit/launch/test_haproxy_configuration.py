@@ -89,7 +89,7 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
         assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
     lines = config.read_text().splitlines()
     route = lines.index("    use_backend http-tandem if is_http-tandem")
-    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 11 : route])
+    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 12 : route])
     ours = "if { path_end /v1/classify } is_http-tandem"
     assert wait == (
         "http-request wait-for-body time 10s at-least 15360 if METH_POST is_http-tandem"
@@ -135,7 +135,7 @@ def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
         ("default_backend grpc-tandem", ""),
     ):
         place = lines.index(route)
-        *rules, wait, tell = lines[place - 12 : place]
+        *rules, wait, tell = lines[place - 13 : place]
         (refusal,) = (rule for rule in rules if " return " in rule)
         assert rules[0] == (
             f"http-request set-var(txn.gateways) nbsrv(grpc-tandem) {is_call}{only}"
