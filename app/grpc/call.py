@@ -10,7 +10,6 @@ from ray.serve.grpc_util import RayServegRPCContext
 from app.grpc.status import OK, code_of
 from app.messages import Fault
 from app.metrics.requests import record_answered
-from app.queueing.haproxy_headers import LIMIT_HEADER
 
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
@@ -36,7 +35,7 @@ class Call:
         known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
         self.request_id = known.get("request_id") or uuid.uuid4().hex
 
-    def refuse(self, fault: Fault, retry_after_s: int = 1, limit: int | None = None) -> None:
+    def refuse(self, fault: Fault, retry_after_s: int = 1) -> None:
         """Answer with an error instead of a reply."""
         self.status = fault.status
         self._context.set_code(code_of(fault.status))
@@ -44,8 +43,6 @@ class Call:
         self._trailing.append(("error-code", fault.code))
         if fault.status in (429, 503):
             self._trailing.append((RETRY, str(1000 * retry_after_s)))
-        if limit is not None:
-            self._trailing.append((LIMIT_HEADER, str(limit)))
 
     def ended(self) -> None:
         """Name the request's span, give the client the trace's identity, count the request."""

@@ -41,7 +41,7 @@ class GrpcInterface:
         try:
             return await self._classify(incoming, call)
         except OverloadedError as error:
-            call.refuse(Fault.of(error), error.retry_after_s, error.limit)
+            call.refuse(Fault.of(error), error.retry_after_s)
         except TandemError as error:
             call.refuse(Fault.of(error))
         except asyncio.CancelledError:  # the client hung up, or its deadline is over

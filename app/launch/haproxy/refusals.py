@@ -28,7 +28,8 @@ TOLD = (
     "%[var(txn.limit)] requests are under way for each Gateway, the limit at present; "
     "try again in 1 s"
 )
-# What the Gateway says is HAProxy's alone.
+# What the Gateway says is HAProxy's alone. It is heard over HTTP: over gRPC an error's metadata are
+# trailers, which HAProxy does not read; there the Gateway refuses what HAProxy does not.
 HEARD = [
     f"http-response set-var({LIMIT}) res.hdr({LIMIT_HEADER}),add(0) "
     f"if {{ res.hdr({LIMIT_HEADER}) -m found }}",
@@ -46,25 +47,10 @@ def refusals(max_requests: int) -> list[Edit]:
     configuration has the lines they stand before only when it has the backends.
     """
     return [
-        _heard_limit(),
+        appended("the limit that the Gateway says", edits.HTTP, HEARD, edits.HTTP_BIND),
         _refused_requests(max_requests),
         _refused_calls(max_requests),
     ]
-
-
-def _heard_limit() -> Edit:
-    parts = [appended("", section, HEARD) for section in (edits.HTTP, edits.GRPC)]
-    names = (LIMIT, SAID_AT)
-    return Edit(
-        "the limit that the Gateway says",
-        (edits.HTTP_BIND,),
-        "\n".join(part.script for part in parts),
-        patterns=(
-            *(rf"^ *http-response set-var\({name}\) .* {MARK}$" for name in names),
-            rf"^ *http-response del-header {LIMIT_HEADER} {MARK}$",
-        ),
-        per=f"^({edits.HTTP}|{edits.GRPC})$",
-    )
 
 
 def _refused_requests(max_requests: int) -> Edit:
