@@ -61,7 +61,7 @@ def pack_decoded(answers: Sequence[Decoded | BaseException]) -> bytes:
     }
     num_rows = [len(one.images) if isinstance(one, Decoded) else 0 for one in answers]
     times = [[time_ms for one in good for time_ms in one.decode_ms]]
-    images = [np.ascontiguousarray(one.images) for one in good if len(one.images)]
+    images = [np.ascontiguousarray(one.images) for one in good if one.images.size]
     sizes = images[0].shape[1:3] if images else (0, 0)
     notes: Notes = {"errors": _errors(answers), "faults": faults}
     fingerprint = good[0].model_set_fingerprint if good else ""

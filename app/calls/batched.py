@@ -83,12 +83,9 @@ class SharedCalls(Generic[A]):
         message = await self._method.remote(pack_call(Call(questions, lane, is_alone)))
         try:
             answers = self._read(message)
+            check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
         except MessageError as error:
             raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
-        if len(answers) != len(parts):
-            raise OtherSetError(
-                f"{self._name}: {len(answers)} answers for {len(parts)}; {UPDATING}"
-            )
         return answers
 
     @cached_property

@@ -54,7 +54,7 @@ def pack_call(call: Call) -> bytes:
         else:
             height, width = images.shape[1:3]
             sizes += [height * width * 3] * len(images)
-            blobs.append(np.ascontiguousarray(images).data.cast("B"))
+            blobs += [np.ascontiguousarray(images).data.cast("B")] if images.size else []
         num_items = len(files) if images is None else len(images)
         lines.append(LINE.pack(left_s, num_items, *_three(span)))
     numbers = LANES.index(call.lane), call.is_alone, 0, len(call.questions), height, width
