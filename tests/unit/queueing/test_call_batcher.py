@@ -249,6 +249,8 @@ def test_calls_that_take_too_long_hold_back_no_others() -> None:
             end.set_result(None)
         await turn()
         await busy_again(stage)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
 
     run_virtually(run())
 
