@@ -73,7 +73,7 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
     def __init__(
         self, deployment_id: DeploymentID, self_node_id: str | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(deployment_id, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(deployment_id=deployment_id, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
         self._called, self._node_id = deployment_id, self_node_id
         self._failure_detector = FailureDetector()
         self._asking: set[asyncio.Task[None]] = set()
