@@ -46,7 +46,9 @@ def main(
         commands[name] = (*rest.split(":"),)  # type: ignore[assignment]
     with ExitStack() as stack:
         services = {
-            name: stack.enter_context(running([tandem, "serve", "--config", config]))
+            name: stack.enter_context(
+                running([tandem, "serve", "--config", config], folder=checkout_of(tandem))
+            )
             for name, (tandem, config) in commands.items()
         }
         for service in services.values():
@@ -64,6 +66,11 @@ def main(
     typer.echo(text)
     if out is not None:
         out.write_text(text + "\n", "utf-8")
+
+
+def checkout_of(tandem: str) -> Path:
+    """Return the folder whose .venv/bin has the command."""
+    return Path(tandem).absolute().parents[2]
 
 
 def turn(service: Running, bodies: list[bytes], clients: int, seconds: float) -> dict[str, Any]:

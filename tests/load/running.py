@@ -32,8 +32,10 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 
 
 @contextlib.contextmanager
-def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """Start a command that takes ``--port``; yield it when it is ready, stop it by SIGINT."""
+def running(
+    command: list[str], environment: Mapping[str, str] | None = None, folder: Path = ROOT
+) -> Iterator[Running]:
+    """Start a command that takes ``--port`` in ``folder``; yield it when ready, stop by SIGINT."""
     # A benchmark that is told to end (timeout does) must not leave its service behind. One that is
     # killed does not either.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -41,7 +43,7 @@ def running(command: list[str], environment: Mapping[str, str] | None = None) ->
     started = time.perf_counter()
     process = subprocess.Popen(
         ending_with_parent([*command, "--port", str(port)]),
-        cwd=ROOT,
+        cwd=folder,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, **(environment or {})},
