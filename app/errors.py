@@ -102,6 +102,10 @@ class OtherSetError(NotReadyError):
     code = "other_set"
 
 
+class HeavyFileError(NotReadyError):
+    """A large picture came in a call with files of others: it is to come in one of its own."""
+
+
 class UnhealthyError(TandemError):
     """A replica that no longer works; Serve hears of it and replaces the replica."""
 

@@ -36,18 +36,24 @@ class HedgeBudget:
         return True
 
 
-async def hedged(call: Callable[[], Awaitable[T]], after_s: float, budget: HedgeBudget) -> T:
+async def hedged(
+    call: Callable[[], Awaitable[T]],
+    after_s: float,
+    budget: HedgeBudget,
+    again: Callable[[], Awaitable[T]] | None = None,
+) -> T:
     """Return the answer of the first call, or of a second one that is made after ``after_s``.
 
-    There is no second one when no time is left (``after_s`` is not positive). Of two the other one
-    is cancelled. If the calls fail, the error of the last one is raised.
+    ``again`` makes the second one, if that is not made as the first was. There is none when no
+    time is left (``after_s`` is not positive). Of two the other one is cancelled. If the calls
+    fail, the error of the last one is raised.
     """
     budget.earn()
     calls = {asyncio.ensure_future(call())}
     try:
         done, _ = await asyncio.wait(calls, timeout=after_s)
         if not done and after_s > 0 and budget.spend():
-            calls.add(asyncio.ensure_future(call()))
+            calls.add(asyncio.ensure_future((again or call)()))
         waiting = set(calls)
         while True:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ it.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.request_router import (
@@ -26,8 +26,18 @@ from ray.serve.request_router import (
 )
 
 from app.calls.failure_detector import FailureDetector
+from app.calls.replica_counts import note_replicas
 
 T = TypeVar("T")
+
+
+class DeploymentID(Protocol):
+    """Serve's, by what is read of it."""
+
+    name: str
+    app_name: str
+
+
 LOCALITY_SLACK = 1  # calls under way by which the near queue may be the longer one
 
 
@@ -60,9 +70,11 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
     It is made of the parts of which Serve's own is made, all of them in Serve's public interface.
     """
 
-    def __init__(self, *args: Any, self_node_id: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
-        self._node_id = self_node_id
+    def __init__(
+        self, deployment_id: DeploymentID, self_node_id: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(deployment_id=deployment_id, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
+        self._called, self._node_id = deployment_id, self_node_id
         self._failure_detector = FailureDetector()
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -79,6 +91,7 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take what Serve says there is."""
         super().update_replicas(replicas)
+        note_replicas(self._called.app_name, self._called.name, len(replicas))
         self._failure_detector.retain(one.replica_id for one in replicas)
 
     async def choose_replicas(

@@ -1,7 +1,8 @@
 """Stages that are deployments of their own, called through their handles.
 
 Each class has the methods of the stage that it stands for (:mod:`app.graph.stages`), so the graph
-does not know where a stage runs. A call whose replica dies is made again on another one
+does not know where a stage runs. The Decoder and the members are asked by many requests in one call
+(:mod:`app.calls.batched`). A call whose replica dies is made again on another one
 (:mod:`app.calls.retry`), and a second call is made when half of its time is over without an answer
 (:mod:`app.calls.hedge`).
 """
@@ -11,38 +12,45 @@ from typing import Any, TypeAlias, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
+from app.calls.answer_messages import read_classified, read_decoded
+from app.calls.batched import SharedCalls, hedge_budget
+from app.calls.call_messages import Question
+from app.calls.hedge import HEDGE_AFTER_SHARE, hedged
 from app.calls.retry import retry
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.priority import Lane
+from app.tracing.spans import current_ids
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
 T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
-_hedge_budget = HedgeBudget()  # of all calls of this process
 
 
 class RemoteDecoder:
-    """The Decoder deployment."""
+    """The Decoder deployment; its answers have images of ``image_bytes``."""
 
-    def __init__(self, handle: StageHandle) -> None:
-        self._handle = handle
+    def __init__(self, handle: StageHandle, image_bytes: int = 0) -> None:
+        self._calls = SharedCalls(handle, "decode_many", read_decoded)
+        self._image_bytes = image_bytes
 
     async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode files; see :meth:`app.deployments.decoder.Decoder.decode`."""
-        return await call_remote(self._handle.decode.remote, files, left_s, lane, left_s=left_s)
+        num_bytes = max(sum(map(len, files)), len(files) * self._image_bytes)
+        question = Question(files, None, left_s, current_ids())
+        return await self._calls.ask(question, len(files), num_bytes, lane)
 
 
 class RemoteMember:
     """A Classifier deployment."""
 
     def __init__(self, handle: StageHandle) -> None:
-        self._handle = handle
+        self._calls = SharedCalls(handle, "classify_many", read_classified)
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Run a member; see :meth:`app.deployments.classifier.Classifier.classify`."""
-        return await call_remote(self._handle.classify.remote, images, left_s, lane, left_s=left_s)
+        question = Question((), images, left_s, current_ids())
+        return await self._calls.ask(question, len(images), images.nbytes, lane)
 
 
 class RemoteCombiner:
@@ -66,5 +74,5 @@ async def call_remote(remote: Callable[..., Awaitable[T]], *args: object, left_s
 
     """
     return await hedged(
-        lambda: retry(lambda: remote(*args)), HEDGE_AFTER_SHARE * left_s, _hedge_budget
+        lambda: retry(lambda: remote(*args)), HEDGE_AFTER_SHARE * left_s, hedge_budget
     )

@@ -49,7 +49,8 @@ def assemble(
     stages: Mapping[str, MemberStage] = own
     if members is not None:
         stages = {name: RemoteMember(handle) for name, handle in members.items()}
-    decoding = Decoder(settings, model_set) if decoder is None else RemoteDecoder(decoder)
+    image_bytes = 3 * model_set.manifest.image.input_size**2
+    decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
     ensemble = Ensemble(
         settings,
         model_set,

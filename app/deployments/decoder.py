@@ -13,6 +13,7 @@ import numpy as np
 from app.compute.health import Health
 from app.compute.inference_threads import replica_cores
 from app.deployments.observers import DecoderObserver
+from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
 from app.queueing.priority import Lane
@@ -61,11 +62,17 @@ class Decoder:
         self._health.check()
 
     async def decode(
-        self, files: list[bytes], left_s: float = math.inf, lane: Lane = "interactive"
+        self,
+        files: list[bytes],
+        left_s: float = math.inf,
+        lane: Lane = "interactive",
+        *,
+        takes_heavy: bool = True,
     ) -> Decoded:
         """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone.
 
         Raises:
+            HeavyFileError: a file is heavy, and ``takes_heavy`` is not set.
             DeadlineError: ``left_s`` passed before a file had its turn.
             OverloadedError: too many pixels of large files are under way.
             TooManyPixelsError: the request's own large files are more than may ever be.
@@ -73,7 +80,7 @@ class Decoder:
         """
         observed = self._observer.begin()
         call = DecodeCall(lane, time.monotonic() + left_s)
-        jobs = [self._queue.submit(call, partial(self._begin, data)) for data in files]
+        jobs = [self._queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
         try:
             with self.usage.under_way(len(files)):
                 outcomes = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
@@ -102,7 +109,7 @@ class Decoder:
         size = self._rule.input_size
         return np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
 
-    def _begin(self, data: bytes) -> _Outcome | Heavy[_Outcome]:
+    def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
         """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""
         started, limits = time.monotonic(), self._settings
         try:
@@ -117,6 +124,8 @@ class Decoder:
             header = _header_of(data)
             return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
         if checked.full_pixels > HEAVY_PIXELS:
+            if not takes_heavy:
+                raise HeavyFileError("a large picture: send it again in a call of its own")
             return Heavy(checked.full_pixels, partial(self._finish, data, checked))
         return self._finish(data, checked, started)
 

@@ -7,6 +7,7 @@ from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.grpc_server import limit_unread
 from app.deployments.loopback import keep_to_loopback
+from app.deployments.many import classify_many, decode_many
 from app.grpc.receiver import max_message_bytes
 from app.metrics.replica import start_metrics
 from app.scaling.usage import Usage
@@ -40,9 +41,17 @@ class StageReplica:
 class DecoderReplica(StageReplica, Decoder):
     """The Decoder as a deployment."""
 
+    async def decode_many(self, message: bytes) -> bytes:
+        """Answer a call of many requests; see :mod:`app.deployments.many`."""
+        return await decode_many(self, message)
+
 
 class ClassifierReplica(StageReplica, Classifier):
     """One member as a deployment."""
+
+    async def classify_many(self, message: bytes) -> bytes:
+        """Answer a call of many requests; see :mod:`app.deployments.many`."""
+        return await classify_many(self, message)
 
 
 class CombinerReplica(StageReplica, Combiner):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -56,8 +56,21 @@ _found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contex
 )
 
 
+class SpanIds(NamedTuple):
+    """A span of a sampled request as it is named to another process."""
+
+    trace: int
+    span: int
+
+
+# Of a task that does a part of a call of many requests; Serve knows the call's span alone.
+_told: contextvars.ContextVar[Parent | None] = contextvars.ContextVar("tandem_told", default=None)
+
+
 def current_parent() -> Parent | None:
     """Return the span that this code runs in; None if the request is not traced."""
+    if (told := _told.get()) is not None:
+        return told
     span = trace.get_current_span()
     found = _found.get()
     if found is not None and found[0] is span:
@@ -72,6 +85,21 @@ def _parent_of(span: trace.Span) -> Parent | None:
         return None
     context = span.get_span_context()
     return None if context.trace_id in orphans else Parent(context, _place(span.resource))
+
+
+def current_ids() -> SpanIds | None:
+    """Return what names the current span to a stage in another process; None if untraced."""
+    parent = current_parent()
+    return SpanIds(parent.span.trace_id, parent.span.span_id) if parent else None
+
+
+def continue_below(ids: SpanIds | None) -> None:
+    """Let what this task does from now on be below a request's span; None: it is not traced."""
+    provider = trace.get_tracer_provider()
+    if ids is None or not isinstance(provider, TracerProvider):
+        return
+    span = SpanContext(ids.trace, ids.span, True, SAMPLED)
+    _told.set(Parent(span, _place(provider.resource)))
 
 
 class _Place(Resource):

@@ -4,10 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
+from app.deployments.many import classify_many, decode_many
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
 from app.graph.intake import Intake, ReadFiles, RequestOptions
@@ -130,7 +132,12 @@ class FakeDecoder:
         self.lanes: list[Lane] = []
 
     async def decode(
-        self, files: list[bytes], left_s: float, lane: Lane = "interactive"
+        self,
+        files: list[bytes],
+        left_s: float,
+        lane: Lane = "interactive",
+        *,
+        takes_heavy: bool = True,
     ) -> Decoded:
         self.lanes.append(lane)
         if self.raises:
@@ -226,15 +233,28 @@ def service_of(
 
 
 class FakeHandle:
-    """Looks like a deployment's handle: methods have ``remote`` and are not called themselves."""
+    """Looks like a deployment's handle: methods have ``remote`` and are not called themselves.
+
+    A stage without the methods that take messages gets the real ones.
+    """
+
+    app_name = deployment_name = "fake"
 
     def __init__(self, stage: object) -> None:
         self._stage = stage
 
+    def options(self, *, method_name: str, **_: str) -> "FakeMethod":
+        return getattr(self, method_name)
+
     def __getattr__(self, method: str) -> "FakeMethod":
+        if method in MANY and not hasattr(self._stage, method):
+            return FakeMethod(partial(MANY[method], self._stage))
         return FakeMethod(getattr(self._stage, method))
 
 
 class FakeMethod:
     def __init__(self, call: Callable) -> None:
         self.remote = call
+
+
+MANY = {"decode_many": decode_many, "classify_many": classify_many}

@@ -1,10 +1,13 @@
 """The choice between a replica on the caller's node and one elsewhere."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from app.calls.locality_router import LOCALITY_SLACK, rank_replicas
+from app.calls.locality_router import LOCALITY_SLACK, LocalityRouter, rank_replicas
+from app.calls.replica_counts import num_replicas
 
 
 def ranks(queues: dict[str, int | None]) -> list[list[str]]:
@@ -53,3 +56,29 @@ def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
     counted = Counter(ranks(queues)[0][0] for _ in range(600))
     assert set(counted) == {"near1", "near2", "near3"}
     assert counted["near1"] > counted["near2"] + counted["near3"]
+
+
+async def test_the_process_knows_how_many_replicas_there_are() -> None:
+    """Made with the arguments that Serve gives: one that it does not take would hang every call."""
+    router = LocalityRouter(
+        deployment_id=DeploymentID(name="member", app_name="counted"),
+        handle_source=DeploymentHandleSource.REPLICA,
+        self_node_id="here",
+        self_actor_id="gateway",
+        self_actor_handle=None,
+        use_replica_queue_len_cache=True,
+        create_replica_wrapper_func=lambda replica: replica,
+        prefer_local_node_routing=False,
+        prefer_local_az_routing=False,
+        self_availability_zone=None,
+    )
+    assert num_replicas("counted", "member") == 1
+    replicas = [SimpleNamespace(replica_id=ReplicaID(name, router._called)) for name in "abc"]
+    for replica in replicas:
+        replica.multiplexed_model_ids = set()
+        replica.node_id = "here"
+        replica.availability_zone = None
+        replica.push_proxy_handle = lambda _: None
+    router.update_replicas(replicas)
+    assert num_replicas("counted", "member") == 3
+    assert num_replicas("counted", "other") == 1

@@ -10,7 +10,14 @@ from opentelemetry import trace
 from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing import spans
 from app.tracing.batches import MAX_LEFT, MemberSpans
-from app.tracing.spans import Clock, Parent, current_parent, record
+from app.tracing.spans import (
+    Clock,
+    Parent,
+    continue_below,
+    current_ids,
+    current_parent,
+    record,
+)
 
 
 def test_without_a_sampled_request_there_is_no_parent(exported):
@@ -41,6 +48,31 @@ def test_a_stage_has_its_own_times_and_the_request_above_it(exported, request_sp
     assert span.start_time == pytest.approx(before_ns, abs=5e6)
     assert dict(span.attributes) == {"tandem.bytes": 7}
     assert not span.status.description
+
+
+async def test_a_part_of_a_call_of_many_is_below_its_own_request(exported):
+    """By the ids that the caller sent, whatever span Serve made for the call itself."""
+    requests = {}
+    for name in ("a", "b"):
+        with trace.get_tracer("serve").start_as_current_span(name):
+            requests[name] = current_ids()
+    exported.clear()
+
+    async def part(name: str) -> None:
+        continue_below(requests.get(name))
+        await asyncio.sleep(0)
+        if (parent := current_parent()) is not None:
+            record(f"decode {name}", parent, 1.0, 2.0)
+
+    assert requests["a"] != requests["b"]
+    await asyncio.gather(*map(part, ("a", "b", "untraced")))
+    found = {span.name: span for span in exported.get_finished_spans()}
+    assert set(found) == {"decode a", "decode b"}
+    for name, ids in requests.items():
+        span = found[f"decode {name}"]
+        assert (span.context.trace_id, span.parent.span_id) == ids
+        assert span.resource.attributes["host.name"] == "here"
+    assert current_ids() is None
 
 
 def test_a_failed_stage_says_why(exported, request_span):

@@ -1,0 +1,181 @@
+"""The answer to a call of many images as bytes: a head, rows by part, numbers, images, notes.
+
+What is not an array is rare: the errors of parts and the faults of files. It goes as JSON, by an
+error's name and arguments, and only an error of ours is raised by its class again.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from app.calls.message_reader import MessageError, MessageReader, check
+from app.errors import NotReadyError
+from app.messages import Decoded, Fault, MemberAnswer
+from models.errors import TandemError
+
+DECODED, CLASSIFIED = b"TnD1", b"TnM1"  # the digit is the version of the format
+# kind, parts, rows, two sizes of a row, bytes of the notes, bytes of the fingerprint
+HEAD = struct.Struct("<4sIIIIII")
+NUM_TIMES = {DECODED: 1, CLASSIFIED: 3}  # numbers that each row has beside its own
+Notes = dict[str, dict[str, Any]]
+
+
+class _Answer(NamedTuple):
+    """A message, taken apart."""
+
+    num_rows: list[int]  # by part
+    sizes: tuple[int, int]
+    times: npt.NDArray[np.float32]  # (numbers, rows)
+    rows: npt.NDArray[Any]
+    notes: Notes
+    fingerprint: str
+
+    def errors(self) -> list[TandemError | None]:
+        """Return each part's error; None if it was answered."""
+        found = self.notes["errors"]
+        return [_error(*found[str(i)]) if str(i) in found else None for i in range(self.num_parts)]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.num_rows)
+
+    def ranges(self) -> Iterator[slice]:
+        """Return where each part's rows are."""
+        first = 0
+        for count in self.num_rows:
+            yield slice(first, first + count)
+            first += count
+
+
+def pack_decoded(answers: Sequence[Decoded | BaseException]) -> bytes:
+    """Return the Decoder's answer to a call."""
+    good = [one for one in answers if isinstance(one, Decoded)]
+    faults = {
+        str(part): {str(i): [f.status, f.code, f.message] for i, f in one.faults.items()}
+        for part, one in enumerate(answers)
+        if isinstance(one, Decoded) and one.faults
+    }
+    num_rows = [len(one.images) if isinstance(one, Decoded) else 0 for one in answers]
+    times = [[time_ms for one in good for time_ms in one.decode_ms]]
+    images = [np.ascontiguousarray(one.images) for one in good if one.images.size]
+    sizes = images[0].shape[1:3] if images else (0, 0)
+    notes: Notes = {"errors": _errors(answers), "faults": faults}
+    fingerprint = good[0].model_set_fingerprint if good else ""
+    return _packed(DECODED, num_rows, sizes, times, images, notes, fingerprint)
+
+
+def read_decoded(message: bytes) -> list[Decoded | TandemError]:
+    """Return what each part of a call gets; raise :class:`MessageError` if it is no answer."""
+    answer = _read(message, DECODED)
+    times_ms = answer.times[0].tolist()
+    told = answer.notes["faults"]
+    found: list[Decoded | TandemError] = []
+    for part, (rows, error) in enumerate(zip(answer.ranges(), answer.errors(), strict=True)):
+        faults = {int(i): Fault(*fault) for i, fault in told.get(str(part), {}).items()}
+        images, times = answer.rows[rows], tuple(times_ms[rows])
+        found.append(error or Decoded(images, faults, times, answer.fingerprint))
+    return found
+
+
+def pack_classified(answers: Sequence[MemberAnswer | BaseException]) -> bytes:
+    """Return a member's answer to a call."""
+    good = [one for one in answers if isinstance(one, MemberAnswer)]
+    num_rows = [len(one.batch_size) if isinstance(one, MemberAnswer) else 0 for one in answers]
+    times: list[list[float]] = [
+        [time_ms for one in good for time_ms in one.queue_ms],
+        [time_ms for one in good for time_ms in one.infer_ms],
+        [size for one in good for size in one.batch_size],
+    ]
+    rows = [np.ascontiguousarray(one.probabilities, np.float32) for one in good]
+    sizes = rows[0].shape[1] if rows else 0, 0
+    notes = {"errors": _errors(answers)}
+    fingerprint = good[0].model_set_fingerprint if good else ""
+    return _packed(CLASSIFIED, num_rows, sizes, times, rows, notes, fingerprint)
+
+
+def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
+    """Return what each part of a call gets; raise :class:`MessageError` if it is no answer."""
+    answer = _read(message, CLASSIFIED)
+    queue_ms, infer_ms = (answer.times[i].tolist() for i in (0, 1))
+    batch_size = answer.times[2].astype(int).tolist()
+    return [
+        error
+        or MemberAnswer(
+            answer.rows[rows],
+            tuple(queue_ms[rows]),
+            tuple(infer_ms[rows]),
+            tuple(batch_size[rows]),
+            answer.fingerprint,
+        )
+        for rows, error in zip(answer.ranges(), answer.errors(), strict=True)
+    ]
+
+
+def _packed(
+    kind: bytes,
+    num_rows: Sequence[int],
+    sizes: tuple[int, ...],
+    times: Sequence[Iterable[float]],
+    rows: Iterable[npt.NDArray[Any]],
+    notes: Notes,
+    fingerprint: str,
+) -> bytes:
+    text, told = fingerprint.encode(), json.dumps(notes).encode() if any(notes.values()) else b""
+    head = HEAD.pack(kind, len(num_rows), sum(num_rows), *sizes, len(told), len(text))
+    counts = np.array(num_rows, "<u4").tobytes()
+    numbers = np.array(times, "<f4").tobytes()
+    return b"".join((head, counts, numbers, *(one.data.cast("B") for one in rows), told, text))
+
+
+def _read(message: bytes, kind: bytes) -> _Answer:
+    reader = MessageReader(message)
+    found, num_parts, num_rows, first, second, notes_bytes, text_bytes = reader.fields(HEAD)
+    check(found == kind, "this is no answer of this version")
+    counts = reader.array("<u4", num_parts).tolist()
+    check(sum(counts) == num_rows, "there are not as many rows as announced")
+    times = reader.array("<f4", NUM_TIMES[kind] * num_rows).reshape(NUM_TIMES[kind], num_rows)
+    if kind == DECODED:
+        rows = reader.array("u1", num_rows * first * second * 3)
+        rows = rows.reshape(num_rows, first, second, 3)
+    else:
+        rows = reader.array("<f4", num_rows * first).reshape(num_rows, first)
+    notes: Notes = {"errors": {}, "faults": {}} | _notes(reader.view(notes_bytes))
+    fingerprint = bytes(reader.view(text_bytes)).decode()
+    reader.end()
+    return _Answer(counts, (first, second), times, rows, notes, fingerprint)
+
+
+def _notes(text: memoryview) -> Notes:
+    try:
+        notes: Notes = json.loads(bytes(text)) if text else {}
+    except ValueError as error:
+        raise MessageError("the notes are no JSON") from error
+    return notes
+
+
+def _errors(answers: Sequence[object]) -> dict[str, list[Any]]:
+    """Return the errors among the answers, by place: the class's name and its arguments."""
+    return {
+        str(place): [type(one).__name__, list(one.args) if isinstance(one, TandemError) else []]
+        for place, one in enumerate(answers)
+        if isinstance(one, BaseException)
+    }
+
+
+def _error(name: str, arguments: Sequence[str | float]) -> TandemError:
+    """Return an error of ours anew; any other means that the stage failed."""
+    found = next((one for one in _tree(TandemError) if one.__name__ == name), None)
+    if found is None:
+        return NotReadyError(f"a stage of the graph failed ({name}); try again")
+    return found(*arguments)
+
+
+def _tree(root: type[TandemError]) -> Iterator[type[TandemError]]:
+    """Return the errors of the tree below ``root``, and it."""
+    yield root
+    for below in root.__subclasses__():
+        yield from _tree(below)

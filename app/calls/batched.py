@@ -1,0 +1,106 @@
+"""Calls of a remote stage that many requests share (:mod:`app.queueing.call_batcher`).
+
+Each request keeps what it had with a call of its own: its lane, the time that it has left, its
+trace, its error, a second call when half of its time is over (:mod:`app.calls.hedge`), and another
+replica when one dies (:mod:`app.calls.retry`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
+
+from ray.serve.handle import DeploymentHandle
+
+from app.calls.call_messages import Call, Question, pack_call
+from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
+from app.calls.message_reader import MessageError, check
+from app.calls.replica_counts import num_replicas
+from app.calls.retry import retry
+from app.errors import UPDATING, HeavyFileError, OtherSetError
+from app.queueing.call_batcher import CallBatcher, Part
+from app.queueing.priority import Lane
+from app.tracing.spans import untraced
+from models.errors import TandemError
+
+A = TypeVar("A")
+hedge_budget = HedgeBudget()  # of all calls of this process
+Asked = tuple[Question, float]  # and until when, by time.monotonic
+
+
+class SharedCalls(Generic[A]):
+    """The calls of one method of a deployment, which takes and gives messages.
+
+    Args:
+        handle: of the deployment.
+        method: that answers a message of :mod:`app.calls.call_messages`.
+        read: takes an answer apart, a part for each question.
+
+    """
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        method: str,
+        read: Callable[[bytes], Sequence[A | TandemError]],
+    ) -> None:
+        self._handle, self._name, self._read = handle, method, read
+        self._untraced = untraced()
+        self._batcher: CallBatcher[Asked, A] = CallBatcher(
+            self._send, self._num_replicas, self._context
+        )
+
+    async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
+        """Return the answer to a question; ``num_bytes`` is the larger of the two.
+
+        Raises:
+            RayError, RayServeException: the replicas are gone or full.
+            TandemError: what the stage raised.
+
+        """
+        asked = question, time.monotonic() + question.left_s
+        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
+        alone = partial(self._batcher.submit_alone, asked, num_images, num_bytes, lane)
+
+        async def first() -> A:
+            try:
+                return await retry(together)
+            except HeavyFileError:
+                return await retry(alone)
+
+        after_s = HEDGE_AFTER_SHARE * question.left_s
+        return await hedged(first, after_s, hedge_budget, lambda: retry(alone))
+
+    async def _send(
+        self, lane: Lane, parts: Sequence[Part[Asked, A]], is_alone: bool
+    ) -> Sequence[A | TandemError]:
+        now = time.monotonic()
+        questions = [
+            question._replace(left_s=expires - now)
+            for question, expires in (part.content for part in parts)
+        ]
+        message = await self._method.remote(pack_call(Call(questions, lane, is_alone)))
+        try:
+            answers = self._read(message)
+            check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
+        except MessageError as error:
+            raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
+        return answers
+
+    @cached_property
+    def _method(self) -> DeploymentHandle[Any]:
+        """Look the method up at the first call: that is when Serve makes the handle's router.
+
+        Serve's own choice, cloudpickle, takes longer for a message, which is one bytes object.
+        """
+        return self._handle.options(
+            method_name=self._name, request_serialization="pickle", response_serialization="pickle"
+        )
+
+    def _num_replicas(self) -> int:
+        return num_replicas(self._handle.app_name, self._handle.deployment_name)
+
+    def _context(self) -> Context:
+        """Return a context for a call: of no request, whose end Serve would let end the call."""
+        return self._untraced.copy()
