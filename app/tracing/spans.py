@@ -189,8 +189,6 @@ class RecordedSpan:
         "start_ns",
     )
 
-    context = SpanContext(1, 1, False, SAMPLED)  # all that the SDK's processor wants to know
-
     def __init__(
         self,
         name: str,
