@@ -8,16 +8,17 @@ import pytest
 
 from app.queueing.call_batcher import (
     ALONE_BYTES,
-    CALLS_PER_REPLICA,
     HOLDS_BACK_S,
     MAX_BYTES,
-    MAX_IMAGES,
     CallBatcher,
     Part,
 )
 from app.queueing.priority import Lane
 from tests.support.virtual_loop import run_virtually
 
+SIZES = (1, 4, 8)
+MAX_IMAGES = SIZES[-1]
+CALLS_PER_REPLICA = 2
 request: ContextVar[str] = ContextVar("request", default="none")
 
 
@@ -35,8 +36,9 @@ class Stage:
         self.num_ended = 0
         empty = copy_context()
         self.batcher: CallBatcher[str, str] = CallBatcher(
-            self._send, lambda: self.num_replicas, empty.copy
+            self._send, SIZES, lambda: self.num_replicas, empty.copy
         )
+        self.batcher.calls_per_replica = CALLS_PER_REPLICA
 
     async def _send(
         self, lane: Lane, parts: Sequence[Part[str, str]], is_alone: bool
