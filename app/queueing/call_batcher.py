@@ -19,7 +19,7 @@ from app.queueing.priority import Lane
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # of calls, in images, of a stage that is content with any
+SIZES = (8,)  # of calls, in images, of a stage that takes images one by one
 MAX_BYTES = 3 * 2**20  # of such a call; below the 4 MiB that gRPC allows where nobody raises it
 ALONE_BYTES = 2**20  # a part with more has a call to itself, whose price is little beside it
 # A call that takes longer holds back no others: its replica may hang, or have very much to do.
@@ -127,7 +127,8 @@ class CallBatcher(Generic[Q, A]):
         largest = self._sizes[-1]
         if not waiting or (num_waiting < largest and not may_be_small):
             return []
-        size = max((size for size in self._sizes if size <= num_waiting), default=num_waiting)
+        filled = (size for size in self._sizes if 1 < size <= num_waiting)
+        size = max(filled, default=num_waiting)  # fewer than fill any leave together all the same
         parts = [waiting.popleft()]
         num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
         while waiting and num_images < size:
