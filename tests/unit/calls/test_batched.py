@@ -132,6 +132,26 @@ async def test_one_whose_time_is_half_over_is_asked_for_again_by_itself() -> Non
     assert len((await patient).probabilities) == 1
 
 
+async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
+    member = FakeMember()
+    member.calls_at_once = 3
+    counting = Counting(member)
+    remote = RemoteMember(FakeHandle(counting))
+    await remote.classify(image(0), 60, "interactive")
+    counting.num_parts.clear()
+    member.gate = asyncio.Event()
+    tasks = []
+    for value in range(5):
+        task = remote.classify(image(value), 60, "interactive")
+        tasks.append(asyncio.create_task(task))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert counting.num_parts == [1, 1, 1]  # the other two wait
+    member.gate.set()
+    await asyncio.gather(*tasks)
+    assert counting.num_parts == [1, 1, 1, 2]
+
+
 async def test_the_call_ends_with_its_last_caller() -> None:
     member = FakeMember()
     member.gate = asyncio.Event()

@@ -126,6 +126,17 @@ async def test_a_full_call_does_not_wait(stage: Stage) -> None:
     assert [len(call) for call in stage.calls[CALLS_PER_REPLICA:]] == [MAX_IMAGES]
 
 
+@pytest.mark.parametrize(("num_waiting", "leaving"), [(1, 1), (3, 3), (4, 4), (6, 4), (7, 4)])
+async def test_a_call_has_the_size_of_a_batch(stage: Stage, num_waiting: int, leaving: int) -> None:
+    """What fills no size leaves as it is: by itself each image would pay for a call."""
+    await busy(stage)
+    stage.ask(*map(str, range(num_waiting)))
+    await turn()
+    stage.ends[0].set_result(None)
+    await turn()
+    assert [len(call) for call in stage.calls[CALLS_PER_REPLICA:]] == [leaving]
+
+
 async def test_requests_of_many_images_share_a_call_as_far_as_they_fit(stage: Stage) -> None:
     await busy(stage)
     stage.ask("a", "b", "c", images=MAX_IMAGES // 2 - 1)
