@@ -26,7 +26,7 @@ class UnverifiedError(TandemError):
 
 
 class ClientGoneError(TandemError):
-    """The caller hung up before its request was read; nobody will see the status."""
+    """The caller hung up before its answer was there; nobody will see the status."""
 
     status = 499
     code = "client_gone"
@@ -37,6 +37,7 @@ class UnauthorizedError(TandemError):
 
     status = 401
     code = "unauthorized"
+    is_given = False  # whether the caller sent something, be it not a key of this service
 
 
 class SlowBodyError(TandemError):
@@ -70,7 +71,8 @@ class TooManyFilesError(TandemError):
 class OverloadedError(TandemError):
     """Every queue place is taken: come back later (the answer carries Retry-After).
 
-    A second argument says after how many seconds; 1 without it.
+    A second argument says after how many seconds; 1 without it. A third one is how many requests
+    the Gateway lets be under way at present, for HAProxy to refuse what comes beyond.
     """
 
     status = 429
@@ -80,6 +82,11 @@ class OverloadedError(TandemError):
     def retry_after_s(self) -> int:
         """When it is worth while to come back."""
         return int(self.args[1]) if len(self.args) > 1 else 1
+
+    @property
+    def limit(self) -> int | None:
+        """How many requests may be under way at present; None where that has not changed."""
+        return int(self.args[2]) if len(self.args) > 2 else None
 
 
 class NotReadyError(TandemError):

@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from app.tracing.local_spans import AnySpan, LocalSpans
+from app.tracing.spans import RecordedSpan
 
 logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
@@ -36,14 +38,14 @@ class Sink:
         """How many spans never arrived."""
         return self._num_refused + self._counted.num_failed
 
-    def on_end(self, span: ReadableSpan) -> None:
+    def on_end(self, span: AnySpan) -> None:
         """Queue a span, or count it as dropped; never waits."""
         with self._lock:
             if self._num_taken - self._counted.num_done >= self._max_waiting:
                 self._num_refused += 1
                 return
             self._num_taken += 1
-        self._processor.on_end(span)
+        self._processor.on_end(span)  # type: ignore[arg-type]  # it asks for no more than a context
 
     def shutdown(self) -> None:
         """Send what is left, unless nothing could be sent before."""
@@ -65,11 +67,11 @@ class _Counted(SpanExporter):
         self.is_failing = self._is_shut_down = False
         self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
         result, why = SpanExportResult.FAILURE, "not taken"
         if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
             try:
-                result = self._exporter.export(spans)
+                result = self._export(spans)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         failed = result is not SpanExportResult.SUCCESS
@@ -78,6 +80,12 @@ class _Counted(SpanExporter):
         if is_tried:
             self._tell(failed=failed, why=why)
         return result
+
+    def _export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
+        if isinstance(self._exporter, LocalSpans):  # which needs nothing of the SDK's made
+            return self._exporter.export(spans)
+        made = [span.made() if isinstance(span, RecordedSpan) else span for span in spans]
+        return self._exporter.export(made)
 
     def _tell(self, *, failed: bool, why: str) -> None:
         if failed:
