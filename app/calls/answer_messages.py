@@ -18,8 +18,8 @@ from app.messages import Decoded, Fault, MemberAnswer
 from models.errors import TandemError
 
 DECODED, CLASSIFIED = b"TnD1", b"TnM1"  # the digit is the version of the format
-# kind, parts, rows, two sizes of a row, bytes of the notes, bytes of the fingerprint
-HEAD = struct.Struct("<4sIIIIII")
+# kind, calls at once, parts, rows, two sizes of a row, bytes of the notes and of the fingerprint
+HEAD = struct.Struct("<4sIIIIIII")
 NUM_TIMES = {DECODED: 1, CLASSIFIED: 3}  # numbers that each row has beside its own
 Notes = dict[str, dict[str, Any]]
 
@@ -51,8 +51,8 @@ class _Answer(NamedTuple):
             first += count
 
 
-def pack_decoded(answers: Sequence[Decoded | BaseException]) -> bytes:
-    """Return the Decoder's answer to a call."""
+def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -> bytes:
+    """Return the Decoder's answer to a call; ``at_once`` is how many calls it wants at a time."""
     good = [one for one in answers if isinstance(one, Decoded)]
     faults = {
         str(part): {str(i): [f.status, f.code, f.message] for i, f in one.faults.items()}
@@ -65,7 +65,12 @@ def pack_decoded(answers: Sequence[Decoded | BaseException]) -> bytes:
     sizes = images[0].shape[1:3] if images else (0, 0)
     notes: Notes = {"errors": _errors(answers), "faults": faults}
     fingerprint = good[0].model_set_fingerprint if good else ""
-    return _packed(DECODED, num_rows, sizes, times, images, notes, fingerprint)
+    return _packed(DECODED, at_once, num_rows, sizes, times, images, notes, fingerprint)
+
+
+def calls_at_once(message: bytes) -> int:
+    """Return how many calls at a time the replica wants, of an answer that has been read."""
+    return max(1, int(HEAD.unpack_from(message)[1]))
 
 
 def read_decoded(message: bytes) -> list[Decoded | TandemError]:
@@ -81,8 +86,8 @@ def read_decoded(message: bytes) -> list[Decoded | TandemError]:
     return found
 
 
-def pack_classified(answers: Sequence[MemberAnswer | BaseException]) -> bytes:
-    """Return a member's answer to a call."""
+def pack_classified(answers: Sequence[MemberAnswer | BaseException], at_once: int = 1) -> bytes:
+    """Return a member's answer to a call; ``at_once`` is how many calls it wants at a time."""
     good = [one for one in answers if isinstance(one, MemberAnswer)]
     num_rows = [len(one.batch_size) if isinstance(one, MemberAnswer) else 0 for one in answers]
     times: list[list[float]] = [
@@ -94,7 +99,7 @@ def pack_classified(answers: Sequence[MemberAnswer | BaseException]) -> bytes:
     sizes = rows[0].shape[1] if rows else 0, 0
     notes = {"errors": _errors(answers)}
     fingerprint = good[0].model_set_fingerprint if good else ""
-    return _packed(CLASSIFIED, num_rows, sizes, times, rows, notes, fingerprint)
+    return _packed(CLASSIFIED, at_once, num_rows, sizes, times, rows, notes, fingerprint)
 
 
 def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
@@ -117,6 +122,7 @@ def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
 
 def _packed(
     kind: bytes,
+    at_once: int,
     num_rows: Sequence[int],
     sizes: tuple[int, ...],
     times: Sequence[Iterable[float]],
@@ -125,7 +131,7 @@ def _packed(
     fingerprint: str,
 ) -> bytes:
     text, told = fingerprint.encode(), json.dumps(notes).encode() if any(notes.values()) else b""
-    head = HEAD.pack(kind, len(num_rows), sum(num_rows), *sizes, len(told), len(text))
+    head = HEAD.pack(kind, at_once, len(num_rows), sum(num_rows), *sizes, len(told), len(text))
     counts = np.array(num_rows, "<u4").tobytes()
     numbers = np.array(times, "<f4").tobytes()
     return b"".join((head, counts, numbers, *(one.data.cast("B") for one in rows), told, text))
@@ -133,7 +139,7 @@ def _packed(
 
 def _read(message: bytes, kind: bytes) -> _Answer:
     reader = MessageReader(message)
-    found, num_parts, num_rows, first, second, notes_bytes, text_bytes = reader.fields(HEAD)
+    found, _, num_parts, num_rows, first, second, notes_bytes, text_bytes = reader.fields(HEAD)
     check(found == kind, "this is no answer of this version")
     counts = reader.array("<u4", num_parts).tolist()
     check(sum(counts) == num_rows, "there are not as many rows as announced")

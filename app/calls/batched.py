@@ -13,13 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
+from app.calls.answer_messages import calls_at_once
 from app.calls.call_messages import Call, Question, pack_call
 from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
 from app.calls.message_reader import MessageError, check
 from app.calls.replica_counts import num_replicas
 from app.calls.retry import retry
 from app.errors import UPDATING, HeavyFileError, OtherSetError
-from app.queueing.call_batcher import CallBatcher, Part
+from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.priority import Lane
 from app.tracing.spans import untraced
 from models.errors import TandemError
@@ -36,6 +37,7 @@ class SharedCalls(Generic[A]):
         handle: of the deployment.
         method: that answers a message of :mod:`app.calls.call_messages`.
         read: takes an answer apart, a part for each question.
+        sizes: of calls, in images.
 
     """
 
@@ -44,11 +46,12 @@ class SharedCalls(Generic[A]):
         handle: DeploymentHandle[Any],
         method: str,
         read: Callable[[bytes], Sequence[A | TandemError]],
+        sizes: Sequence[int] = SIZES,
     ) -> None:
         self._handle, self._name, self._read = handle, method, read
         self._untraced = untraced()
         self._batcher: CallBatcher[Asked, A] = CallBatcher(
-            self._send, self._num_replicas, self._context
+            self._send, sizes, self._num_replicas, self._context
         )
 
     async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
@@ -86,6 +89,7 @@ class SharedCalls(Generic[A]):
             check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
         except MessageError as error:
             raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
+        self._batcher.calls_per_replica = calls_at_once(message)
         return answers
 
     @cached_property

@@ -7,7 +7,7 @@ does not know where a stage runs. The Decoder and the members are asked by many 
 (:mod:`app.calls.hedge`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from ray.serve.handle import DeploymentHandle
@@ -18,6 +18,7 @@ from app.calls.call_messages import Question
 from app.calls.hedge import HEDGE_AFTER_SHARE, hedged
 from app.calls.retry import retry
 from app.messages import Combined, Decoded, MemberAnswer
+from app.queueing.call_batcher import SIZES
 from app.queueing.priority import Lane
 from app.tracing.spans import current_ids
 from models.ensemble import Probabilities
@@ -42,10 +43,10 @@ class RemoteDecoder:
 
 
 class RemoteMember:
-    """A Classifier deployment."""
+    """A Classifier deployment, whose batches have ``sizes``."""
 
-    def __init__(self, handle: StageHandle) -> None:
-        self._calls = SharedCalls(handle, "classify_many", read_classified)
+    def __init__(self, handle: StageHandle, sizes: Sequence[int] = SIZES) -> None:
+        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes)
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Run a member; see :meth:`app.deployments.classifier.Classifier.classify`."""

@@ -48,7 +48,9 @@ def assemble(
         own = {name: Classifier(settings, name, threads, model_set) for name in names}
     stages: Mapping[str, MemberStage] = own
     if members is not None:
-        stages = {name: RemoteMember(handle) for name, handle in members.items()}
+        stages = {
+            name: RemoteMember(handle, settings.batch_sizes) for name, handle in members.items()
+        }
     image_bytes = 3 * model_set.manifest.image.input_size**2
     decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
     ensemble = Ensemble(

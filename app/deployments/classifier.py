@@ -66,6 +66,7 @@ class Classifier:
         self._inference_threads = threads or replica_inference_threads(
             settings, len(model_set.manifest.members)
         )
+        self.calls_at_once = self._inference_threads.num  # of a remote caller: a batch is a call
         options = RuntimeOptions(
             num_threads=self._inference_threads.cores,
             num_streams=self._inference_threads.num,

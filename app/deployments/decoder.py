@@ -50,6 +50,8 @@ class Decoder:
         )
         self._health = Health("file that is decoded", counts_failures=False)
         self._observer = DecoderObserver()
+        # Of a remote caller: the files of one call are on several threads.
+        self.calls_at_once = max(1, settings.decode_threads // 2)
         self.usage = Usage(replica_cores(settings.decode_threads), DECODE_CPU_MS)
 
     async def check_health(self) -> None:

@@ -27,7 +27,7 @@ async def decode_many(decoder: Decoder, message: bytes) -> bytes:
         files = list(question.files)
         return await decoder.decode(files, question.left_s, call.lane, takes_heavy=call.is_alone)
 
-    return pack_decoded(await _each(call, one))
+    return pack_decoded(await _each(call, one), decoder.calls_at_once)
 
 
 async def classify_many(member: Classifier, message: bytes) -> bytes:
@@ -39,7 +39,7 @@ async def classify_many(member: Classifier, message: bytes) -> bytes:
             raise OtherSetError(f"a member was sent files; {UPDATING}")
         return await member.classify(question.images, question.left_s, call.lane)
 
-    return pack_classified(await _each(call, one))
+    return pack_classified(await _each(call, one), member.calls_at_once)
 
 
 def _call_of(message: bytes) -> Call:

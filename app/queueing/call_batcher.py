@@ -2,7 +2,9 @@
 
 A call between processes costs as much for one image as for eight. While a few calls are under way,
 what comes waits here and leaves in the next one; there is no timer, so that on an idle stage a lone
-image leaves at once. It is the rule of :mod:`app.queueing.batch_queue`, applied to the transport.
+image leaves at once. It is the rule of :mod:`app.queueing.batch_queue`, applied to the transport,
+and calls have the sizes of batches: of six images that wait, four leave as one batch, and the two
+join those that come meanwhile; in a call of six they would run by themselves.
 """
 
 import asyncio
@@ -17,12 +19,9 @@ from app.queueing.priority import Lane
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-MAX_IMAGES = 16  # of a call that is shared; by then its price is little for each of them
+SIZES = (8,)  # of calls, in images, of a stage that takes images one by one
 MAX_BYTES = 3 * 2**20  # of such a call; below the 4 MiB that gRPC allows where nobody raises it
 ALONE_BYTES = 2**20  # a part with more has a call to itself, whose price is little beside it
-# Calls under way, for each replica and lane, from which on what comes waits: one that is worked on
-# and one that is there when it ends.
-CALLS_PER_REPLICA = 2
 # A call that takes longer holds back no others: its replica may hang, or have very much to do.
 HOLDS_BACK_S = 1.0
 
@@ -65,6 +64,7 @@ class CallBatcher(Generic[Q, A]):
 
     Args:
         send: makes a call; its last argument says that the part is alone in it, on purpose.
+        sizes: of calls, in images, the smaller first; what fills the largest never waits.
         num_replicas: how many the stage has now.
         context: gives the context that a call runs in; it belongs to no request.
 
@@ -73,10 +73,13 @@ class CallBatcher(Generic[Q, A]):
     def __init__(
         self,
         send: Send[Q, A],
+        sizes: Sequence[int] = SIZES,
         num_replicas: Callable[[], int] = lambda: 1,
         context: Callable[[], Context] = copy_context,
     ) -> None:
         self._send, self._num_replicas, self._context = send, num_replicas, context
+        self._sizes = sorted(sizes)
+        self.calls_per_replica = 1  # and lane; as many as a replica works on at a time
         self._lanes: dict[Lane, _LaneState[Q, A]] = {
             "interactive": _LaneState(),
             "bulk": _LaneState(),
@@ -112,10 +115,29 @@ class CallBatcher(Generic[Q, A]):
 
     def _send_waiting(self) -> None:
         self._is_scheduled = False
-        most = CALLS_PER_REPLICA * max(1, self._num_replicas())
+        most = self.calls_per_replica * max(1, self._num_replicas())
         for lane, state in self._lanes.items():
-            while parts := _leaving(state, may_be_small=state.num_calls < most):
+            state.waiting = deque(part for part in state.waiting if not part.future.done())
+            while parts := self._leaving(state.waiting, may_be_small=state.num_calls < most):
                 self._start(lane, parts, is_alone=False)
+
+    def _leaving(self, waiting: deque[Part[Q, A]], *, may_be_small: bool) -> list[Part[Q, A]]:
+        """Take what leaves in one call: the largest size that what waits can fill."""
+        num_waiting = sum(part.num_images for part in waiting)
+        largest = self._sizes[-1]
+        if not waiting or (num_waiting < largest and not may_be_small):
+            return []
+        filled = (size for size in self._sizes if 1 < size <= num_waiting)
+        size = max(filled, default=num_waiting)  # fewer than fill any leave together all the same
+        parts = [waiting.popleft()]
+        num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
+        while waiting and num_images < size:
+            num_images += waiting[0].num_images
+            num_bytes += waiting[0].num_bytes
+            if num_images > largest or num_bytes > MAX_BYTES:
+                break
+            parts.append(waiting.popleft())
+        return parts
 
     def _start(self, lane: Lane, parts: list[Part[Q, A]], *, is_alone: bool) -> None:
         call = _Call(parts, len(parts))
@@ -162,26 +184,3 @@ class CallBatcher(Generic[Q, A]):
             call.num_wanted -= 1
             if not call.num_wanted and call.task is not None:
                 call.task.cancel()
-
-
-def _leaving(state: _LaneState[Q, A], *, may_be_small: bool) -> list[Part[Q, A]]:
-    """Take what leaves in one call: what waits, as far as it fits; a full one always may leave."""
-    parts: list[Part[Q, A]] = []
-    num_images = num_bytes = 0
-    is_full = False
-    while state.waiting and not is_full:
-        part = state.waiting[0]
-        if part.future.done():  # its caller went away
-            state.waiting.popleft()
-            continue
-        num_images, num_bytes = num_images + part.num_images, num_bytes + part.num_bytes
-        is_over = num_images > MAX_IMAGES or num_bytes > MAX_BYTES
-        if is_over and parts:
-            is_full = True
-            continue
-        parts.append(state.waiting.popleft())
-        is_full = num_images >= MAX_IMAGES
-    if parts and not is_full and not may_be_small:
-        state.waiting.extendleft(reversed(parts))
-        return []
-    return parts

@@ -130,6 +130,7 @@ class FakeDecoder:
         self.raises: BaseException | None = None
         self.fingerprint = ""
         self.lanes: list[Lane] = []
+        self.calls_at_once = 1
 
     async def decode(
         self,
@@ -162,6 +163,7 @@ class FakeMember:
         self.asked: list[tuple[int, float]] = []
         self.lanes: list[Lane] = []
         self.was_cancelled = False
+        self.calls_at_once = 1
         self.fingerprint = ""
 
     async def classify(

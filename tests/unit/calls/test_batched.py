@@ -48,9 +48,9 @@ async def test_requests_of_one_moment_share_a_call_and_get_their_own_answers() -
     counting = Counting(member)
     remote = RemoteMember(FakeHandle(counting))
     answers = await asyncio.gather(
-        *(remote.classify(image(value, 1 + value), 60, "interactive") for value in range(4))
+        *(remote.classify(image(value, 1 + value), 60, "interactive") for value in range(3))
     )
-    assert counting.num_parts == [4]
+    assert counting.num_parts == [3]
     for value, answer in enumerate(answers):
         assert answer.probabilities.shape == (1 + value, 3)
         assert answer.probabilities[:, 0] == pytest.approx(value / 10)
@@ -130,6 +130,26 @@ async def test_one_whose_time_is_half_over_is_asked_for_again_by_itself() -> Non
     assert not patient.done()
     hangs.set_result(None)
     assert len((await patient).probabilities) == 1
+
+
+async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
+    member = FakeMember()
+    member.calls_at_once = 3
+    counting = Counting(member)
+    remote = RemoteMember(FakeHandle(counting))
+    await remote.classify(image(0), 60, "interactive")
+    counting.num_parts.clear()
+    member.gate = asyncio.Event()
+    tasks = []
+    for value in range(5):
+        task = remote.classify(image(value), 60, "interactive")
+        tasks.append(asyncio.create_task(task))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert counting.num_parts == [1, 1, 1]  # the other two wait
+    member.gate.set()
+    await asyncio.gather(*tasks)
+    assert counting.num_parts == [1, 1, 1, 2]
 
 
 async def test_the_call_ends_with_its_last_caller() -> None:

@@ -8,16 +8,17 @@ import pytest
 
 from app.queueing.call_batcher import (
     ALONE_BYTES,
-    CALLS_PER_REPLICA,
     HOLDS_BACK_S,
     MAX_BYTES,
-    MAX_IMAGES,
     CallBatcher,
     Part,
 )
 from app.queueing.priority import Lane
 from tests.support.virtual_loop import run_virtually
 
+SIZES = (1, 4, 8)
+MAX_IMAGES = SIZES[-1]
+CALLS_PER_REPLICA = 2
 request: ContextVar[str] = ContextVar("request", default="none")
 
 
@@ -35,8 +36,9 @@ class Stage:
         self.num_ended = 0
         empty = copy_context()
         self.batcher: CallBatcher[str, str] = CallBatcher(
-            self._send, lambda: self.num_replicas, empty.copy
+            self._send, SIZES, lambda: self.num_replicas, empty.copy
         )
+        self.batcher.calls_per_replica = CALLS_PER_REPLICA
 
     async def _send(
         self, lane: Lane, parts: Sequence[Part[str, str]], is_alone: bool
@@ -122,6 +124,17 @@ async def test_a_full_call_does_not_wait(stage: Stage) -> None:
     stage.ask(*map(str, range(MAX_IMAGES + 3)))
     await turn()
     assert [len(call) for call in stage.calls[CALLS_PER_REPLICA:]] == [MAX_IMAGES]
+
+
+@pytest.mark.parametrize(("num_waiting", "leaving"), [(1, 1), (3, 3), (4, 4), (6, 4), (7, 4)])
+async def test_a_call_has_the_size_of_a_batch(stage: Stage, num_waiting: int, leaving: int) -> None:
+    """What fills no size leaves as it is: by itself each image would pay for a call."""
+    await busy(stage)
+    stage.ask(*map(str, range(num_waiting)))
+    await turn()
+    stage.ends[0].set_result(None)
+    await turn()
+    assert [len(call) for call in stage.calls[CALLS_PER_REPLICA:]] == [leaving]
 
 
 async def test_requests_of_many_images_share_a_call_as_far_as_they_fit(stage: Stage) -> None:
