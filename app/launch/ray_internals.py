@@ -7,6 +7,7 @@ at that moment (:mod:`app.launch.isolated_environment`).
 
 import contextlib
 import importlib.util
+import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,11 @@ from app.calls.ray_compatibility import (
 LAUNCH_NAMES = (
     RayName("ray._private.utils", "set_sigterm_handler", ("sigterm_handler",)),
     RayName("ray._private.node", "Node.start_log_monitor"),
+    RayName("ray._private.node", "Node.start_api_server", ("include_dashboard",)),
+    RayName("ray._private.node", "Node", attributes=("_webui_url",)),
+    RayName("ray._private.services", "start_raylet", ("worker_path",)),
+    RayName("ray._private.services", "_build_python_executable_command_memory_profileable"),
+    RayName("ray._private.workers.default_worker", "parser"),
     RayName("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",)),
     RayName("ray.serve._private.client", "ServeControllerClient", attributes=("_controller",)),
     RayName("ray.serve._private.client", "ServeControllerClient.deploy_apps", ("config",)),
@@ -100,6 +106,39 @@ def init_ray(**options: Any) -> None:
         replaced(ray._private.node.Node, "start_log_monitor", lambda _: None),
     ):
         ray.init(**options)
+
+
+@contextlib.contextmanager
+def only_what_one_machine_needs(client: Path) -> Iterator[None]:
+    """Let ``ray.init`` start no dashboard, and Python processes by way of ``client``.
+
+    Without a dashboard (``include_dashboard=False``) Ray starts its process all the same, for usage
+    statistics, and waits for it. ``client`` is a script that is given what Ray would have run
+    (:mod:`app.launch.forks.client`).
+    """
+    import ray._private.node
+    from ray._private import services
+
+    python, raylet = services._build_python_executable_command_memory_profileable, services.start_raylet
+    signature = inspect.signature(raylet)
+
+    def by_client(*arguments: Any, **options: Any) -> list[str]:
+        return [*python(*arguments, **options), str(client)]
+
+    def start_raylet(*arguments: Any, **options: Any) -> Any:
+        bound = signature.bind(*arguments, **options)
+        bound.arguments["worker_path"] = str(client)
+        with replaced(services, python.__name__, by_client):
+            return raylet(*bound.args, **bound.kwargs)
+
+    def no_dashboard(node: Any, **_: Any) -> None:
+        node._webui_url = ""  # as it is without one
+
+    with (
+        replaced(services, "start_raylet", start_raylet),
+        replaced(ray._private.node.Node, "start_api_server", no_dashboard),
+    ):
+        yield
 
 
 class ServeClient:

@@ -1,6 +1,6 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
+from app.launch.forks.running import RunningForkServer, fork_server
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
@@ -46,19 +47,23 @@ class ServeOptions:
 
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
-    with StopRequest() as stop, fast_serve(is_joining=options.address is not None) as haproxy:
+    is_joining = options.address is not None
+    with (
+        StopRequest() as stop,
+        fast_serve(is_joining=is_joining) as haproxy,
+        nullcontext() if is_joining else fork_server(haproxy.path.parent) as forks,
+    ):
         check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
-        with console.status("starting Ray") as status, _ray(options), ExitStack() as stack:
+        with console.status("starting Ray") as status, _ray(options, forks), ExitStack() as stack:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
                 status.update(escape(progress))
 
             with haproxy.check_started_on_error():
-                is_shared = options.address is not None
-                deploying = deployed_beside_others if is_shared else deployed
+                deploying = deployed_beside_others if is_joining else deployed
                 stack.enter_context(deploying(behind_haproxy))
             with _client(config, options, haproxy) as client:
                 if is_ready := wait_ready(client, stop, report):
@@ -111,9 +116,11 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(options: ServeOptions) -> AbstractContextManager[None]:
+def _ray(
+    options: ServeOptions, forks: RunningForkServer | None
+) -> AbstractContextManager[None]:
     if options.address is None:
-        return local_ray(metrics_port(options.metrics_port))
+        return local_ray(metrics_port(options.metrics_port), forks)
     return joined_ray(options.address)
 
 

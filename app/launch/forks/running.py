@@ -1,0 +1,67 @@
+"""Starts the fork server of a Ray of our own, and ends it."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.environment import set_environment
+from app.launch.forks.client import SOCKET_VARIABLE
+
+CLIENT = Path(__file__).with_name("client.py")
+SERVER_MODULE = "app.launch.forks.server"
+ENDS_WITHIN_S = 10.0  # it gives its forks five
+# What the agents, the controller, the proxies and the replicas import.
+MODULES = (
+    "ray._private.workers.default_worker",
+    "ray.dashboard.agent",
+    "ray.serve._private.controller",
+    "ray.serve._private.haproxy",
+    "ray.serve._private.replica",
+    "app.main",
+    "app.deployments.grpc_server",
+)
+
+
+class RunningForkServer:
+    """A fork server that was started: Ray starts ``client`` instead of its own scripts."""
+
+    client = CLIENT
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    def ask_to_end(self) -> None:
+        """Tell it that Ray has ended, and return at once."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Tell it, and wait until it has ended."""
+        self.ask_to_end()
+        try:
+            self._process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def fork_server(folder: Path) -> Iterator[RunningForkServer]:
+    """Start one with the environment as it is now, which is that of Ray's processes from now on."""
+    path = folder / "forks.sock"
+    set_environment({SOCKET_VARIABLE: str(path)}, ours=(SOCKET_VARIABLE,))
+    command = [sys.executable, "-m", SERVER_MODULE, str(path), *MODULES]
+    running = RunningForkServer(
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    )
+    try:
+        yield running
+    finally:
+        running.end()
