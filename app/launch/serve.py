@@ -16,6 +16,7 @@ from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
 from app.launch.forks.running import RunningForkServer, fork_server
+from app.launch.grpc_probe import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
@@ -66,7 +67,8 @@ def run_service(options: ServeOptions) -> None:
                 deploying = deployed_beside_others if is_joining else deployed
                 stack.enter_context(deploying(behind_haproxy))
             with _client(config, options, haproxy) as client:
-                if is_ready := wait_ready(client, stop, report):
+                grpc = _grpc_probe(config, options, haproxy)
+                if is_ready := wait_ready(client, stop, report, grpc=grpc):
                     status.stop()
                     _welcome(config, has_keys=wants_key(client))
             if is_ready:
@@ -79,6 +81,17 @@ def run_service(options: ServeOptions) -> None:
 def _client(config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand) -> httpx.Client:
     is_ours = options.address is None and has_haproxy()
     return client_of(config.url, haproxy.local_socket if is_ours else None)
+
+
+def _grpc_probe(
+    config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand
+) -> GrpcProbe | None:
+    if config.grpc_port is None:
+        return None
+    is_ours = options.address is None and has_haproxy()
+    local = f"unix:{haproxy.local_grpc_socket}"
+    target = local if is_ours else f"{config.http.local_host}:{config.grpc_port}"
+    return GrpcProbe(target, config.application_names[0])
 
 
 def _put_haproxy_in_front(

@@ -70,6 +70,7 @@ def _send(connection: socket.socket, content: dict[str, object]) -> None:
 
 def _end_with_fork(connection: socket.socket) -> None:
     """Become a shell, a hundredth of an interpreter's memory, that ends as the fork does."""
+    connection.setblocking(True)
     os.dup2(connection.fileno(), 0)
     os.execv("/bin/sh", ["sh", "-c", "read status && exit $status; exit 1"])
 
