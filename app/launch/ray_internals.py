@@ -119,7 +119,8 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
     import ray._private.node
     from ray._private import services
 
-    python, raylet = services._build_python_executable_command_memory_profileable, services.start_raylet
+    python = services._build_python_executable_command_memory_profileable
+    raylet = services.start_raylet
     signature = inspect.signature(raylet)
 
     def by_client(*arguments: Any, **options: Any) -> list[str]:

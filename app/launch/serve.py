@@ -129,12 +129,11 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(
-    options: ServeOptions, forks: RunningForkServer | None
-) -> AbstractContextManager[None]:
-    if options.address is None:
-        return local_ray(metrics_port(options.metrics_port), forks)
-    return joined_ray(options.address)
+def _ray(options: ServeOptions, forks: RunningForkServer | None) -> AbstractContextManager[None]:
+    if options.address is not None:
+        return joined_ray(options.address)
+    assert forks is not None  # a Ray of our own has one
+    return local_ray(metrics_port(options.metrics_port), forks)
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:

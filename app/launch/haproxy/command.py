@@ -48,8 +48,8 @@ class HaproxyCommand:
     """A shell script and what it needs, beside it.
 
     ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
-    and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and where a request goes to a
-    second Gateway when the first one dies.
+    and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and
+    where a request goes to a second Gateway when the first one dies.
     """
 
     def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
