@@ -23,6 +23,7 @@ from app.calls.ray_compatibility import (
 LAUNCH_NAMES = (
     RayName("ray._private.utils", "set_sigterm_handler", ("sigterm_handler",)),
     RayName("ray._private.node", "Node.start_log_monitor"),
+    RayName("ray._private.node", "Node.start_monitor"),
     RayName("ray._private.node", "Node.start_api_server", ("include_dashboard",)),
     RayName("ray._private.node", "Node", attributes=("_webui_url",)),
     RayName("ray._private.services", "start_raylet", ("worker_path",)),
@@ -113,7 +114,7 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
     """Let ``ray.init`` start no dashboard, and Python processes by way of ``client``.
 
     Without a dashboard (``include_dashboard=False``) Ray starts its process all the same, for usage
-    statistics, and waits for it. ``client`` is a script that is given what Ray would have run
+    statistics, and waits for it. Nor does it start the autoscaler of nodes. ``client`` is a script that is given what Ray would have run
     (:mod:`app.launch.forks.client`).
     """
     import ray._private.node
@@ -138,6 +139,7 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
     with (
         replaced(services, "start_raylet", start_raylet),
         replaced(ray._private.node.Node, "start_api_server", no_dashboard),
+        replaced(ray._private.node.Node, "start_monitor", lambda _: None),
     ):
         yield
 

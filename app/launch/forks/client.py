@@ -20,7 +20,7 @@ from pathlib import Path
 SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
 WORKER_MODULE = "ray._private.workers.default_worker"
 ANSWERS_WITHIN_S = 30.0  # the server is importing while Ray starts
-MAX_ANSWER_BYTES = 64
+MAX_ANSWER_BYTES = 1024
 LENGTH_BYTES = 4  # of the request's head
 
 
@@ -41,10 +41,11 @@ def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
     try:
         connection.connect(os.environ.get(SOCKET_VARIABLE, ""))
         _send(connection, request(target, arguments))
-        if connection.recv(MAX_ANSWER_BYTES) == b"forked\n":
+        if (answer := connection.recv(MAX_ANSWER_BYTES)) == b"forked\n":
             return connection
-    except OSError:
-        pass  # no server, or none any more
+        print("not forked:", answer.decode().strip(), file=sys.stderr)
+    except OSError as error:  # no server, or none any more
+        print("not forked:", error, file=sys.stderr)
     connection.close()
     return None
 

@@ -1,16 +1,18 @@
 """Starts the fork server of a Ray of our own, and ends it."""
 
 import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.environment import set_environment
+from app.environment import set_environment, whole_environment
 from app.launch.forks.client import SOCKET_VARIABLE
 
 CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
+MAX_WAITING = 64
 ENDS_WITHIN_S = 10.0  # it gives its forks five
 # What the agents, the controller, the proxies and the replicas import.
 MODULES = (
@@ -52,15 +54,19 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
     """Start one with the environment as it is now, which is that of Ray's processes from now on."""
     path = folder / "forks.sock"
     set_environment({SOCKET_VARIABLE: str(path)}, ours=(SOCKET_VARIABLE,))
-    command = [sys.executable, "-m", SERVER_MODULE, str(path), *MODULES]
-    running = RunningForkServer(
-        subprocess.Popen(
-            command,
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
+        number = listener.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", SERVER_MODULE, str(number), *MODULES],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            pass_fds=[number],
+            env=whole_environment(),  # as Ray does; a library may have changed the C library's
         )
-    )
+    running = RunningForkServer(process)
     try:
         yield running
     finally:

@@ -1,8 +1,9 @@
 """The fork server: a process that imports what Ray's processes need, then forks for each of them.
 
-``python -m app.launch.forks.server SOCKET MODULE...``. It has one thread of Python and starts
-nothing, so a fork is as an interpreter that has just imported the modules. It ends when its
-standard input does; what it forked and is still there ``GRACE_S`` later it kills: Ray has ended.
+``python -m app.launch.forks.server LISTENER MODULE...``; the listener is a file descriptor. It has
+one thread of Python and starts nothing, so a fork is as an interpreter that has just imported the
+modules. It ends when its standard input does; what it forked and is still there ``GRACE_S`` later
+it kills: Ray has ended.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from app.environment import whole_environment
 from app.launch.forks.request import ForkRequest, become, received
 
 GRACE_S = 5.0
-FORKED, REFUSED = b"forked\n", b"refused\n"
+FORKED = b"forked\n"
 # What Ray puts into the environment of one process; nothing that is imported here has read it.
 OF_ONE_PROCESS = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "OMP_NUM_THREADS"})
 
@@ -62,17 +63,17 @@ class ForkServer:
         with contextlib.suppress(OSError, ValueError, KeyError):  # the client does it itself
             client.settimeout(GRACE_S)
             asked = received(client)
-            if self._is_ours(asked.environment):
+            if not (others := self._others(asked.environment)):
                 return self._fork(client, asked)
             asked.close()
-            client.sendall(REFUSED)
+            client.sendall(f"refused: other {', '.join(others)}\n".encode())
         client.close()
         return None
 
-    def _is_ours(self, environment: dict[str, str]) -> bool:
-        """Tell whether what was imported under our environment is right under this one."""
+    def _others(self, environment: dict[str, str]) -> list[str]:
+        """Return the variables that what was imported may have read otherwise."""
         names = {*environment, *self._environment} - OF_ONE_PROCESS
-        return all(environment.get(name) == self._environment.get(name) for name in names)
+        return sorted(n for n in names if environment.get(n) != self._environment.get(n))
 
     def _fork(self, client: socket.socket, asked: ForkRequest) -> ForkRequest | None:
         if (pid := os.fork()) == 0:
@@ -121,21 +122,19 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)  # a child that nobody has waited for: the pid is its own
 
 
-def main(path: str, modules: list[str]) -> ForkRequest | None:
-    """Listen on ``path``, import ``modules``, serve."""
+def main(listener: socket.socket, modules: list[str]) -> ForkRequest | None:
+    """Import ``modules``, then answer those who connect."""
     # A terminal's Ctrl-C is for the command, which ends us when Ray has ended.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        server = ForkServer(listener)
-        for module in modules:
-            importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # a collection in a fork would write to every page that is shared
-        return server.serve()
+    server = ForkServer(listener)
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to every page that is shared
+    return server.serve()
 
 
 if __name__ == "__main__":
-    if (_asked := main(sys.argv[1], sys.argv[2:])) is not None:
+    _listener = socket.socket(fileno=int(sys.argv[1]))
+    if (_asked := main(_listener, sys.argv[2:])) is not None:
         become(_asked)
