@@ -24,6 +24,9 @@ LAUNCH_NAMES = (
     RayName("ray._private.utils", "set_sigterm_handler", ("sigterm_handler",)),
     RayName("ray._private.node", "Node.start_log_monitor"),
     RayName("ray._private.node", "Node.start_monitor"),
+    RayName("ray._private.node", "Node.get_gcs_client"),
+    RayName("ray._private.ray_constants", "DASHBOARD_ADDRESS"),
+    RayName("ray._private.ray_constants", "KV_NAMESPACE_DASHBOARD"),
     RayName("ray._private.node", "Node.start_api_server", ("include_dashboard",)),
     RayName("ray._private.node", "Node", attributes=("_webui_url",)),
     RayName("ray._private.services", "start_raylet", ("worker_path",)),
@@ -38,6 +41,7 @@ LAUNCH_NAMES = (
     RayName("ray.serve._private.client", "ServeControllerClient.shutdown", ("timeout_s",)),
     RayName("ray.serve._private.controller", "ServeController.get_serve_instance_details"),
 )
+NOBODY = b"127.0.0.1:9"  # the port of the discard protocol
 # Where Ray reads its environment.
 VARIABLES = (
     "serve/_private/constants.py",
@@ -118,7 +122,7 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
     (:mod:`app.launch.forks.client`).
     """
     import ray._private.node
-    from ray._private import services
+    from ray._private import ray_constants, services
 
     python = services._build_python_executable_command_memory_profileable
     raylet = services.start_raylet
@@ -135,6 +139,9 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
 
     def no_dashboard(node: Any, **_: Any) -> None:
         node._webui_url = ""  # as it is without one
+        # The agent asks every second until it knows where to report errors of nodes.
+        key, namespace = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
+        node.get_gcs_client().internal_kv_put(key.encode(), NOBODY, True, namespace)
 
     with (
         replaced(services, "start_raylet", start_raylet),
