@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,7 +77,7 @@ def _core() -> ov.Core:
     OpenVINO's Python binding makes its table of types at the first tensor, and two threads that are
     first together wait for each other for ever (one has the table's guard and wants the GIL, the
     other the reverse): so the first is made here, before any thread can run a network. Compiling
-    has not shown such a thing, but is left to one thread.
+    makes none: several threads may.
     """
     core = ov.Core()
     _ = ov.Tensor(np.zeros(1, np.uint8), shared_memory=True).data
@@ -114,13 +115,20 @@ class CompiledNetwork:
         """Compile an IR, by path or in memory, once for each batch size."""
         core = _core()
         self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
-        self._compiled: list[ov.CompiledModel] = []
         self._of_thread = threading.local()
-        for size in self.batch_sizes:
-            model = core.read_model(network) if isinstance(network, Path) else network.clone()
-            self.input_shape, self.num_classes = check_network(model, str(network))
+        models = [
+            core.read_model(network) if isinstance(network, Path) else network.clone()
+            for _ in self.batch_sizes
+        ]
+        self.input_shape, self.num_classes = check_network(models[0], str(network))
+        for model, size in zip(models, self.batch_sizes, strict=True):
             model.reshape([size, *self.input_shape])
-            self._compiled.append(core.compile_model(model, "CPU", options.properties))
+        properties = options.properties
+        # One compilation, and reading one from the cache, is mostly one thread's work.
+        with ThreadPoolExecutor(options.num_threads) as threads:
+            self._compiled: list[ov.CompiledModel] = list(
+                threads.map(lambda model: core.compile_model(model, "CPU", properties), models)
+            )
         # What the layers that are not INT8 do compute in: f32 where the CPU has no bf16.
         hint = self._compiled[0].get_property("INFERENCE_PRECISION_HINT")
         self.float_type: str = hint.get_type_name()
