@@ -26,7 +26,7 @@ class UnverifiedError(TandemError):
 
 
 class ClientGoneError(TandemError):
-    """The caller hung up before its request was read; nobody will see the status."""
+    """The caller hung up before its answer was there; nobody will see the status."""
 
     status = 499
     code = "client_gone"
@@ -37,6 +37,7 @@ class UnauthorizedError(TandemError):
 
     status = 401
     code = "unauthorized"
+    is_given = False  # whether the caller sent something, be it not a key of this service
 
 
 class SlowBodyError(TandemError):

@@ -1,24 +1,24 @@
-"""Response models of the HTTP interface (pydantic): what /docs shows."""
+"""Response models of the HTTP interface: plain dataclasses, which /docs describes.
+
+A request makes some twenty of these objects, so they are not validated: what is in them was made
+here. FastAPI reads their fields for the schema as it would read a pydantic model's.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+import orjson
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app.messages import Combined, Fault
+from models.ensemble import Prediction
 
 
-class Prediction(BaseModel):
-    """One class and its probability, 0..1."""
-
-    index: int
-    label: str
-    probability: float
-
-
-class MemberOpinion(BaseModel):
+@dataclass(slots=True)
+class MemberOpinion:
     """What one member alone says: its first choice, and its own top-k."""
 
     label: str
@@ -26,7 +26,8 @@ class MemberOpinion(BaseModel):
     predictions: list[Prediction]
 
 
-class StageTiming(BaseModel):
+@dataclass(slots=True)
+class StageTiming:
     """One bar of the timeline; times in ms from the request's arrival at the Gateway.
 
     ``read`` is the body, ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine`` the
@@ -34,40 +35,45 @@ class StageTiming(BaseModel):
     """
 
     stage: str
-    # Left out of the answer rather than null, which OpenAPI 3.0 has no type for.
-    member: str | SkipJsonSchema[None] = None
     start_ms: float
     duration_ms: float
+    # Left out of the answer rather than null, which OpenAPI 3.0 has no type for.
+    member: str | SkipJsonSchema[None] = None
     batch_size: int | SkipJsonSchema[None] = None
 
 
-class Timings(BaseModel):
+@dataclass(slots=True)
+class Timings:
     """Where the request's milliseconds went."""
 
     total: float
     stages: list[StageTiming]
 
 
-class Classified(BaseModel):
+@dataclass(slots=True, kw_only=True)
+class Classified:
     """The answer for one image."""
 
     model_set: str
     predictions: list[Prediction]
     members: dict[str, MemberOpinion]
-    agreement: bool = Field(description="all members have the same first choice")
-    degraded: bool = Field(description="fewer members answered than were asked")
+    agreement: Annotated[bool, Field(description="all members have the same first choice")]
+    degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
     # Left out unless there are some.
-    skipped_members: list[str] | SkipJsonSchema[None] = Field(
-        None, description="not asked: by cascade_margin, the first member was sure enough alone"
-    )
-    missing_members: dict[str, str] | SkipJsonSchema[None] = Field(
-        None, description="did not answer, and why: late, not_asked (it failed lately), or a code"
-    )
+    skipped_members: Annotated[
+        list[str] | SkipJsonSchema[None],
+        Field(description="not asked: by cascade_margin, the first member was sure enough alone"),
+    ] = None
+    missing_members: Annotated[
+        dict[str, str] | SkipJsonSchema[None],
+        Field(description="did not answer, and why: late, not_asked (it failed lately), or a code"),
+    ] = None
     request_id: str
     timings_ms: Timings
 
 
-class ErrorDetail(BaseModel):
+@dataclass(slots=True)
+class ErrorDetail:
     """What was wrong, the limit, and what to do next."""
 
     code: str
@@ -75,20 +81,23 @@ class ErrorDetail(BaseModel):
     request_id: str
 
 
-class ErrorAnswer(BaseModel):
+@dataclass(slots=True)
+class ErrorAnswer:
     """Every status from 400 up has this body."""
 
     error: ErrorDetail
 
 
-class Results(BaseModel):
+@dataclass(slots=True)
+class Results:
     """The answer for a multipart request: one entry per file, in order."""
 
     results: list[Classified | ErrorAnswer]
     request_id: str
 
 
-class ServedMember(BaseModel):
+@dataclass(slots=True)
+class ServedMember:
     """One member of the served set."""
 
     name: str
@@ -97,7 +106,8 @@ class ServedMember(BaseModel):
     source: str
 
 
-class ServedModels(BaseModel):
+@dataclass(slots=True)
+class ServedModels:
     """The answer of /v1/models."""
 
     model_set: str
@@ -105,25 +115,60 @@ class ServedModels(BaseModel):
     hint: str
     input_size: int
     labels: list[str]
-    max_drop: float = Field(description="of INT8's top-1 that the set accepts, a fraction")
-    verified: str = Field(description="verified, unmeasured, or dropped (over max_drop)")
+    max_drop: Annotated[
+        float, Field(description="of INT8's top-1 that the set accepts, a fraction")
+    ]
+    verified: Annotated[str, Field(description="verified, unmeasured, or dropped (over max_drop)")]
     members: list[ServedMember]
     accuracy: list[dict[str, Any]]
-    cascade_margin: float | SkipJsonSchema[None] = Field(
-        None, description="of the first member, from which on the others are not asked; if set"
-    )
+    cascade_margin: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="of the first member, from which on the others are not asked; if set"),
+    ] = None
 
 
-class Ready(BaseModel):
+@dataclass(slots=True)
+class Ready:
     """The answer of /readyz and /healthz."""
 
     ready: bool
 
 
+def as_json(answer: Classified | Results | ErrorAnswer) -> bytes:
+    """Return an answer as UTF-8 JSON; fields of an image's answer that are None are left out."""
+    if isinstance(answer, Classified):
+        return orjson.dumps(_given(answer))
+    if isinstance(answer, Results):
+        rows = [_given(row) if isinstance(row, Classified) else row for row in answer.results]
+        return orjson.dumps({"results": rows, "request_id": answer.request_id})
+    return orjson.dumps(answer)
+
+
+def as_values(answer: Classified) -> dict[str, Any]:
+    """Return an answer as dicts, lists and plain values; fields that are None are left out."""
+    values: dict[str, Any] = orjson.loads(as_json(answer))
+    return values
+
+
+def _given(answer: Classified) -> dict[str, Any]:
+    """Return the fields that are not None; orjson renders the dataclasses within."""
+    values = _fields(answer)
+    values["timings_ms"] = {
+        "total": answer.timings_ms.total,
+        "stages": [_fields(stage) for stage in answer.timings_ms.stages],
+    }
+    return values
+
+
+def _fields(part: Classified | StageTiming) -> dict[str, Any]:
+    names, values_of = _FIELDS[type(part)]
+    values = zip(names, values_of(part), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
 def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
     """Dress a fault for the outside."""
-    detail = ErrorDetail(code=fault.code, message=fault.message, request_id=request_id)
-    return ErrorAnswer(error=detail)
+    return ErrorAnswer(ErrorDetail(fault.code, fault.message, request_id))
 
 
 def classified(
@@ -140,14 +185,11 @@ def classified(
     """
     members = {}
     for name, predictions in combined.members.items():
-        rows = [Prediction(**asdict(prediction)) for prediction in predictions]
-        first = rows[0]
-        members[name] = MemberOpinion(
-            label=first.label, probability=first.probability, predictions=rows
-        )
+        first = predictions[0]
+        members[name] = MemberOpinion(first.label, first.probability, predictions)
     return Classified(
         model_set=model_set,
-        predictions=[Prediction(**asdict(prediction)) for prediction in combined.predictions],
+        predictions=combined.predictions,
         members=members,
         agreement=combined.agreement,
         degraded=bool(missing),
@@ -156,3 +198,9 @@ def classified(
         request_id=request_id,
         timings_ms=timings,
     )
+
+
+_FIELDS = {
+    model: (names := tuple(field.name for field in fields(model)), attrgetter(*names))
+    for model in (Classified, StageTiming)
+}

@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+FEW_CLASSES = 64  # up to so many, Python is as fast as NumPy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
-    """One class of an answer; ``probability`` in 0..1."""
+    """One class and its probability, 0..1."""
 
     index: int
     label: str
@@ -29,9 +30,12 @@ def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) 
     if not members:
         raise ValueError("no member answered: there is nothing to average")
     total = sum(weights[name] for name in members)
-    shares = [np.float32(weights[name] / total) * rows for name, rows in members.items()]
-    rows: Probabilities = np.sum(shares, axis=0, dtype=np.float32)  # (N, C)
-    return rows
+    mean: Probabilities | None = None  # (N, C)
+    for name, rows in members.items():
+        share = rows * np.float32(weights[name] / total)
+        mean = share if mean is None else np.add(mean, share, out=mean)
+    assert mean is not None
+    return mean
 
 
 def margins(rows: Probabilities) -> Probabilities:
@@ -54,11 +58,34 @@ def entropy(row: Probabilities) -> float:
     """
     if len(row) < 2:
         return 0.0
-    some = row[row > 0]  # 0 ln 0 is 0
-    return -float(np.sum(some * np.log(some))) / math.log(len(row))
+    if len(row) <= FEW_CLASSES:
+        total = math.fsum(p * math.log(p) for p in row.tolist() if p > 0)  # 0 ln 0 is 0
+    else:
+        some = row[row > 0]
+        total = float(np.sum(some * np.log(some)))
+    return max(0.0, -total / math.log(len(row)))
 
 
 def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:
     """Return the ``k`` likeliest classes of one row (C,), likeliest first; ties by lower index."""
-    order = np.argsort(-row, kind="stable")[:k]
-    return [Prediction(int(i), labels[i], float(row[i])) for i in order]
+    values = row.tolist()
+    return [Prediction(i, labels[i], values[i]) for i in _largest(row, values, k)]
+
+
+def _largest(row: Probabilities, values: Sequence[float], k: int) -> Sequence[int]:
+    """Return the indices of the ``k`` largest, in order; ``values`` are those of the row.
+
+    NumPy's sorts give up the GIL, which to get back from a thread that decodes may cost more than
+    the sorting: a few classes are sorted in Python. Of many, only those that can be among the
+    ``k`` are sorted.
+    """
+    if len(values) <= FEW_CLASSES:
+        # Stable: the reverse of a sort leaves those that tie in the order of their indices.
+        return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
+    if 4 * k > len(values):
+        whole: list[int] = np.argsort(-row, kind="stable")[:k].tolist()
+        return whole
+    bound = np.partition(row, -k)[-k]
+    candidates = np.flatnonzero(~(row < bound))  # more than k if some tie, all if it is NaN
+    best: list[int] = candidates[np.argsort(-row[candidates], kind="stable")[:k]].tolist()
+    return best

@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -109,7 +110,7 @@ def _can_write(folder: Path) -> bool:
 
 
 class CompiledNetwork:
-    """A network ready to run; every thread that calls it gets infer requests of its own."""
+    """A network ready to run; every thread that calls it has infer requests of its own."""
 
     def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
         """Compile an IR, by path or in memory, once for each batch size."""
@@ -138,29 +139,29 @@ class CompiledNetwork:
         """The largest batch that :meth:`infer` takes."""
         return self.batch_sizes[-1]
 
-    def infer(self, batch: Pixels) -> Probabilities:
-        """Run uint8 (N, H, W, 3), N up to ``max_batch_size``; return float32 (N, C)."""
-        size = len(batch)
-        if not 1 <= size <= self.max_batch_size:
-            raise ValueError(f"a batch of {size} images; 1 to {self.max_batch_size} are compiled")
-        if batch.dtype != np.uint8:  # OpenVINO would cast, and 0..1 become zeros
-            raise ValueError(f"a batch of {batch.dtype}; the network takes uint8, 0 to 255")
-        slot = bisect_left(self.batch_sizes, size)
-        compiled_size = self.batch_sizes[slot]
-        if compiled_size > size:
-            padding = np.zeros((compiled_size - size, *batch.shape[1:]), np.uint8)
-            batch = np.concatenate([batch, padding])
-        request = self._requests()[slot]
-        request.infer([np.ascontiguousarray(batch)], share_inputs=True, share_outputs=True)
-        return np.array(request.get_output_tensor(0).data[:size], np.float32)
+    def infer(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run uint8 (N, H, W, 3), or N of (H, W, 3), N up to ``max_batch_size``.
 
-    def _requests(self) -> list[ov.InferRequest]:
-        """Return the calling thread's infer requests, one per batch size."""
-        requests: list[ov.InferRequest] | None = getattr(self._of_thread, "requests", None)
-        if requests is None:
-            requests = [compiled.create_infer_request() for compiled in self._compiled]
-            self._of_thread.requests = requests
-        return requests
+        Returns:
+            float32 (N, C), the caller's own.
+
+        Raises:
+            ValueError: more or fewer images, of another shape, or no uint8.
+
+        """
+        num = len(images)
+        if not 1 <= num <= self.max_batch_size:
+            raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are compiled")
+        return self._runs()[bisect_left(self.batch_sizes, num)].run(images)
+
+    def _runs(self) -> list["_StaticRun"]:
+        """Return the calling thread's runs, one per batch size."""
+        runs: list[_StaticRun] | None = getattr(self._of_thread, "runs", None)
+        if runs is None:
+            sizes = zip(self._compiled, self.batch_sizes, strict=True)
+            runs = [_StaticRun(net, (size, *self.input_shape)) for net, size in sizes]
+            self._of_thread.runs = runs
+        return runs
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -188,6 +189,36 @@ class CompiledNetwork:
         """Run every compiled size once: the first run allocates."""
         for size in self.batch_sizes:
             self.infer(np.zeros((size, *self.input_shape), np.uint8))
+
+
+class _StaticRun:
+    """An infer request of one thread and one batch size, with an input tensor of its own.
+
+    Images are copied into it one by one, here on the thread that runs them: to stack them first
+    would be one copy more, and to make OpenVINO a new tensor each time costs 0.1 ms.
+    """
+
+    def __init__(self, compiled: ov.CompiledModel, shape: tuple[int, ...]) -> None:
+        self._request = compiled.create_infer_request()
+        self._tensor = ov.Tensor(ov.Type.u8, ov.Shape(shape))
+        self._request.set_input_tensor(self._tensor)
+        self._pixels = self._tensor.data  # (N, H, W, 3)
+        self._pixels[...] = 0
+        self._rows = self._request.get_output_tensor(0).data  # (N, C)
+
+    def run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run as many images as there are; what is in the other places has no effect on them."""
+        shape = self._pixels.shape[1:]
+        for place, image in zip(self._pixels, images, strict=False):
+            if image.dtype != np.uint8:  # NumPy would cast, and 0..1 become zeros
+                raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
+            if image.shape != shape:  # NumPy would repeat a smaller one
+                raise ValueError(f"an image of {image.shape}; the network takes {shape}")
+            place[...] = image
+        self._request.start_async()
+        self._request.wait()
+        rows: Probabilities = self._rows[: len(images)].astype(np.float32)  # always a copy
+        return rows
 
 
 def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
+from app.deployments.member_call import MemberCall
 from app.deployments.observers import MemberObserver
 from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
@@ -147,30 +149,53 @@ class Classifier:
             OtherSetError: the images are of another model set's size.
 
         """
-        if images.shape[1] != self._input_size:
-            raise OtherSetError(
-                f"{self._name} is of another model set than the Gateway: {UPDATING}"
-            )
-        call = self._observer.begin()
-        futures: list[asyncio.Future[BatchResult]] = []
+        return await self.begin(images, left_s, lane)
+
+    def begin(
+        self, images: Pixels, left_s: float, lane: Lane = "interactive"
+    ) -> asyncio.Future[MemberAnswer]:
+        """Queue images and return the future of :meth:`classify`'s answer, or of its error.
+
+        To cancel the future is to leave the queue.
+        """
+        answer: asyncio.Future[MemberAnswer] = asyncio.get_running_loop().create_future()
+        observed = self._observer.begin()
+        self.usage.began(len(images))
+
+        def finished(results: Sequence[BatchResult] | None, error: BaseException | None) -> None:
+            self.usage.ended(len(images), done=results is not None)
+            if results is None:
+                assert error is not None
+                self._observer.failed(observed, error)
+                if not answer.done():
+                    answer.set_exception(error)
+                return
+            self._observer.answered(observed, results)
+            if not answer.done():
+                answer.set_result(self._answer_of(results))
+
         try:
-            futures = self._queue.submit(images, left_s, lane, call.number)
-            with self.usage.under_way(len(images)):
-                results = await asyncio.gather(*futures)
-        except BaseException as error:
-            for future in futures:
-                future.cancel()  # what still waits is dropped when its turn comes
-            self._observer.failed(call, error)
-            raise
-        self._observer.answered(call, results)
+            if images.shape[1] != self._input_size:
+                told = f"{self._name} is of another model set than the Gateway: {UPDATING}"
+                raise OtherSetError(told)
+            futures = self._queue.submit(images, left_s, lane, observed.number)
+        except Exception as error:
+            finished(None, error)
+            return answer
+        call = MemberCall(futures, finished)
+        answer.add_done_callback(lambda _: call.cancel() if answer.cancelled() else None)
+        return answer
+
+    def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
+        rows = [result.probabilities for result in results]
         return MemberAnswer(
-            np.stack([result.probabilities for result in results]),
+            np.stack(rows) if len(rows) > 1 else rows[0][None],
             tuple(result.queued_s * 1e3 for result in results),
             tuple(result.batch.infer_s * 1e3 for result in results),
             tuple(result.batch.size for result in results),
             self._fingerprint,
         )
 
-    async def _infer(self, batch: Pixels) -> Probabilities:
+    async def _infer(self, batch: Sequence[Pixels]) -> Probabilities:
         with self._health.run():
             return await self._inference_threads.run(self._network.infer, batch)

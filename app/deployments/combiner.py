@@ -37,9 +37,9 @@ class Combiner:
         if not members.keys() <= self._weights.keys():
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
-        rows = average(members, self._weights)
-        with self.usage.under_way(len(rows)):
-            return [self._one(i, rows[i], members, top_k) for i in range(len(rows))]
+        mean = average(members, self._weights)
+        with self.usage.under_way(len(mean)):
+            return [self._one(i, row, members, top_k) for i, row in enumerate(mean)]
 
     def _one(
         self, index: int, row: Probabilities, members: Mapping[str, Probabilities], k: int

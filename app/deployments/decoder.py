@@ -76,7 +76,7 @@ class Decoder:
         jobs = [self._queue.submit(call, partial(self._begin, data)) for data in files]
         try:
             with self.usage.under_way(len(files)):
-                outcomes = await asyncio.gather(*jobs)
+                outcomes = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
         finally:
             for job in jobs:
                 job.cancel()  # of a request that has failed, what still waits is of no use
@@ -93,9 +93,14 @@ class Decoder:
             elif image is not None:
                 pixels.append(image)
                 times_ms.append((file.ended - file.started) * 1e3)
+        return Decoded(self._stack(pixels), faults, tuple(times_ms), self._fingerprint)
+
+    def _stack(self, pixels: list[Pixels]) -> Pixels:
+        """Return (K, H, W, 3); one image alone, the commonest, is not copied."""
+        if len(pixels) == 1:
+            return pixels[0][None]
         size = self._rule.input_size
-        images = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
-        return Decoded(images, faults, tuple(times_ms), self._fingerprint)
+        return np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
 
     def _begin(self, data: bytes) -> _Outcome | Heavy[_Outcome]:
         """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""

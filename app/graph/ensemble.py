@@ -50,7 +50,7 @@ class Ensemble:
             combined = [await self._combine(result, request) for result in results]
         answers = self._answers(decoded, decoding, results, combined, request)
         if not request.is_probe:
-            entropies = (image.entropy for images in combined for image in images)
+            entropies = [image.entropy for images in combined for image in images]
             record_answers(answers, entropies)
         in_order = iter(answers)
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]

@@ -41,11 +41,13 @@ class Keys:
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() == "bearer" and self.know(key.strip().encode("utf-8", "replace")):
             return
-        raise UnauthorizedError(
+        error = UnauthorizedError(
             "that is none of this service's keys"
             if given
             else "this service wants a key: send the header Authorization: Bearer KEY"
         )
+        error.is_given = bool(given)
+        raise error
 
 
 def _digest(key: bytes) -> bytes:

@@ -9,13 +9,13 @@ from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.graph.quorum import CircuitBreaker, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
-from app.graph.stages import MemberStage
+from app.graph.stages import LocalMemberStage, MemberStage
 from app.graph.timeline import Interval
 from app.messages import MemberAnswer
 from app.settings import AnswerPolicy
 from models.runtime import Pixels
 
-Asked = asyncio.Task[tuple[MemberAnswer, Interval]]
+Asked = asyncio.Future[MemberAnswer]
 LATE = "late"
 NOT_ASKED = "not_asked"  # it failed lately
 
@@ -47,6 +47,7 @@ class Members:
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self._members, self._fingerprint = members, fingerprint
+        self._local = {n: m for n, m in members.items() if isinstance(m, LocalMemberStage)}
         self.needed = needed_of(policy, len(members))
         self._patience_s = patience_s
         self._breaker = breaker or CircuitBreaker()
@@ -61,32 +62,42 @@ class Members:
         if needed is None:
             needed = self.needed
         chosen = self._chosen(needed)
-        tasks = {name: asyncio.create_task(self._ask(name, images, request)) for name in chosen}
+        times: dict[str, Interval] = {}
+        asked = {name: self._ask(name, images, request, times) for name in chosen}
         try:
             were_waited_for = await enough_of(
-                tasks, min(needed, len(tasks)), self._patience_s, request.left_s
+                asked, min(needed, len(asked)), self._patience_s, request.left_s
             )
         finally:  # what the others still do is of no use
-            for task in tasks.values():
-                task.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
-                task.cancel()
-        missing = self._judge(tasks, were_waited_for)
-        _check_one_set(tasks)
-        if len(tasks) - len(missing) < needed:
-            raise _first_error(tasks)
-        missing |= dict.fromkeys((name for name in self._members if name not in tasks), NOT_ASKED)
-        done = {name: task.result() for name, task in tasks.items() if name not in missing}
-        answers = {name: answer for name, (answer, _) in done.items()}
-        call_times = {name: call_time for name, (_, call_time) in done.items()}
-        return [MemberResults(tuple(range(len(images))), answers, call_times, missing=missing)]
+            for call in asked.values():
+                if not call.done():
+                    call.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
+                    call.cancel()
+        missing = self._judge(asked, were_waited_for)
+        self._check_one_set(asked)
+        if len(asked) - len(missing) < needed:
+            raise _first_error(asked)
+        missing |= dict.fromkeys((name for name in self._members if name not in asked), NOT_ASKED)
+        answers = {name: call.result() for name, call in asked.items() if name not in missing}
+        return [MemberResults(tuple(range(len(images))), answers, times, missing=missing)]
 
-    async def _ask(
-        self, name: str, images: Pixels, request: ClassifyRequest
-    ) -> tuple[MemberAnswer, Interval]:
-        with request.timeline.measure() as call_time:
-            answer = await self._members[name].classify(images, request.left_s, request.lane)
-        check_same_model_set(answer.model_set_fingerprint, self._fingerprint)
-        return answer, call_time
+    def _ask(
+        self, name: str, images: Pixels, request: ClassifyRequest, times: dict[str, Interval]
+    ) -> Asked:
+        """Begin a call, and note its interval in ``times`` once it has ended."""
+        timeline = request.timeline
+        times[name] = interval = Interval(timeline.elapsed_s() * 1e3)
+        if (local := self._local.get(name)) is not None:
+            call = local.begin(images, request.left_s, request.lane)
+        else:
+            remote = self._members[name].classify(images, request.left_s, request.lane)
+            call = asyncio.ensure_future(remote)
+
+        def ended(_: Asked) -> None:
+            interval.end_ms = timeline.elapsed_s() * 1e3
+
+        call.add_done_callback(ended)
+        return call
 
     def _chosen(self, needed: int) -> list[str]:
         """Return whom to ask: everybody, unless enough others are trusted."""
@@ -113,17 +124,19 @@ class Members:
                 self._breaker.failed(name)
         return missing
 
+    def _check_one_set(self, asked: Mapping[str, Asked]) -> None:
+        """Raise :class:`OtherSetError` if a member is of another set: it is not missing."""
+        for call in asked.values():
+            if has_succeeded(call):
+                check_same_model_set(call.result().model_set_fingerprint, self._fingerprint)
+                continue
+            error = _error_of(call)
+            if error is not None and isinstance(found := as_tandem(error), OtherSetError):
+                raise found
+
 
 def _error_of(task: Asked) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
-
-
-def _check_one_set(tasks: Mapping[str, Asked]) -> None:
-    """Raise :class:`OtherSetError` if a member had it: it is not missing, it is another one."""
-    for task in tasks.values():
-        error = _error_of(task)
-        if error is not None and isinstance(found := as_tandem(error), OtherSetError):
-            raise found
 
 
 def _is_down(error: BaseException) -> bool:

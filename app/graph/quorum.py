@@ -7,7 +7,7 @@ one: what is missing then is said in the answer, which is *degraded*.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from app.settings import AnswerPolicy
@@ -52,9 +52,9 @@ class CircuitBreaker:
 
 
 async def enough_of(
-    tasks: Mapping[str, asyncio.Task[Any]], needed: int, patience_s: float, left_s: float
+    tasks: Mapping[str, asyncio.Future[Any]], needed: int, patience_s: float, left_s: float
 ) -> bool:
-    """Wait until every task is done, or no longer than is worth while.
+    """Wait until every call is done, or no longer than is worth while.
 
     That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
     more; or until nearly all of ``left_s`` is over, unless all are needed (the request's own
@@ -65,26 +65,48 @@ async def enough_of(
         time ended the wait, which says nothing against them.
 
     """
+    if needed == len(tasks):
+        await _all_or_one_failed(tasks.values())
+        return False
     clock = asyncio.get_running_loop().time
-    until = None if needed == len(tasks) else clock() + left_s * WAIT_SHARE
+    until = clock() + left_s * WAIT_SHARE
     patient_until = math.inf
     pending = set(tasks.values())
     while pending:
         num_good = sum(has_succeeded(task) for task in tasks.values())
         if num_good + len(pending) < needed:
             return False
-        if until is not None and num_good >= needed and patient_until == math.inf:
+        if num_good >= needed and patient_until == math.inf:
             patient_until = clock() + patience_s
             until = min(until, patient_until)
-        timeout = None if until is None else max(0.0, until - clock())
         done, pending = await asyncio.wait(
-            pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            pending, timeout=max(0.0, until - clock()), return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
             return until == patient_until
     return False
 
 
-def has_succeeded(task: asyncio.Task[Any]) -> bool:
+async def _all_or_one_failed(calls: Collection[asyncio.Future[Any]]) -> None:
+    """Return once all have succeeded, or one has not; asyncio.wait would cost twice as much."""
+    over = asyncio.get_running_loop().create_future()
+    num_left = len(calls)
+
+    def ended(call: asyncio.Future[Any]) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if not over.done() and (not num_left or not has_succeeded(call)):
+            over.set_result(None)
+
+    for call in calls:
+        call.add_done_callback(ended)
+    try:
+        await over
+    finally:
+        for call in calls:
+            call.remove_done_callback(ended)
+
+
+def has_succeeded(task: asyncio.Future[Any]) -> bool:
     """Whether a task ended with a result."""
     return task.done() and not task.cancelled() and task.exception() is None

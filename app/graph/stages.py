@@ -5,8 +5,9 @@ An object in this process (:mod:`app.deployments`) and a deployment behind a han
 left, in seconds; what cannot be done in it raises :class:`app.errors.DeadlineError`.
 """
 
+import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.priority import Lane
@@ -27,6 +28,15 @@ class MemberStage(Protocol):
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Return the probabilities of uint8 (K, H, W, 3) BGR."""
+        ...
+
+
+@runtime_checkable
+class LocalMemberStage(MemberStage, Protocol):
+    """A member of this process: a call of it needs no task."""
+
+    def begin(self, images: Pixels, left_s: float, lane: Lane) -> asyncio.Future[MemberAnswer]:
+        """Return the future of :meth:`classify`; to cancel it is to leave the queue."""
         ...
 
 

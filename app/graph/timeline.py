@@ -5,17 +5,16 @@ placed in the middle of the call that the Gateway timed, the rest being transpor
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.metrics.responses import observe_stage
+from app.metrics.responses import defer_stage
 from app.responses import StageTiming, Timings
 from app.tracing.spans import current_parent, record
 
 
-@dataclass
+@dataclass(slots=True)
 class Interval:
     """Start and end in ms from the request's arrival."""
 
@@ -41,27 +40,23 @@ class Timeline:
         """Seconds since the request arrived."""
         return self._clock() - self._started
 
-    @contextmanager
-    def measure(self, name: str | None = None) -> Iterator[Interval]:
-        """Time a block; the span's end is set when the block is left.
+    def measure(self, name: str | None = None) -> "Measured":
+        """Time a block: the context manager gives its interval, whose end is set at the end.
 
         A block with a name is a span of the request's trace too, if it has one.
         """
-        span = Interval(start_ms=self.elapsed_s() * 1e3)
-        try:
-            yield span
-        finally:
-            span.end_ms = self.elapsed_s() * 1e3
-            if name is not None and self._parent is not None:
-                start = self._started
-                record(name, self._parent, start + span.start_ms / 1e3, start + span.end_ms / 1e3)
+        return Measured(self, name)
 
-    @contextmanager
-    def encoding(self) -> Iterator[None]:
+    def encoding(self) -> "Measured":
         """Time the rendering of the answer, which its own timings cannot contain."""
-        with self.measure("encode") as interval:
-            yield
-        observe_stage("encode", interval.end_ms - interval.start_ms)
+        return Measured(self, "encode", defer_stage)
+
+    def record(self, name: str, interval: Interval) -> None:
+        """Record an interval as a span of the request's trace, if it has one."""
+        if self._parent is not None:
+            start = self._started
+            started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
+            record(name, self._parent, started, ended)
 
     def of_image(
         self,
@@ -73,31 +68,51 @@ class Timeline:
     ) -> Timings:
         """Return the stages of one image, the ``row``-th of what the members answered."""
         stages = [
-            _stage("read", self.reading.start_ms, self.reading.end_ms - self.reading.start_ms),
-            _stage("decode", decoding.centred(decode_ms), decode_ms),
+            _bar("read", self.reading.start_ms, self.reading.end_ms - self.reading.start_ms),
+            _bar("decode", decoding.centred(decode_ms), decode_ms),
         ]
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
             start = call_times[name].centred(queue_ms + infer_ms)
             size = answer.batch_size[row]
-            stages.append(_stage("queue", start, queue_ms, name))
-            stages.append(_stage("infer", start + queue_ms, infer_ms, name, size))
+            stages.append(_bar("queue", start, queue_ms, name))
+            stages.append(_bar("infer", start + queue_ms, infer_ms, name, size))
         combine_ms = self.combining.end_ms - self.combining.start_ms
-        stages.append(_stage("combine", self.combining.start_ms, combine_ms))
+        stages.append(_bar("combine", self.combining.start_ms, combine_ms))
         return Timings(total=round(self.elapsed_s() * 1e3, 3), stages=stages)
 
 
-def _stage(
+class Measured:
+    """A block of code that is timed; a class, since a generator's context costs thrice as much."""
+
+    __slots__ = ("_interval", "_name", "_observe", "_timeline")
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        name: str | None,
+        observe: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self._timeline, self._name, self._observe = timeline, name, observe
+
+    def __enter__(self) -> Interval:
+        self._interval = Interval(self._timeline.elapsed_s() * 1e3)
+        return self._interval
+
+    def __exit__(self, *_: object) -> None:
+        interval = self._interval
+        interval.end_ms = self._timeline.elapsed_s() * 1e3
+        if self._name is not None:
+            self._timeline.record(self._name, interval)
+            if self._observe is not None:
+                self._observe(self._name, interval.end_ms - interval.start_ms)
+
+
+def _bar(
     stage: str,
     start_ms: float,
     duration_ms: float,
     member: str | None = None,
     batch_size: int | None = None,
 ) -> StageTiming:
-    return StageTiming(
-        stage=stage,
-        member=member,
-        start_ms=round(start_ms, 3),
-        duration_ms=round(duration_ms, 3),
-        batch_size=batch_size,
-    )
+    return StageTiming(stage, round(start_ms, 3), round(duration_ms, 3), member, batch_size)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from app.grpc import tandem_pb2 as messages
 from app.grpc.status import number_of
 from app.messages import Fault
-from app.responses import Classified
+from app.responses import Classified, as_values
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
@@ -13,7 +13,7 @@ def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages
     rows = [
         messages.Result(error=_error(result, request_id))
         if isinstance(result, Fault)
-        else messages.Result(classified=result.model_dump(exclude_none=True))
+        else messages.Result(classified=as_values(result))
         for result in results
     ]
     return messages.ClassifyReply(results=rows, request_id=request_id)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from fastapi import FastAPI, Request
-from starlette.datastructures import Headers
+from fastapi import FastAPI
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
 from app.graph.keys import Keys
 from app.http.errors import ERRORS, error_response
+from app.http.headers import Headers
 from app.messages import Fault
 
 # Everything else wants a key, so that a new route does too. A load balancer's probes have none; the
@@ -43,13 +44,10 @@ class KeyedRequests:
         if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).getlist("authorization")
-        # Nothing further in can log what is not there.
-        scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"authorization"]
         try:
-            self._keys.check(given)
+            check_keys(self._keys, scope)
         except UnauthorizedError as error:
-            await _refusal(Request(scope), error, is_given=bool(given))(scope, receive, send)
+            await refusal(error, Headers(scope).request_id)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -59,9 +57,24 @@ def _is_open(scope: Scope) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_BELOW)
 
 
-def _refusal(request: Request, error: UnauthorizedError, *, is_given: bool) -> ASGIApp:
-    answer = error_response(request, Fault.of(error))
-    problem = ', error="invalid_token"' if is_given else ""
+def check_keys(keys: Keys, scope: Scope) -> None:
+    """Let a request with one of the ``keys`` in, and take its key out of the headers.
+
+    Raises:
+        UnauthorizedError: it has none of them.
+
+    """
+    headers = scope["headers"]
+    given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+    # Nothing further in can log what is not there.
+    scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
+    keys.check(given)
+
+
+def refusal(error: UnauthorizedError, request_id: str) -> Response:
+    """Return the answer for a caller without a key."""
+    answer = error_response(Fault.of(error), request_id)
+    problem = ', error="invalid_token"' if error.is_given else ""
     answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
     return answer
 

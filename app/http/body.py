@@ -1,8 +1,9 @@
 """Reads request bodies and multipart forms under their limits on bytes and files."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from app.errors import BodyTooLargeError, ClientGoneError
 from app.http.form import FileForm
@@ -20,45 +21,65 @@ def _too_large(announced: int, limit: int) -> BodyTooLargeError:
     )
 
 
-async def limited_stream(
-    request: Request, max_bytes: int, share: Share
-) -> AsyncGenerator[bytes, None]:
-    """Yield the body's chunks, which count in ``share``.
+def announced_bytes(content_length: str) -> int:
+    """Return what a Content-Length header announces; 0 if it is no number."""
+    return int(content_length) if content_length.isdecimal() else 0  # isdigit would take "²" too
+
+
+async def read_chunks(
+    receive: Receive,
+    content_length: str,
+    max_bytes: int,
+    share: Share,
+    take: Callable[[bytes], Any],
+) -> None:
+    """Read the body to its end and give each chunk, which counts in ``share``, to ``take``.
 
     Raises:
         BodyTooLargeError: ``max_bytes`` are passed.
+        ClientGoneError: the client hung up.
         OverloadedError: the bodies of all requests together hold too much.
 
     """
-    seen = 0
-    length = request.headers.get("content-length", "")
-    announced = int(length) if length.isdecimal() else 0  # isdigit would take "²" too
+    seen, announced = 0, announced_bytes(content_length)
     is_over = announced > max_bytes
     if not is_over:
         share.expect(announced)
-    try:
-        async for chunk in request.stream():
-            seen += len(chunk)
-            is_over = is_over or seen > max_bytes
-            if not is_over:
-                share.grow(len(chunk))
-                yield chunk
-            elif seen > DRAIN_FACTOR * max_bytes:
-                break
-    except ClientDisconnect as error:
-        raise ClientGoneError(f"the client hung up after {seen} bytes") from error
+    has_more = True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError(f"the client hung up after {seen} bytes")
+        has_more = message.get("more_body", False)
+        if not (chunk := message.get("body", b"")):
+            continue
+        seen += len(chunk)
+        is_over = is_over or seen > max_bytes
+        if not is_over:
+            share.grow(len(chunk))
+            take(chunk)
+        elif seen > DRAIN_FACTOR * max_bytes:
+            break
     if is_over:
         raise _too_large(max(seen, announced), max_bytes)
 
 
-async def read_body(request: Request, max_bytes: int, share: Share) -> bytes:
+async def read_body(receive: Receive, content_length: str, max_bytes: int, share: Share) -> bytes:
     """Return the whole body."""
-    return b"".join([chunk async for chunk in limited_stream(request, max_bytes, share)])
+    chunks: list[bytes] = []
+    await read_chunks(receive, content_length, max_bytes, share, chunks.append)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_files(request: Request, max_bytes: int, max_files: int, share: Share) -> list[bytes]:
+async def read_files(
+    receive: Receive,
+    content_length: str,
+    content_type: str,
+    max_bytes: int,
+    max_files: int,
+    share: Share,
+) -> list[bytes]:
     """Return the contents of a multipart form's files, in order; other fields are refused."""
-    form = FileForm(request.headers.get("content-type", ""), max_files)
-    async for chunk in limited_stream(request, max_bytes, share):
-        form.write(chunk)
+    form = FileForm(content_type, max_files)
+    await read_chunks(receive, content_length, max_bytes, share, form.write)
     return form.files()

@@ -1,18 +1,18 @@
 """Renders errors as HTTP responses: status, the JSON form, ``Retry-After``."""
 
 import logging
-import uuid
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.graph.parameters import SHOWN
+from app.http.headers import Headers
 from app.messages import UNEXPECTED, Fault
-from app.responses import ErrorAnswer, error_answer
+from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -35,26 +35,24 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def tandem(request: Request, error: Exception) -> Response:
         assert isinstance(error, TandemError)
-        after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
-        return error_response(request, Fault.of(error), after_s)
+        return response_of(error, request_id_of(request))
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = str(first["loc"][-1])
         text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
-        return error_response(request, Fault(422, BadParameterError.code, text))
+        return error_response(Fault(422, BadParameterError.code, text), request_id_of(request))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
-        answer = error_response(request, Fault(error.status_code, "http", text))
+        answer = error_response(Fault(error.status_code, "http", text), request_id_of(request))
         answer.headers.update(error.headers or {})  # Allow, for a wrong method
         return answer
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        logger.exception("request %s failed", request_id_of(request), exc_info=error)
-        return error_response(request, UNEXPECTED)
+        return unexpected_response(error, request_id_of(request))
 
     api.add_exception_handler(TandemError, tandem)
     api.add_exception_handler(RequestValidationError, validation)
@@ -62,17 +60,29 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, unexpected)
 
 
-def error_response(request: Request, fault: Fault, retry_after_s: int = 1) -> Response:
+def error_response(fault: Fault, request_id: str, retry_after_s: int = 1) -> Response:
     """Return the answer for a request that failed as a whole."""
     headers = {}
     if fault.status in (429, 503):
         headers["retry-after"] = str(retry_after_s)
     if fault.status == SlowBodyError.status:
         headers["connection"] = "close"  # what is still to come is of no use to anybody
-    answer = error_answer(fault, request_id_of(request))
-    return JSONResponse(answer.model_dump(), fault.status, headers)
+    answer = as_json(error_answer(fault, request_id))
+    return Response(answer, fault.status, headers, "application/json")
+
+
+def response_of(error: TandemError, request_id: str) -> Response:
+    """Return the answer for a request that raised ``error``."""
+    after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
+    return error_response(Fault.of(error), request_id, after_s)
+
+
+def unexpected_response(error: Exception, request_id: str) -> Response:
+    """Return the answer for an error that is ours, and log it."""
+    logger.error("request %s failed", request_id, exc_info=error)
+    return error_response(UNEXPECTED, request_id)
 
 
 def request_id_of(request: Request) -> str:
-    """Return the X-Request-ID: the client's own, or the one that Serve made and sends back."""
-    return request.headers.get("x-request-id") or uuid.uuid4().hex
+    """Return the request's X-Request-ID; see :attr:`app.http.headers.Headers.request_id`."""
+    return Headers(request.scope).request_id

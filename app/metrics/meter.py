@@ -7,6 +7,7 @@ metrics is logged once, switches them off, and is no request's trouble.
 import logging
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -28,6 +29,7 @@ class Meter:
         self._counts: dict[Series, float] = {}  # since the last flush
         self._levels: dict[Series, float] = {}
         self._histograms: dict[Series, _Histogram] = {}
+        self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
 
     def start(self, make: Callable[[Metric], Any]) -> bool:
@@ -63,8 +65,23 @@ class Meter:
             with self._lock:
                 self._histograms.setdefault(series, _Histogram()).add(value)
 
+    def defer(self, record: Callable[..., None], *facts: Any) -> None:
+        """Call ``record(*facts)`` later, on the thread that flushes: a request need not wait."""
+        if self.is_on:
+            self._deferred.append((record, facts))
+
+    def work_off(self) -> None:
+        """Record what was deferred."""
+        try:
+            for _ in range(len(self._deferred)):
+                record, facts = self._deferred.popleft()
+                record(*facts)
+        except Exception as error:
+            self._give_up(error)
+
     def flush(self) -> None:
         """Hand everything to Ray, which forgets a gauge that it is not told again and again."""
+        self.work_off()
         with self._lock:
             counts, self._counts = self._counts, {}
             levels = dict(self._levels)

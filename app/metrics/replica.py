@@ -71,6 +71,7 @@ class Feeder(threading.Thread):
         """Take a sample; at the first time, and every few times after, tell Ray everything."""
         is_due = self._num_samples % FLUSH_EVERY == 0
         self._num_samples += 1
+        self._meter.work_off()
         try:
             self._node.sample()
             if is_due:

@@ -46,6 +46,10 @@ def record_request(scope: Scope, status: int, duration_ms: float) -> None:
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:
     """Count a request of either interface; gRPC's too has the status that HTTP would have."""
+    meter.defer(_record_answered, route, status, duration_ms)
+
+
+def _record_answered(route: str, status: int, duration_ms: float) -> None:
     meter.count(REQUESTS, route=route, status=str(status))
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))

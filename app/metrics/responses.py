@@ -1,6 +1,6 @@
 """Metrics of answers: latency by stage, agreement and entropy."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from app.metrics.meter import meter
 from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
@@ -9,10 +9,12 @@ from app.responses import Classified, StageTiming
 OF_REQUEST = frozenset({"read", "combine"})  # the same span in the answer of every image
 
 
-def record_answers(answers: Sequence[Classified], entropies: Iterable[float]) -> None:
+def record_answers(answers: Sequence[Classified], entropies: Sequence[float]) -> None:
     """Record the images of one request; ``entropies`` are 0..1, in any order."""
-    if not meter.is_on:
-        return
+    meter.defer(_record_answers, answers, entropies)
+
+
+def _record_answers(answers: Sequence[Classified], entropies: Sequence[float]) -> None:
     for stage in stages_of(answers):
         observe_stage(stage.stage, stage.duration_ms, stage.member)
     for answer in answers:
@@ -25,6 +27,11 @@ def record_answers(answers: Sequence[Classified], entropies: Iterable[float]) ->
 def observe_stage(stage: str, duration_ms: float, member: str | None = None) -> None:
     """Record how long a stage took for a request or an image."""
     meter.observe(STAGE_MS, duration_ms, stage=stage, member=member or "none")
+
+
+def defer_stage(stage: str, duration_ms: float) -> None:
+    """Record a stage of a request later."""
+    meter.defer(observe_stage, stage, duration_ms)
 
 
 def stages_of(answers: Sequence[Classified]) -> Iterator[StageTiming]:

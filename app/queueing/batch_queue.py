@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
 from app.queueing.priority import Lane, PriorityQueue
@@ -22,13 +20,14 @@ from app.settings import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
-RunBatch = Callable[[Pixels], Awaitable[Probabilities]]
+RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities]]
 
 
 class BatchQueue:
     """A work-conserving queue in front of one network.
 
-    ``run`` takes uint8 (N, H, W, 3), N up to the largest of ``batch_sizes``; gives float32 (N, C).
+    ``run`` takes N images, uint8 (H, W, 3), N up to the largest of ``batch_sizes``, and gives
+    float32 (N, C).
     A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
     batch costs as much as a full one. Callers that went away or that cannot be answered in time are
     dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
@@ -162,7 +161,7 @@ class BatchQueue:
     async def _answer(self, batch: list[Waiting]) -> None:
         started = self._clock()
         try:
-            rows = await self._run(np.stack([entry.image for entry in batch]))
+            rows = await self._run([entry.image for entry in batch])
             if len(rows) != len(batch):
                 raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
         except Exception as error:

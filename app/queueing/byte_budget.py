@@ -1,7 +1,6 @@
 """Limits the bytes of request bodies that one Gateway holds at a time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from app.errors import OverloadedError
 
@@ -16,14 +15,13 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self.limit, self.num_held = limit, 0
 
-    @contextmanager
-    def share(self) -> Iterator["Share"]:
-        """Open an account for one request; what it holds is given back at the end."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self.num_held -= share.num_held
+    def share(self) -> "Share":
+        """Return the account of one request; what it holds is given back when its block ends."""
+        return Share(self)
+
+    def release(self, num_bytes: int) -> None:
+        """Give back what a request held."""
+        self.num_held -= num_bytes
 
 
 class Share:
@@ -31,6 +29,12 @@ class Share:
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self.num_held = budget, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.release(self.num_held)
 
     def expect(self, num_bytes: int) -> None:
         """Raise :class:`OverloadedError` if so many more bytes have no room now."""

@@ -11,13 +11,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.priority import BULK_EVERY, Lane, PriorityQueue
+from app.queueing.threads import WorkerThreads
 from models.errors import TooManyPixelsError
 
 R = TypeVar("R")
@@ -64,7 +64,7 @@ class DecodeQueue(Generic[R]):
         max_heavy_pixels: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, "decode")
+        self._threads: WorkerThreads[R | Heavy[R]] = WorkerThreads(num_threads, "decode")
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
         self._num_free = num_threads
         self._num_heavy_free = max(1, num_threads - 1)
@@ -112,22 +112,22 @@ class DecodeQueue(Generic[R]):
     def _start(self, job: _Job[R]) -> None:
         self._num_free -= 1
         self._num_heavy_free -= job.pixels > 0
-        run = asyncio.get_running_loop().run_in_executor(self._threads, job.run)
-        run.add_done_callback(partial(self._ended, job))
+        self._threads.start(job.run, partial(self._ended, job))
 
-    def _ended(self, job: _Job[R], run: asyncio.Future[R | Heavy[R]]) -> None:
+    def _ended(
+        self, job: _Job[R], result: R | Heavy[R] | None, error: BaseException | None
+    ) -> None:
         self._num_free += 1
         self._num_heavy_free += job.pixels > 0
         self._release(job)
-        error = run.exception()
         if job.is_gone():
             pass
         elif error is not None:
             job.future.set_exception(error)
-        elif isinstance(result := run.result(), Heavy):
+        elif isinstance(result, Heavy):
             self._queue_heavy(job, result)
         else:
-            job.future.set_result(result)
+            job.future.set_result(cast(R, result))
         self._start_all()
 
     def _queue_heavy(self, job: _Job[R], heavy: Heavy[R]) -> None:

@@ -27,31 +27,32 @@ class PriorityQueue(Generic[T]):
     """Two queues, each in order of arrival."""
 
     def __init__(self) -> None:
-        self._of: dict[Lane, deque[T]] = {"interactive": deque(), "bulk": deque()}
+        self._interactive: deque[T] = deque()
+        self._bulk: deque[T] = deque()
         self._since_bulk = 0  # interactive places given since bulk last had one
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._of.values())
+        return len(self._interactive) + len(self._bulk)
 
     def __iter__(self) -> Iterator[T]:
-        for lane in self._of.values():
-            yield from lane
+        yield from self._interactive
+        yield from self._bulk
 
-    def heads(self) -> Iterator[T]:
+    def heads(self) -> list[T]:
         """Return the first of each lane that has one: nobody has waited longer than they."""
-        return (lane[0] for lane in self._of.values() if lane)
+        return [lane[0] for lane in (self._interactive, self._bulk) if lane]
 
     def num_ahead(self, lane: Lane) -> int:
         """Return how many go before one that comes now; an interactive one passes the bulk."""
-        return len(self._of["interactive"]) if lane == "interactive" else len(self)
+        return len(self._interactive) if lane == "interactive" else len(self)
 
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
         """Let entries wait at the end of a lane."""
-        self._of[lane].extend(entries)
+        (self._interactive if lane == "interactive" else self._bulk).extend(entries)
 
     def pop(self) -> T:
         """Take the entry whose turn it is."""
-        interactive, bulk = self._of["interactive"], self._of["bulk"]
+        interactive, bulk = self._interactive, self._bulk
         if bulk and (not interactive or self._since_bulk >= BULK_EVERY - 1):
             self._since_bulk = 0
             return bulk.popleft()
@@ -60,5 +61,6 @@ class PriorityQueue(Generic[T]):
 
     def forget_the_gone(self) -> None:
         """Free the places of callers that went away."""
-        for name, lane in self._of.items():
-            self._of[name] = deque(entry for entry in lane if not entry.is_gone())
+        if any(entry.is_gone() for entry in self):
+            self._interactive = deque(entry for entry in self._interactive if not entry.is_gone())
+            self._bulk = deque(entry for entry in self._bulk if not entry.is_gone())

@@ -1,7 +1,7 @@
 """ASGI middleware that names the request's span and returns its trace id."""
 
 from opentelemetry import trace
-from opentelemetry.trace import format_trace_id
+from opentelemetry.trace import Span, format_trace_id
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TRACE_ID_HEADER = b"x-trace-id"
@@ -18,14 +18,22 @@ class TracedRequests:
         if scope["type"] != "http" or not span.is_recording():
             await self._app(scope, receive, send)
             return
-        trace_id = format_trace_id(span.get_span_context().trace_id).encode("ascii")
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (TRACE_ID_HEADER, trace_id)]
                 route = getattr(scope.get("route"), "path", None)
-                span.update_name(f"{scope['method']} {route}" if route else scope["method"])
-                span.set_attribute("http.response.status_code", message["status"])
+                name = f"{scope['method']} {route}" if route else scope["method"]
+                headers = list(message.get("headers", ()))
+                note_response(span, name, message["status"], headers)
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def note_response(span: Span, name: str, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    """Name a request's span, give it the status, and add its trace id to the headers."""
+    trace_id = format_trace_id(span.get_span_context().trace_id)
+    headers.append((TRACE_ID_HEADER, trace_id.encode("ascii")))
+    span.update_name(name)
+    span.set_attribute("http.response.status_code", status)

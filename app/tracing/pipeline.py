@@ -17,7 +17,7 @@ from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds
 from app.tracing.sink import Sink
-from app.tracing.spans import orphans, outlets
+from app.tracing.spans import RecordedSpan, orphans, outlets
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
@@ -41,7 +41,7 @@ class Pipeline(SpanProcessor):
         if (exporter := exporter_of(settings)) is not None:
             self.sinks.append(Sink(settings.trace_exporter, exporter))
         if self.sinks:
-            outlets.append(self.on_end)
+            outlets.append(self.take)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -60,6 +60,11 @@ class Pipeline(SpanProcessor):
             if span.parent is None:
                 orphans.discard(trace_id)  # what is below it has ended
             return
+        for sink in self.sinks:
+            sink.on_end(span)
+
+    def take(self, span: RecordedSpan) -> None:
+        """Pass on a span of a stage; :func:`current_parent` has left out what nobody wants."""
         for sink in self.sinks:
             sink.on_end(span)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from app.tracing.spans import RecordedSpan
+
 logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
 BATCH = 512
@@ -36,14 +38,14 @@ class Sink:
         """How many spans never arrived."""
         return self._num_refused + self._counted.num_failed
 
-    def on_end(self, span: ReadableSpan) -> None:
+    def on_end(self, span: ReadableSpan | RecordedSpan) -> None:
         """Queue a span, or count it as dropped; never waits."""
         with self._lock:
             if self._num_taken - self._counted.num_done >= self._max_waiting:
                 self._num_refused += 1
                 return
             self._num_taken += 1
-        self._processor.on_end(span)
+        self._processor.on_end(span)  # type: ignore[arg-type]  # it asks for no more than a context
 
     def shutdown(self) -> None:
         """Send what is left, unless nothing could be sent before."""
@@ -65,11 +67,11 @@ class _Counted(SpanExporter):
         self.is_failing = self._is_shut_down = False
         self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[ReadableSpan | RecordedSpan]) -> SpanExportResult:
         result, why = SpanExportResult.FAILURE, "not taken"
         if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
             try:
-                result = self._exporter.export(spans)
+                result = self._exporter.export(list(map(_readable, spans)))
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         failed = result is not SpanExportResult.SUCCESS
@@ -98,3 +100,7 @@ class _Counted(SpanExporter):
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
+
+
+def _readable(span: ReadableSpan | RecordedSpan) -> ReadableSpan:
+    return span.made() if isinstance(span, RecordedSpan) else span

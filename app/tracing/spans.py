@@ -2,14 +2,16 @@
 
 Nothing here costs anything for a request that is not sampled: it has no :class:`Parent`. A span
 that is begun, held and ended by the SDK costs 0.1 ms, a tenth of what tracing may; these are over
-already and are made as what the SDK's processors get at the end, :class:`ReadableSpan`.
+already. What is known of one is kept as it is (:class:`RecordedSpan`); the exporter's thread makes
+of it what the SDK's exporters take, :class:`ReadableSpan`.
 """
 
 import contextvars
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
@@ -31,26 +33,41 @@ Value = str | int | float | bool
 # Traces that Serve began in a replica below the Gateway, whose request is not sampled: Serve hands
 # on that a request is, not that it is not.
 orphans: set[int] = set()
-outlets: list[Callable[[ReadableSpan], None]] = []  # where recorded spans go; the pipeline's
+outlets: list[Callable[["RecordedSpan"], None]] = []  # where spans go; the pipeline's
 READINGS, AT_ONCE_NS = 5, 20_000
 STEP_NS = 100_000_000  # the system clock moved by so much against the monotonic one: it was set
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
 ids = RandomIdGenerator()
+_making = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
+class Parent(NamedTuple):
     """The span of a sampled request, or of the call of a stage within it."""
 
     span: SpanContext
     resource: Resource  # of this process
 
 
+# What was found last in this context, and of which span: every stage of a request asks.
+_found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contextvars.ContextVar(
+    "tandem_parent", default=None
+)
+
+
 def current_parent() -> Parent | None:
     """Return the span that this code runs in; None if the request is not traced."""
     span = trace.get_current_span()
+    found = _found.get()
+    if found is not None and found[0] is span:
+        return found[1]
+    parent = _parent_of(span)
+    _found.set((span, parent))
+    return parent
+
+
+def _parent_of(span: trace.Span) -> Parent | None:
     if not isinstance(span, ReadableSpan) or not span.is_recording():
         return None
     context = span.get_span_context()
@@ -100,8 +117,7 @@ def record(
 
     ``error`` says why it failed, if it did.
     """
-    own = SpanContext(parent.span.trace_id, ids.generate_span_id(), False, SAMPLED)
-    _emit(name, own, parent, parent.resource, (started, ended), attributes, links, error)
+    _emit(RecordedSpan(name, parent, parent.resource, (started, ended), attributes, links, error))
 
 
 def record_batch(
@@ -114,35 +130,64 @@ def record_batch(
 ) -> SpanContext:
     """Record an executed batch: a trace of its own that links to every request in it."""
     own = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, SAMPLED)
-    _emit("batch", own, None, resource, (started, ended), attributes, links, error)
+    span = RecordedSpan("batch", None, resource, (started, ended), attributes, links, error)
+    span.own = own
+    _emit(span)
     return own
 
 
-def _emit(
-    name: str,
-    own: SpanContext,
-    parent: Parent | None,
-    resource: Resource,
-    times: tuple[float, float],
-    attributes: Mapping[str, Value] | None,
-    links: Iterable[SpanContext],
-    error: str | None,
-) -> None:
-    offset_ns = clock.offset_ns()
-    span = ReadableSpan(
-        name,
-        own,
-        parent.span if parent else None,
-        resource,
-        attributes,
-        links=[Link(link) for link in links],
-        status=UNSET if error is None else Status(StatusCode.ERROR, error),
-        start_time=offset_ns + int(times[0] * 1e9),
-        end_time=offset_ns + int(times[1] * 1e9),
-        instrumentation_scope=SCOPE,
-    )
+def _emit(span: "RecordedSpan") -> None:
     for outlet in outlets:
         outlet(span)
+
+
+class RecordedSpan:
+    """What is known of a span that has ended; its times are in seconds of ``time.monotonic``."""
+
+    __slots__ = ("_facts", "_made", "_offset_ns", "_times", "own")
+
+    context = SpanContext(1, 1, False, SAMPLED)  # all that the SDK's processor wants to know
+
+    def __init__(
+        self,
+        name: str,
+        parent: Parent | None,
+        resource: Resource,
+        times: tuple[float, float],
+        attributes: Mapping[str, Value] | None,
+        links: Iterable[SpanContext],
+        error: str | None,
+    ) -> None:
+        self._facts = name, parent, resource, attributes, tuple(links), error
+        self._times, self._offset_ns = times, clock.offset_ns()
+        self.own: SpanContext | None = None  # made when it is exported, unless it is given before
+        self._made: ReadableSpan | None = None
+
+    def made(self) -> ReadableSpan:
+        """Return what exporters take; every sink gets the same."""
+        with _making:  # sinks have threads of their own, and a span has one identity
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def _make(self) -> ReadableSpan:
+        name, parent, resource, attributes, links, error = self._facts
+        if self.own is None:
+            trace_id = parent.span.trace_id if parent else ids.generate_trace_id()
+            self.own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED)
+        started, ended = self._times
+        return ReadableSpan(
+            name,
+            self.own,
+            parent.span if parent else None,
+            resource,
+            attributes,
+            links=[Link(link) for link in links],
+            status=UNSET if error is None else Status(StatusCode.ERROR, error),
+            start_time=self._offset_ns + int(started * 1e9),
+            end_time=self._offset_ns + int(ended * 1e9),
+            instrumentation_scope=SCOPE,
+        )
 
 
 class Clock:
@@ -171,13 +216,15 @@ class Clock:
 
         On a busy machine that is milliseconds, by which a span would lie beside its parent.
         """
-        readings = []
+        best = None
         for _ in range(READINGS):
             before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-            readings.append((after - before, now - (before + after) // 2))
             if after - before < AT_ONCE_NS:
-                break
-        return min(readings)[1]
+                return now - (before + after) // 2
+            reading = after - before, now - (before + after) // 2
+            best = reading if best is None else min(best, reading)
+        assert best is not None
+        return best[1]
 
 
 clock = Clock()

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,12 +33,12 @@ class Breakable(Classifier):
         super().__init__(settings, member)
         self._broken = Path(settings.model_set) / "broken"
 
-    def _run(self, batch: Pixels) -> np.ndarray:
+    def _run(self, batch: Sequence[Pixels]) -> np.ndarray:
         if self._broken.exists():
             raise RuntimeError("no memory")
         return self._network.infer(batch)
 
-    async def _infer(self, batch: Pixels) -> np.ndarray:
+    async def _infer(self, batch: Sequence[Pixels]) -> np.ndarray:
         with self._health.run():
             return await self._inference_threads.run(self._run, batch)
 

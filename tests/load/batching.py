@@ -7,6 +7,7 @@ clients that hand in one image at a time. No transport is in it. Both take turns
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -39,21 +40,21 @@ class Replica:
         self.image = np.zeros(self.network.input_shape, np.uint8)
         self.batches: list[int] = []
 
-    async def infer(self, batch: np.ndarray) -> np.ndarray:
+    async def infer(self, batch: Sequence[np.ndarray]) -> np.ndarray:
         self.batches.append(len(batch))
         return await self.threads.run(self.network.infer, batch)
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=WAITS_S[0])
     async def at_once(self, images: list[np.ndarray]) -> list[np.ndarray]:
-        return list(await self.infer(np.stack(images)))
+        return list(await self.infer(images))
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=WAITS_S[1])
     async def short_wait(self, images: list[np.ndarray]) -> list[np.ndarray]:
-        return list(await self.infer(np.stack(images)))
+        return list(await self.infer(images))
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=WAITS_S[2])
     async def default_wait(self, images: list[np.ndarray]) -> list[np.ndarray]:
-        return list(await self.infer(np.stack(images)))
+        return list(await self.infer(images))
 
     async def ours(self, image: np.ndarray) -> np.ndarray:
         (future,) = self.queue.submit([image])

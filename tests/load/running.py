@@ -32,16 +32,27 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 
 
 @contextlib.contextmanager
-def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """Start a command that takes ``--port``; yield it when it is ready, stop it by SIGINT."""
+def running(
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    folder: Path = ROOT,
+    port: int | None = None,
+) -> Iterator[Running]:
+    """Start a command in ``folder``; yield it when it is ready, stop it by SIGINT.
+
+    It is told a free port by ``--port``, unless it knows ``port`` already.
+    """
     # A benchmark that is told to end (timeout does) must not leave its service behind. One that is
     # killed does not either.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    port = free_port()
+    if port is None:
+        port = free_port()
+        command = [*command, "--port", str(port)]
     started = time.perf_counter()
     process = subprocess.Popen(
-        ending_with_parent([*command, "--port", str(port)]),
-        cwd=ROOT,
+        ending_with_parent(command),
+        cwd=folder,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, **(environment or {})},

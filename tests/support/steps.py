@@ -1,6 +1,7 @@
 """A network that runs when the test says so, on a clock that the test moves."""
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,9 @@ class SteppedNetwork:
             self.finish()
             await settle()
 
-    async def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    async def run(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         assert len(self._gates) < self._max_running, "too many batches at once"
-        rows = batch[:, 0, 0].astype(np.float32)
+        rows = np.stack(images)[:, 0, 0].astype(np.float32)
         numbers = [(int(r[0]) << 16) + (int(r[1]) << 8) + int(r[2]) for r in rows]
         self.batches.append(numbers)
         started = self.now

@@ -26,6 +26,13 @@ KEPT_BYTES = 16 * 2**20
 
 PASSED_ON = 64  # of so many requests beyond the limit one goes on to the Gateway: see refusals
 
+# Serve need not watch for the client's going away on this route: the Gateway does, for less
+# (app/http/disconnect.py).
+UNWATCHED = (
+    "http-request set-header x-request-disconnect-disabled ?1 "
+    "if METH_POST { path_end /v1/classify }"
+)
+
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
 COPY_DEADLINE = (
     "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
@@ -72,7 +79,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
             "defaults",
             [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()],
         ),
-        appended("the limits of HTTP requests", HTTP, [*_removals(), *waits], HTTP_BIND),
+        appended("the limits of HTTP requests", HTTP, [*_removals(), UNWATCHED, *waits], HTTP_BIND),
         # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
         appended(
             "the limits of gRPC calls",

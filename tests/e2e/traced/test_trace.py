@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -24,7 +25,13 @@ from tests.support.trace_receivers import OtlpGrpc, Received
 
 MEMBERS = ("resnet50", "densenet169")
 NUM_REQUESTS = 8
+MAX_BURSTS = 20
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@cache
+def photo_of(seed: int) -> bytes:
+    return drawn_photo(seed)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +43,7 @@ def url(traced: Service) -> str:
 def send(url: str) -> Callable[..., httpx.Response]:
     def send(seed: int = 3, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        photo = drawn_photo(seed)
+        photo = photo_of(seed)
         answer = httpx.post(f"{url}/v1/classify", content=photo, headers=names, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer
@@ -61,9 +68,14 @@ def trace(*arguments: str) -> str:
 def test_eight_requests_at_a_time(emptied: OtlpGrpc, send: Callable[..., httpx.Response]) -> None:
     """Every trace is whole, links match the batches, members work at the same time."""
     receiver = emptied  # after a request: the first one makes what later ones find
-    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = list(pool.map(send, range(NUM_REQUESTS)))
-    receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == NUM_REQUESTS)
+    for _ in range(MAX_BURSTS):  # a fast machine may answer each before the next one comes
+        receiver.spans.clear()
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            answers = list(pool.map(send, range(NUM_REQUESTS)))
+        receiver.wait_for(lambda spans: num_whole(spans, MEMBERS) == NUM_REQUESTS)
+        sizes = [check_batches(receiver.spans, name, NUM_REQUESTS) for name in MEMBERS]
+        if max(size for of_member in sizes for size in of_member) > 1:
+            break
     traces = by_trace(receiver.spans)
     assert set(traces) == {answer.headers["x-trace-id"] for answer in answers}
     for answer in answers:
@@ -80,7 +92,6 @@ def test_eight_requests_at_a_time(emptied: OtlpGrpc, send: Callable[..., httpx.R
         (wait, run), (other_wait, other_run) = both
         assert wait.start_us <= other_run.end_us  # both were asked at the same time
         assert other_wait.start_us <= run.end_us
-    sizes = [check_batches(receiver.spans, name, NUM_REQUESTS) for name in MEMBERS]
     assert max(size for of_member in sizes for size in of_member) > 1
     assert len(batches(receiver.spans)) == sum(map(len, sizes))
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import codecs
+from typing import NamedTuple
 
 import pytest
-from starlette.requests import Request
 
 from app.errors import (
     BadParameterError,
@@ -16,7 +16,7 @@ from app.errors import (
 from app.http.body import DRAIN_FACTOR
 from app.http.body import read_body as read_one
 from app.http.body import read_files as read_form
-from app.queueing.byte_budget import ByteBudget
+from app.queueing.byte_budget import ByteBudget, Share
 
 LIMIT = 100
 BOUNDARY = "frontier"
@@ -39,14 +39,25 @@ class Channel:
         return self._messages.pop(0)
 
 
-def request(channel: Channel, **headers: str) -> Request:
-    raw = [(k.replace("_", "-").encode(), v.encode("latin-1")) for k, v in headers.items()]
-    return Request({"type": "http", "method": "POST", "headers": raw}, channel.receive)
+class Sent(NamedTuple):
+    """A request, as far as reading its body is concerned."""
+
+    channel: Channel
+    content_length: str = ""
+    content_type: str = ""
 
 
-async def read_body(request: Request, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
+def request(channel: Channel, **headers: str) -> Sent:
+    return Sent(channel, **headers)
+
+
+async def read_body(sent: Sent, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
     with (budget or ByteBudget(10**9)).share() as share:
-        return await read_one(request, max_bytes, share)
+        return await read_in(sent, max_bytes, share)
+
+
+async def read_in(sent: Sent, max_bytes: int, share: Share) -> bytes:
+    return await read_one(sent.channel.receive, sent.content_length, max_bytes, share)
 
 
 async def test_chunks_are_joined():
@@ -121,7 +132,9 @@ async def files_of(
 ) -> list[bytes]:
     made = request(Channel(*chunks, **channel), content_type=content_type)
     with (budget or ByteBudget(10**9)).share() as share:
-        return await read_form(made, max_bytes, 3, share)
+        return await read_form(
+            made.channel.receive, made.content_length, made.content_type, max_bytes, 3, share
+        )
 
 
 async def test_files_in_order_however_they_are_cut():
@@ -238,7 +251,7 @@ async def test_a_client_that_hangs_up_within_a_form():
 async def test_what_is_held_counts_until_the_request_ends():
     budget = ByteBudget(150)
     with budget.share() as share:
-        await read_one(request(Channel(bytes(60), bytes(40))), LIMIT, share)
+        await read_in(request(Channel(bytes(60), bytes(40))), LIMIT, share)
         assert budget.num_held == 100
         with pytest.raises(OverloadedError, match=r"hold 120 bytes.*is 150; try again"):
             await read_body(request(Channel(bytes(20), bytes(31))), LIMIT, budget)
@@ -273,7 +286,7 @@ async def test_what_is_only_announced_takes_no_room():
 async def test_what_is_dropped_is_not_held():
     budget = ByteBudget(LIMIT)
     with budget.share() as share, pytest.raises(BodyTooLargeError):
-        await read_one(request(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
+        await read_in(request(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
     assert budget.num_held == 0
 
 

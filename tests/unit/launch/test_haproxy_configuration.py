@@ -15,6 +15,7 @@ from app.launch.haproxy.edits import (
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
     TEXT_HEADERS,
+    UNWATCHED,
 )
 from tests.support.fake_haproxy import STARTED
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
@@ -39,6 +40,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
     rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
     rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
+    rules.append(UNWATCHED.removeprefix("http-request "))
     rules.append("wait-for-body time 10s at-least 15360 if METH_POST")
     assert after[first : first + len(rules)] == [
         f"    http-request {rule} # tandem" for rule in rules

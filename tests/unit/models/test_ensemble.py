@@ -119,3 +119,29 @@ def test_entropy_is_a_share_of_the_largest(row, expected):
 @given(row=hnp.arrays(np.float32, 6, elements=st.floats(0.125, 1, width=32)))
 def test_entropy_of_any_distribution_is_between_none_and_all(row):
     assert -1e-6 <= entropy(row / row.sum()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("num_classes", [10, 64, 65, 1000])
+@pytest.mark.parametrize("k", [1, 5, 10])
+def test_the_best_of_few_and_of_many_classes_are_those_of_a_stable_sort(num_classes, k):
+    labels = [str(i) for i in range(num_classes)]
+    rng = np.random.default_rng(7)
+    for distinct in (3, num_classes, 10**6):  # many ties, some, none
+        row = (rng.integers(0, distinct, num_classes) / distinct).astype(np.float32)
+        expected = np.argsort(-row, kind="stable")[:k]
+        assert [p.index for p in top_k(row, labels, k)] == expected.tolist()
+
+
+def test_rows_of_nan_have_an_order_all_the_same():
+    for num_classes in (5, 100):
+        row = np.full(num_classes, np.nan, np.float32)
+        assert len(top_k(row, [str(i) for i in range(num_classes)], 3)) == 3
+
+
+@pytest.mark.parametrize("num_classes", [10, 1000])
+def test_the_entropy_of_few_and_of_many_classes_is_the_same_formula(num_classes):
+    row = np.random.default_rng(3).random(num_classes).astype(np.float32)
+    row[0] = 0
+    row /= row.sum()
+    expected = -np.sum(row[1:] * np.log(row[1:])) / np.log(num_classes)
+    assert entropy(row) == pytest.approx(expected, rel=1e-5)

@@ -21,7 +21,8 @@ def memory() -> InMemorySpanExporter:
     provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=RESOURCE)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)  # once in a process: other tests have no current span
-    outlets.append(SimpleSpanProcessor(exporter).on_end)
+    processor = SimpleSpanProcessor(exporter)
+    outlets.append(lambda span: processor.on_end(span.made()))
     return exporter
 
 

@@ -5,10 +5,14 @@ import threading
 import time
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.tracing import sink as sink_module
 from app.tracing.sink import Sink
+from app.tracing.spans import RecordedSpan, current_parent
+
+RESOURCE = Resource.create({"service.name": "tandem"})
 
 
 class Scripted(SpanExporter):
@@ -109,3 +113,34 @@ def test_stopping_does_not_wait_for_who_takes_nothing(exporter, spans):
     sink.shutdown()
     assert exporter.is_shut_down
     assert sink.num_dropped == 2
+
+
+class Kept(SpanExporter):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.spans: list = []
+
+    def export(self, spans):
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+
+def test_a_recorded_span_is_made_once_for_all_exporters(exported, request_span):
+    exporters = Kept(), Kept()
+    sinks = [Sink("kept", exporter) for exporter in exporters]
+    spans = [
+        RecordedSpan(
+            "decode", current_parent(), RESOURCE, (1.0, 2.0), {"tandem.bytes": n}, (), None
+        )
+        for n in range(50)
+    ]
+    for span in spans:
+        for sink in sinks:
+            sink.on_end(span)
+    for sink in sinks:
+        sink.shutdown()
+    first, second = (exporter.spans for exporter in exporters)
+    assert first == second
+    assert [span.attributes["tandem.bytes"] for span in first] == list(range(50))
+    assert len({span.context.span_id for span in first}) == 50

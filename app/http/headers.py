@@ -1,0 +1,29 @@
+"""The headers of one request, looked up by name."""
+
+import uuid
+from functools import cached_property
+
+from starlette.types import Scope
+
+REQUEST_ID = b"x-request-id"
+
+
+class Headers:
+    """Headers by lower-case name; of one that is sent twice the first counts."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._values: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+
+    def get(self, name: bytes) -> str | None:
+        """Return a header's value; None if it is not there."""
+        value = self._values.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def text(self, name: bytes) -> str:
+        """Return a header's value; an empty text if it is not there."""
+        return self._values.get(name, b"").decode("latin-1")
+
+    @cached_property
+    def request_id(self) -> str:
+        """The X-Request-ID: the client's own, or the one that Serve made and sends back."""
+        return self.text(REQUEST_ID) or uuid.uuid4().hex

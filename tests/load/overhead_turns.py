@@ -1,0 +1,166 @@
+"""The turns of tests/load/overhead.py: one load on one server, or on the networks in process."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import typer
+from bound import Bound
+from lean_load import run_lean
+from machine import cpu_seconds, process_tree
+from running import Running
+from thread_cpu import by_thread, thread_seconds, watched
+
+from app.bench.client import Target
+from app.bench.generator import Load
+from app.bench.one_image import OneImage
+from app.bench.process_tree import cpu_seconds as cpu_by_stage
+from app.bench.samples import Run, summarise
+from models.cpus import available_cpus
+from models.model_set import load_model_set
+
+BOUND = "bound"
+FORMS = "forms"
+RAY = "Ray"  # what app.bench.process_tree calls all that is neither replica nor HAProxy
+FILES, FORM_CLIENTS = 16, 2
+WARM_UP_S = 5.0
+BOUND_IMAGES = 60
+Row = dict[str, Any]
+Processes = list[psutil.Process]
+
+
+class Turns:
+    """Loads every contestant in turns; without ``bound_set`` the bound is left out."""
+
+    def __init__(
+        self,
+        services: Mapping[str, Running],
+        bodies: list[bytes],
+        bound_set: str | None,
+        loads: Sequence[str],
+        seconds: float,
+    ) -> None:
+        self._services, self._bodies = services, bodies
+        self._loads, self._seconds = loads, seconds
+        self._bound = InProcess(bodies, bound_set, seconds) if bound_set else None
+
+    def rounds(self, number: int, group: str) -> list[Row]:
+        """Return a row for each turn; in every round another contestant is first."""
+        for service in self._services.values():
+            run_lean(Load(Target(service.url, self._bodies), WARM_UP_S, clients=16), lambda: None)
+        names = [*([BOUND] if self._bound else []), *self._services]
+        rows = []
+        for index in range(number):
+            for load in self._loads:
+                for place in range(len(names)):
+                    name = names[(index + place) % len(names)]
+                    row = {"round": index, "load": load, "contestant": name}
+                    rows.append(row | self._turn(name, load))
+                    typer.echo(f"{group}: {short(rows[-1])}", err=True)
+        return rows
+
+    def _turn(self, name: str, load: str) -> Row:
+        if name == BOUND:
+            return self._in_process(load)
+        others = [one for key, one in self._services.items() if key != name]
+        return served(self._services[name], others, self._load(name, load))
+
+    def _in_process(self, load: str) -> Row:
+        assert self._bound is not None
+        at_rest = [p for one in self._services.values() for p in process_tree(one.process.pid)]
+        started, before = time.perf_counter(), cpu_seconds(at_rest)
+        row = self._bound.measure(load)
+        others_cores = (cpu_seconds(at_rest) - before) / (time.perf_counter() - started)
+        return row | shared_cores(row["images_per_s"], others_cores, 0.0)
+
+    def _load(self, name: str, load: str) -> Load:
+        url = self._services[name].url
+        if load == FORMS:
+            target = Target(url, self._bodies, files_per_request=FILES)
+            return Load(target, self._seconds, clients=FORM_CLIENTS)
+        return Load(Target(url, self._bodies), self._seconds, clients=int(load))
+
+
+class InProcess:
+    """The bound: the best setups for many images, and one image alone."""
+
+    def __init__(self, bodies: list[bytes], model_set: str, seconds: float) -> None:
+        self._bodies, self._seconds = bodies, seconds
+        self._many = Bound(bodies, model_set)
+        self._one = OneImage(load_model_set(model_set), "INT8")
+
+    def measure(self, load: str) -> Row:
+        """Return images/s and CPU ms of an image; for one client its time alone as well."""
+        if load != "1":
+            images_per_s, cpu_ms = self._many.measure_cpu(self._seconds)
+            return {"images_per_s": images_per_s, "cpu_ms": cpu_ms}
+        before = time.process_time()
+        p50_ms = self._one.measure(self._bodies, BOUND_IMAGES)
+        # Two ways of sharing the cores were tried, each warmed up: the mean of both.
+        cpu_ms = (time.process_time() - before) / (2 * (BOUND_IMAGES + 5)) * 1e3
+        return {"images_per_s": round(1e3 / p50_ms, 2), "p50_ms": p50_ms, "cpu_ms": cpu_ms}
+
+
+class Snapshot:
+    """CPU time so far of a service, by process and thread, and of those at rest."""
+
+    def __init__(self, root: psutil.Process, pids: Mapping[int, str], at_rest: Processes) -> None:
+        self.at, self.threads = time.perf_counter(), thread_seconds(pids)
+        self.stages, self.at_rest_s = cpu_by_stage(root), cpu_seconds(at_rest)
+
+
+def served(service: Running, others: Sequence[Running], load: Load) -> Row:
+    """Load a service; return its figures, by process and thread too."""
+    root = psutil.Process(service.process.pid)
+    at_rest = [process for one in others for process in process_tree(one.process.pid)]
+    pids = watched(root)
+    run, before, after = run_lean(load, lambda: Snapshot(root, pids, at_rest))
+    run.service_cpu_s = {
+        stage: seconds - before.stages.get(stage, 0.0) for stage, seconds in after.stages.items()
+    }
+    if not any(stage != RAY for stage in run.service_cpu_s):
+        run.service_cpu_s = {"server": run.service_cpu_s[RAY]}
+    told = summarise(run, 100)
+    num_images = max(1, told.num_ok * run.files_per_request)
+    return {
+        "images_per_s": told.images_per_s,
+        **percentiles(run),
+        "cpu_ms": told.service_cpu_ms,
+        "by_process": told.service_cpu_ms_by_stage,
+        "by_thread": by_thread(pids, before.threads, after.threads, num_images),
+        "generator_cpu_ms": round(run.client_cpu_s / num_images * 1e3, 3),
+        **shared_cores(
+            told.images_per_s,
+            (after.at_rest_s - before.at_rest_s) / (after.at - before.at),
+            run.client_cpu_s / run.duration_s,
+        ),
+        "errors": told.errors,
+    }
+
+
+def shared_cores(images_per_s: float, others: float, generator: float) -> Row:
+    """Return what others took meanwhile, and the images/s for each core that they left."""
+    return {
+        "generator_cores": round(generator, 3),
+        "others_cores": round(others, 3),
+        "images_per_s_of_a_core_left": round(
+            images_per_s / (available_cpus() - generator - others), 3
+        ),
+    }
+
+
+def percentiles(run: Run) -> dict[str, float]:
+    """Return the latencies of what was answered."""
+    latencies = [sample.latency_ms for sample in run.samples if sample.error is None]
+    if not latencies:
+        raise SystemExit(f"nothing was answered: {summarise(run, 100).errors}")
+    found = np.percentile(latencies, (50, 95, 99))
+    return {f"p{q}_ms": round(float(v), 2) for q, v in zip((50, 95, 99), found, strict=True)}
+
+
+def short(row: Row) -> str:
+    """Return a turn as a line."""
+    figures = {k: round(row[k], 2) for k in ("images_per_s", "p50_ms", "cpu_ms") if row.get(k)}
+    return f"round {row['round']}, {row['load']}, {row['contestant']}: {figures}"

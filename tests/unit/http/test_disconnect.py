@@ -1,0 +1,65 @@
+"""Clients that hang up while their answer is made."""
+
+import asyncio
+
+import pytest
+
+from app.errors import ClientGoneError
+from app.http.disconnect import DisconnectWatch
+
+
+class Channel:
+    """ASGI's receive as a server has it: nothing to tell until the client has gone."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def answer(watch: DisconnectWatch, channel: Channel, done: asyncio.Event) -> str:
+    with watch.request(channel.receive) as watched:
+        watched.begin()
+        await done.wait()
+    return "answered"
+
+
+async def test_a_client_that_stays_gets_its_answer():
+    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(watch, channel, done))
+    await asyncio.sleep(0.12)  # it has been looked at twice
+    assert not task.done()
+    done.set()
+    assert await task == "answered"
+
+
+async def test_a_client_that_hangs_up_ends_its_request_and_no_other():
+    watch, done = DisconnectWatch(), asyncio.Event()
+    stays, goes = Channel(), Channel()
+    staying = asyncio.create_task(answer(watch, stays, done))
+    going = asyncio.create_task(answer(watch, goes, done))
+    goes.gone.set()
+    async with asyncio.timeout(10):
+        with pytest.raises(ClientGoneError):
+            await going
+    done.set()
+    assert await staying == "answered"
+
+
+async def test_what_ended_before_is_not_cancelled():
+    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
+    done.set()
+    assert await answer(watch, channel, done) == "answered"
+    channel.gone.set()
+    await asyncio.sleep(0.12)  # cancelled, this would raise
+
+
+async def test_a_cancellation_from_elsewhere_stays_one():
+    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(watch, channel, done))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
