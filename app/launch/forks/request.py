@@ -5,10 +5,12 @@ import json
 import os
 import signal
 import socket
+import sys
 from dataclasses import dataclass
 
 from app.environment import replace_environment
 from app.launch.forks.client import LENGTH_BYTES, run
+from app.launch.ray_internals import reread_environment
 
 MAX_BODY_BYTES = 2**20
 NUM_STREAMS = 3
@@ -22,6 +24,7 @@ class ForkRequest:
     arguments: list[str]
     environment: dict[str, str]
     folder: str
+    leads_group: bool  # of processes, as Ray's workers do: it ends what they leave behind
     blocked: list[int]  # signals
     streams: list[int]  # file descriptors: standard input, output and error
 
@@ -73,6 +76,10 @@ def become(asked: ForkRequest) -> None:
     asked.close()
     os.chdir(asked.folder)
     replace_environment(asked.environment)
+    if "ray" in sys.modules:
+        reread_environment()
+    if asked.leads_group:
+        os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, default)

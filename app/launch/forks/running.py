@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.environment import set_environment, whole_environment
-from app.launch.forks.client import SOCKET_VARIABLE
+from app.launch.forks.client import PIPE_CHECK, SOCKET_VARIABLE
 
 CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
 ENDS_WITHIN_S = 10.0  # it gives its forks five
+# What Ray puts into the environment of its processes, some of which is read at import.
+OF_ALL_PROCESSES = {"RAY_CLIENT_MODE": "0", "RAY_LD_PRELOAD_ON_WORKERS": "0", PIPE_CHECK: "1"}
 # What the agents, the controller, the proxies and the replicas import.
 MODULES = (
     "ray._private.workers.default_worker",
@@ -64,7 +66,7 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[number],
-            env=whole_environment(),  # as Ray does; a library may have changed the C library's
+            env=whole_environment() | OF_ALL_PROCESSES,
         )
     running = RunningForkServer(process)
     try:

@@ -17,12 +17,22 @@ import sys
 import time
 
 from app.environment import whole_environment
+from app.launch.forks.client import PIPE_CHECK
 from app.launch.forks.request import ForkRequest, become, received
 
 GRACE_S = 5.0
 FORKED = b"forked\n"
-# What Ray puts into the environment of one process; nothing that is imported here has read it.
-OF_ONE_PROCESS = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "OMP_NUM_THREADS"})
+# What Ray puts into the environment of one process, and a fork reads anew.
+OF_ONE_PROCESS = frozenset(
+    {
+        "RAY_AUTH_MODE",
+        "RAY_JOB_ID",
+        "RAY_NODE_ID",
+        "RAY_RAYLET_PID",
+        "SPT_NOENV",
+        PIPE_CHECK,
+    }
+)
 
 
 class ForkServer:

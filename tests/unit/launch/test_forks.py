@@ -15,14 +15,14 @@ import pytest
 
 from app.launch.forks import running
 from app.launch.forks.client import SOCKET_VARIABLE
-from app.launch.forks.running import CLIENT, RunningForkServer, fork_server
+from app.launch.forks.running import CLIENT, OF_ALL_PROCESSES, RunningForkServer, fork_server
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
 import json, os, signal, sys
 print(json.dumps({
     "arguments": sys.argv, "parent": os.getppid(), "pid": os.getpid(), "folder": os.getcwd(),
-    "name": __name__, "path": sys.path[0], "environment": dict(os.environ),
+    "group": os.getpgrp(), "name": __name__, "path": sys.path[0], "environment": dict(os.environ),
     "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
     "imported": "colorsys" in sys.modules,
     "files": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
@@ -50,7 +50,9 @@ def server(
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     with fork_server(tmp_path) as started:
         ENVIRONMENT.clear()
-        ENVIRONMENT.update(os.environ)  # pytest changes a variable between setup and call
+        ENVIRONMENT.update(
+            {**os.environ, **OF_ALL_PROCESSES}
+        )  # pytest changes a variable between setup and call
         yield started, psutil.Process().children()[-1].pid
 
 
@@ -90,6 +92,17 @@ def test_blocked_signals_stay_blocked(server: tuple[RunningForkServer, int], scr
 
     with client(script, preexec_fn=block) as process:
         assert told(process)["blocked"] == [signal.SIGINT]
+
+
+def test_who_leads_a_group_leads_one_as_a_fork(
+    server: tuple[RunningForkServer, int], script: Path
+) -> None:
+    """Ray kills the group of a worker that has ended: it must not be the command's."""
+    with client(script, process_group=0) as process:
+        found = told(process)
+    assert found["group"] == found["pid"] != process.pid
+    with client(script) as process:
+        assert told(process)["group"] == os.getpgrp()
 
 
 def test_another_environment_is_not_forked_for(
