@@ -35,6 +35,8 @@ def local_ray(metrics_port: int, forks: RunningForkServer) -> Iterator[None]:
                 num_cpus=max(MIN_CPUS, available_cpus()),
                 include_dashboard=False,
                 _metrics_export_port=metrics_port,
+                # Those would be nobody's job's, and so none of the fork server's.
+                _system_config={"prestart_worker_first_driver": False},
             )
         yield
     finally:

@@ -32,7 +32,6 @@ LAUNCH_NAMES = (
     RayName("ray._private.services", "start_raylet", ("worker_path",)),
     RayName("ray._private.services", "_build_python_executable_command_memory_profileable"),
     RayName("ray._private.workers.default_worker", "parser"),
-    RayName("ray._raylet", "Config.initialize"),
     RayName("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",)),
     RayName("ray.serve._private.client", "ServeControllerClient", attributes=("_controller",)),
     RayName("ray.serve._private.client", "ServeControllerClient.deploy_apps", ("config",)),
@@ -119,7 +118,8 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
     """Let ``ray.init`` start no dashboard, and Python processes by way of ``client``.
 
     Without a dashboard (``include_dashboard=False``) Ray starts its process all the same, for usage
-    statistics, and waits for it. Nor does it start the autoscaler of nodes. ``client`` is a script that is given what Ray would have run
+    statistics, and waits for it. Nor does it start the autoscaler of nodes. ``client`` is
+    a script that is given what Ray would have run
     (:mod:`app.launch.forks.client`).
     """
     import ray._private.node
@@ -150,13 +150,6 @@ def only_what_one_machine_needs(client: Path) -> Iterator[None]:
         replaced(ray._private.node.Node, "start_monitor", lambda _: None),
     ):
         yield
-
-
-def reread_environment() -> None:
-    """Let Ray's C++ part read the environment again: it did when it was imported."""
-    from ray._raylet import Config
-
-    Config.initialize("")
 
 
 class ServeClient:

@@ -18,8 +18,6 @@ import sys
 from pathlib import Path
 
 SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
-# By this agents know that they hear of the raylet's end on their standard input.
-PIPE_CHECK = "RAY_enable_pipe_based_agent_to_parent_health_check"
 WORKER_MODULE = "ray._private.workers.default_worker"
 ANSWERS_WITHIN_S = 30.0  # the server is importing while Ray starts
 MAX_ANSWER_BYTES = 1024

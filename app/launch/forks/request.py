@@ -5,12 +5,10 @@ import json
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 
 from app.environment import replace_environment
 from app.launch.forks.client import LENGTH_BYTES, run
-from app.launch.ray_internals import reread_environment
 
 MAX_BODY_BYTES = 2**20
 NUM_STREAMS = 3
@@ -76,8 +74,6 @@ def become(asked: ForkRequest) -> None:
     asked.close()
     os.chdir(asked.folder)
     replace_environment(asked.environment)
-    if "ray" in sys.modules:
-        reread_environment()
     if asked.leads_group:
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -8,18 +8,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.environment import set_environment, whole_environment
-from app.launch.forks.client import PIPE_CHECK, SOCKET_VARIABLE
+from app.launch.forks.client import SOCKET_VARIABLE
 
 CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
 ENDS_WITHIN_S = 10.0  # it gives its forks five
-# What Ray puts into the environment of its processes, some of which is read at import.
-OF_ALL_PROCESSES = {"RAY_CLIENT_MODE": "0", "RAY_LD_PRELOAD_ON_WORKERS": "0", PIPE_CHECK: "1"}
-# What the agents, the controller, the proxies and the replicas import.
-MODULES = (
+# What the agents, the controller, the proxies and the replicas import; not Ray.
+EARLY = (
+    "aiohttp.web",
+    "fastapi",
+    "grpc.aio",
+    "numpy",
+    "opencensus.stats.stats",
+    "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+    "opentelemetry.sdk.trace",
+    "prometheus_client.parser",
+    "psutil",
+    "pydantic",
+    "requests",
+    "starlette.routing",
+    "uvicorn",
+    "uvloop",
+    "yaml",
+    "models.runtime",
+    "models.image_files",
+)
+LATE = (
     "ray._private.workers.default_worker",
-    "ray.dashboard.agent",
     "ray.serve._private.controller",
     "ray.serve._private.haproxy",
     "ray.serve._private.replica",
@@ -61,12 +77,12 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
         listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
         number = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", SERVER_MODULE, str(number), *MODULES],
+            [sys.executable, "-m", SERVER_MODULE, str(number), ",".join(EARLY), ",".join(LATE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[number],
-            env=whole_environment() | OF_ALL_PROCESSES,
+            env=whole_environment(),  # as Ray does; a library may have changed the C library's
         )
     running = RunningForkServer(process)
     try:

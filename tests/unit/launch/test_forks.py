@@ -15,7 +15,7 @@ import pytest
 
 from app.launch.forks import running
 from app.launch.forks.client import SOCKET_VARIABLE
-from app.launch.forks.running import CLIENT, OF_ALL_PROCESSES, RunningForkServer, fork_server
+from app.launch.forks.running import CLIENT, RunningForkServer, fork_server
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -46,13 +46,11 @@ def server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[RunningForkServer, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
-    monkeypatch.setattr(running, "MODULES", ("colorsys",))
+    monkeypatch.setattr(running, "EARLY", ("colorsys",))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     with fork_server(tmp_path) as started:
         ENVIRONMENT.clear()
-        ENVIRONMENT.update(
-            {**os.environ, **OF_ALL_PROCESSES}
-        )  # pytest changes a variable between setup and call
+        ENVIRONMENT.update({**os.environ})  # pytest changes a variable between setup and call
         yield started, psutil.Process().children()[-1].pid
 
 
