@@ -81,6 +81,7 @@ def run(target: str | None, arguments: list[str]) -> None:
     """Run a script of Ray's as its own interpreter would."""
     if target is None:
         sys.argv = [WORKER_MODULE, *arguments]
+        sys.modules.pop(WORKER_MODULE, None)  # imported for what it imports
         runpy.run_module(WORKER_MODULE, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [target, *arguments]

@@ -1,9 +1,10 @@
 """The fork server: a process that imports what Ray's processes need, then forks for each of them.
 
 ``python -m app.launch.forks.server LISTENER EARLY LATE``: the listener is a file descriptor, the
-others are modules, separated by commas. Ray's library reads its environment when it is loaded, which
-says whose the process is: so ``EARLY``, imported at once, are modules without Ray, and ``LATE`` are
-imported when the first worker is asked for, in its environment. The agents are asked for before.
+others are modules, separated by commas. Ray's library reads its environment when it is loaded, and
+that says whose the process is: so ``EARLY``, imported at once, are modules without Ray, and
+``LATE`` are imported when the first worker is asked for, in its environment. The agents are asked
+for before.
 
 The server has one thread of Python and starts nothing, so a fork is as an interpreter that has just
 imported the modules. It ends when its standard input does; what it forked and is still there
