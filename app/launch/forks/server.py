@@ -148,8 +148,8 @@ def import_all(modules: list[str]) -> None:
 
 def main(listener: socket.socket, early: list[str], late: list[str]) -> ForkRequest | None:
     """Import what is early, then answer those who connect."""
-    # A terminal's Ctrl-C is for the command, which ends us when Ray has ended.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    # A terminal's Ctrl-C, or systemd's SIGTERM, is for the command, which ends us after Ray.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     server = ForkServer(listener, late)
     import_all(early)
     return server.serve()
