@@ -16,6 +16,8 @@ HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve start
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
 RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
+# What HAProxy had under way when it was replaced; Serve's own default, which clusters have.
+HARD_STOP_AFTER_S = 120
 
 
 def _fast_environment(haproxy: Path) -> dict[str, str]:
@@ -87,7 +89,10 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_dir / "metrics.sock"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_ports[0]),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_ports[1]),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        # Serve starts a new HAProxy whenever replicas come or go, also a few seconds after the
+        # service is ready; the one before ends what it has. What takes longer is cut off: more than
+        # a request's time (request_timeout_s). At the end of a run Serve kills both at once.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_AFTER_S),
         # Ctrl-C on a laptop should not wait for a load balancer to notice.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

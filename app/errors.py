@@ -71,7 +71,8 @@ class TooManyFilesError(TandemError):
 class OverloadedError(TandemError):
     """Every queue place is taken: come back later (the answer carries Retry-After).
 
-    A second argument says after how many seconds; 1 without it.
+    A second argument says after how many seconds; 1 without it. A third one is how many requests
+    the Gateway lets be under way at present, for HAProxy to refuse what comes beyond.
     """
 
     status = 429
@@ -81,6 +82,11 @@ class OverloadedError(TandemError):
     def retry_after_s(self) -> int:
         """When it is worth while to come back."""
         return int(self.args[1]) if len(self.args) > 1 else 1
+
+    @property
+    def limit(self) -> int | None:
+        """How many requests may be under way at present; None where that has not changed."""
+        return int(self.args[2]) if len(self.args) > 2 else None
 
 
 class NotReadyError(TandemError):

@@ -106,6 +106,14 @@ class Settings(BaseModel):
     max_concurrent_requests: int = Field(
         128, ge=1, description="under way per Gateway; more are answered 429 at once"
     )
+    target_wait_ms: float | None = Field(
+        50.0,
+        ge=0,
+        le=10_000,
+        description="while more requests come than are answered, as many are let in as keep the "
+        "cores busy, and so many beside as are answered within this, where the members run in the "
+        "Gateway's process; null: max_concurrent_requests then too",
+    )
     max_queued_images: int = Field(
         512,
         ge=1,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from app.graph.parameters import checked_top_k, lane_of
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.timeline import Timeline
+from app.metrics.meter import meter
+from app.metrics.table import REFUSED_BEFORE
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget, Share
 from app.settings import Settings
@@ -31,6 +33,7 @@ class RequestOptions:
     top_k: int | None = None
     timeout_s: float | None = None  # can only shorten the settings'
     priority: str | None = None  # the Priority header (RFC 9218)
+    refused_before: int = 0  # requests that HAProxy has refused since it last said so
 
 
 class Intake:
@@ -68,6 +71,9 @@ class Intake:
             TandemError: for the request as a whole; nothing was read if it was not admitted.
 
         """
+        if options.refused_before:
+            meter.count(REFUSED_BEFORE, options.refused_before)
+            self._admission.refused_before(options.refused_before)
         top_k = self._top_k(options.top_k, self._default_top_k)
         timeout_s = self._request_timeout_s
         if options.timeout_s is not None:
@@ -77,6 +83,7 @@ class Intake:
             async with self._admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
                     body = await read(share)
+            self._admission.holds(len(body.files))
             return await self._classify(
                 ClassifyRequest(
                     body.files,

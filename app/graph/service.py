@@ -19,6 +19,7 @@ from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
+from app.queueing.concurrency_limit import limit_of
 from app.responses import Classified, ServedMember, ServedModels
 from app.scaling.costs import gateway_cpu_ms
 from app.scaling.usage import Usage
@@ -45,14 +46,20 @@ class EnsembleService:
         self.num_classes = model_set.manifest.num_classes
         self.keys = read_keys(settings)
         self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings))
-        self.admission = Admission(settings.max_concurrent_requests, on_refused=self.usage.refused)
+        answer_s = answer_timeout_s(settings)
+        self.admission = Admission(
+            settings.max_concurrent_requests,
+            on_refused=self.usage.refused,
+            limit=limit_of(settings, cores),
+            usual_timeout_s=answer_s,
+        )
         self._intake = Intake(
             settings,
             self.num_classes,
             self.classify,
             self.admission,
             ByteBudget(settings.max_bytes_in_flight),
-            answer_timeout_s(settings),
+            answer_s,
         )
         self._peers = PeerGateways(ensemble)
         self._readiness = Readiness(self.classify)

@@ -18,6 +18,7 @@ from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT
 from app.queueing.byte_budget import Share
+from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -60,6 +61,7 @@ class GrpcInterface:
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
+            refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
         )
 
         async def read(share: Share) -> RequestBody:

@@ -12,10 +12,12 @@ from app.http.disconnect import DisconnectWatch
 from app.http.headers import Headers
 from app.messages import Fault
 from app.queueing.byte_budget import Share
+from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
 from app.responses import Classified, Results, as_json, error_answer
 
 # Serve counts the same header from a moment earlier and would answer 408 in plain text: be first.
 CLIENT_TIME_SHARE = 0.9
+REFUSED = REFUSED_HEADER.encode("ascii")
 
 
 class ClassifyEndpoint:
@@ -37,7 +39,13 @@ class ClassifyEndpoint:
         content_type = headers.text(b"content-type")
         is_form = content_type[:10].lower() == "multipart/"
         request_id = headers.request_id
-        options = RequestOptions(request_id, top_k, _timeout_s(headers), headers.get(b"priority"))
+        options = RequestOptions(
+            request_id,
+            top_k,
+            _timeout_s(headers),
+            headers.get(b"priority"),
+            refused_before(headers.get(REFUSED)),
+        )
         length, settings = headers.text(b"content-length"), self._service.settings
         most = settings.max_body_bytes
 

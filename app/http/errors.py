@@ -12,6 +12,7 @@ from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.graph.parameters import SHOWN
 from app.http.headers import Headers
 from app.messages import UNEXPECTED, Fault
+from app.queueing.haproxy_headers import LIMIT_HEADER
 from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
@@ -73,8 +74,12 @@ def error_response(fault: Fault, request_id: str, retry_after_s: int = 1) -> Res
 
 def response_of(error: TandemError, request_id: str) -> Response:
     """Return the answer for a request that raised ``error``."""
-    after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
-    return error_response(Fault.of(error), request_id, after_s)
+    if not isinstance(error, OverloadedError):
+        return error_response(Fault.of(error), request_id)
+    answer = error_response(Fault.of(error), request_id, error.retry_after_s)
+    if error.limit is not None:
+        answer.headers[LIMIT_HEADER] = str(error.limit)
+    return answer
 
 
 def unexpected_response(error: Exception, request_id: str) -> Response:

@@ -44,13 +44,18 @@ class Metric:
         return tuple(f"ray_{part.name}{total}" for part in self.parts)
 
 
-# Serve's, by status_code: what HAProxy refuses itself never comes to the Gateway's own count.
-OF_SERVE = "ray_serve_num_http_requests_total"
 REQUESTS = Metric(
     "tandem_requests",
     "counter",
     "requests by route and status (of gRPC, what HTTP would say); 499: the client went away",
     ("route", "status"),
+)
+REFUSED_BEFORE = Metric(
+    "tandem_refused_before",
+    "counter",
+    "requests to classify that HAProxy refused (429) before they reached a Gateway; it tells with "
+    "the next one that it sends on",
+    when="HAProxy refuses requests",
 )
 REQUEST_MS = Metric(
     "tandem_request_ms",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from app.errors import OverloadedError
+from app.queueing.concurrency_limit import ConcurrencyLimit
 from app.queueing.service_rate import ServiceRate
 from app.queueing.uploads import Uploads
 
@@ -16,15 +17,22 @@ MAX_RETRY_AFTER_S = 30
 
 
 class Admission:
-    """Counts the requests under way, and refuses those that could not be answered in time."""
+    """Counts the requests under way, and refuses those that could not be answered in time.
+
+    ``limit`` says how many there may be under overload; None: ``max_requests`` always. A request
+    that is refused because it would take longer than ``usual_timeout_s`` is a sign of overload too.
+    """
 
     def __init__(
         self,
         max_requests: int,
         clock: Callable[[], float] = time.monotonic,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[int], None] = lambda _: None,
+        limit: ConcurrencyLimit | None = None,
+        usual_timeout_s: float = math.inf,
     ) -> None:
-        self._max_requests, self._on_refused = max_requests, on_refused
+        self._max_requests, self._on_refused, self._clock = max_requests, on_refused, clock
+        self._limit, self._usual_timeout_s = limit, usual_timeout_s
         self._service_rate = ServiceRate(clock)
         self.uploads = Uploads()
 
@@ -39,13 +47,14 @@ class Admission:
 
         Raises:
             OverloadedError: as many as the limit are under way and none of them is a slow upload,
-                whose place could be taken, or those that are will take longer than ``timeout_s``.
+                whose place could be taken, or those that are will take longer than ``timeout_s``,
+                or more come than are answered, and enough are under way.
 
         """
         try:
             self._check(timeout_s)
         except OverloadedError:
-            self._on_refused()
+            self._on_refused(1)
             raise
         self._service_rate.arrived()
         try:
@@ -54,6 +63,8 @@ class Admission:
             self._service_rate.abandoned()
             raise
         self._service_rate.done()
+        if self._limit is not None and self._limit.is_watching:
+            self._limit.answered(self._clock(), self._service_rate.num_present)
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
@@ -72,6 +83,22 @@ class Admission:
         finally:
             self._service_rate.arrived()
 
+    def holds(self, num_images: int) -> None:
+        """Note how many images a request that was let in turned out to have."""
+        if self._limit is not None:
+            self._limit.holds(num_images)
+
+    def refused_before(self, num: int) -> None:
+        """Count ``num`` requests that HAProxy refused before they came here."""
+        self._on_refused(num)
+        if self._limit is not None and self._limit.is_on:
+            self._limit.arrived(self._clock(), num)
+        self._note_refusal(num)
+
+    def _note_refusal(self, num: int = 1) -> None:
+        if self._limit is not None:
+            self._limit.refused(self._clock(), self._service_rate.num_present, num)
+
     def _make_room(self) -> None:
         """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""
         while 2 * self.uploads.num > self._max_requests:
@@ -83,13 +110,36 @@ class Admission:
         num = self._service_rate.num_present + self.uploads.num_fresh
         wait_s = self._service_rate.wait_s(num)
         if num >= ALWAYS and wait_s > timeout_s:
+            if wait_s > self._usual_timeout_s:
+                self._note_refusal()
             told = f"{num} requests are under way and take {wait_s:.1f} s, more than the "
             raise OverloadedError(*_refusal(f"{told}{timeout_s:.3g} s of this one", wait_s))
+        self._check_limit(wait_s)
         # Last: an upload is cut only for a request that is then let in.
         if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
+            self._note_refusal()
             told = f"{self.num_under_way} requests are under way, the limit"
             raise OverloadedError(*_refusal(told, wait_s))
         self._make_room()
+
+    def _check_limit(self, wait_s: float) -> None:
+        """Refuse what comes beyond the limit of the moment.
+
+        Uploads are not in it: how long they take is the clients' affair, and no core works on them.
+        """
+        if self._limit is None or not self._limit.is_on:
+            return
+        self._limit.arrived(self._clock())
+        if not self._limit.is_on:
+            return
+        num, most = self._service_rate.num_present, self._limit.value
+        if num < most:
+            self._limit.admitted(self._clock())
+            return
+        self._note_refusal()
+        told = f"more come than can be answered, and {num} requests are under way, the limit then"
+        of_all = min(self._max_requests, most + self.uploads.num)
+        raise OverloadedError(*_refusal(told, wait_s), of_all)
 
 
 def _refusal(reason: str, wait_s: float) -> tuple[str, int]:

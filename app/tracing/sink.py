@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from app.tracing.local_spans import AnySpan, LocalSpans
 from app.tracing.spans import RecordedSpan
 
 logger = logging.getLogger("ray.serve")
@@ -38,7 +38,7 @@ class Sink:
         """How many spans never arrived."""
         return self._num_refused + self._counted.num_failed
 
-    def on_end(self, span: ReadableSpan | RecordedSpan) -> None:
+    def on_end(self, span: AnySpan) -> None:
         """Queue a span, or count it as dropped; never waits."""
         with self._lock:
             if self._num_taken - self._counted.num_done >= self._max_waiting:
@@ -67,11 +67,11 @@ class _Counted(SpanExporter):
         self.is_failing = self._is_shut_down = False
         self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
-    def export(self, spans: Sequence[ReadableSpan | RecordedSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
         result, why = SpanExportResult.FAILURE, "not taken"
         if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
             try:
-                result = self._exporter.export(list(map(_readable, spans)))
+                result = self._export(spans)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         failed = result is not SpanExportResult.SUCCESS
@@ -80,6 +80,12 @@ class _Counted(SpanExporter):
         if is_tried:
             self._tell(failed=failed, why=why)
         return result
+
+    def _export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
+        if isinstance(self._exporter, LocalSpans):  # which needs nothing of the SDK's made
+            return self._exporter.export(spans)
+        made = [span.made() if isinstance(span, RecordedSpan) else span for span in spans]
+        return self._exporter.export(made)
 
     def _tell(self, *, failed: bool, why: str) -> None:
         if failed:
@@ -100,7 +106,3 @@ class _Counted(SpanExporter):
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
-
-
-def _readable(span: ReadableSpan | RecordedSpan) -> ReadableSpan:
-    return span.made() if isinstance(span, RecordedSpan) else span

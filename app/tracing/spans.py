@@ -130,9 +130,7 @@ def record_batch(
 ) -> SpanContext:
     """Record an executed batch: a trace of its own that links to every request in it."""
     own = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, SAMPLED)
-    span = RecordedSpan("batch", None, resource, (started, ended), attributes, links, error)
-    span.own = own
-    _emit(span)
+    _emit(RecordedSpan("batch", None, resource, (started, ended), attributes, links, error, own))
     return own
 
 
@@ -142,9 +140,26 @@ def _emit(span: "RecordedSpan") -> None:
 
 
 class RecordedSpan:
-    """What is known of a span that has ended; its times are in seconds of ``time.monotonic``."""
+    """What is known of a span that has ended.
 
-    __slots__ = ("_facts", "_made", "_offset_ns", "_times", "own")
+    Args:
+        times: its start and end, in seconds of ``time.monotonic``.
+        own: its identity; None: one is made when it is asked for.
+
+    """
+
+    __slots__ = (
+        "_made",
+        "_own",
+        "attributes",
+        "end_ns",
+        "error",
+        "links",
+        "name",
+        "parent",
+        "resource",
+        "start_ns",
+    )
 
     context = SpanContext(1, 1, False, SAMPLED)  # all that the SDK's processor wants to know
 
@@ -157,37 +172,42 @@ class RecordedSpan:
         attributes: Mapping[str, Value] | None,
         links: Iterable[SpanContext],
         error: str | None,
+        own: SpanContext | None = None,
     ) -> None:
-        self._facts = name, parent, resource, attributes, tuple(links), error
-        self._times, self._offset_ns = times, clock.offset_ns()
-        self.own: SpanContext | None = None  # made when it is exported, unless it is given before
+        offset_ns = clock.offset_ns()
+        self.name, self.parent, self.resource = name, parent, resource
+        self.start_ns = offset_ns + int(times[0] * 1e9)  # since 1970
+        self.end_ns = offset_ns + int(times[1] * 1e9)
+        self.attributes, self.links, self.error = attributes or {}, tuple(links), error
+        self._own = own
         self._made: ReadableSpan | None = None
 
-    def made(self) -> ReadableSpan:
-        """Return what exporters take; every sink gets the same."""
-        with _making:  # sinks have threads of their own, and a span has one identity
-            if self._made is None:
-                self._made = self._make()
-            return self._made
+    @property
+    def own(self) -> SpanContext:
+        """Its identity, the same for every sink; they have threads of their own."""
+        with _making:
+            if self._own is None:
+                trace_id = self.parent.span.trace_id if self.parent else ids.generate_trace_id()
+                self._own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED)
+            return self._own
 
-    def _make(self) -> ReadableSpan:
-        name, parent, resource, attributes, links, error = self._facts
-        if self.own is None:
-            trace_id = parent.span.trace_id if parent else ids.generate_trace_id()
-            self.own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED)
-        started, ended = self._times
-        return ReadableSpan(
-            name,
-            self.own,
-            parent.span if parent else None,
-            resource,
-            attributes,
-            links=[Link(link) for link in links],
-            status=UNSET if error is None else Status(StatusCode.ERROR, error),
-            start_time=self._offset_ns + int(started * 1e9),
-            end_time=self._offset_ns + int(ended * 1e9),
-            instrumentation_scope=SCOPE,
-        )
+    def made(self) -> ReadableSpan:
+        """Return what the SDK's exporters take."""
+        if self._made is None:
+            error = self.error
+            self._made = ReadableSpan(
+                self.name,
+                self.own,
+                self.parent.span if self.parent else None,
+                self.resource,
+                self.attributes,
+                links=[Link(link) for link in self.links],
+                status=UNSET if error is None else Status(StatusCode.ERROR, error),
+                start_time=self.start_ns,
+                end_time=self.end_ns,
+                instrumentation_scope=SCOPE,
+            )
+        return self._made
 
 
 class Clock:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from app.metrics.table import METRICS, OF_SERVE, PACKAGE_WATTS, REQUESTS, Metric
+from app.metrics.table import METRICS, PACKAGE_WATTS, REQUESTS, Metric
 from models.model_set import load_model_set
 from tests.support.prometheus_programs import PROMETHEUS
 from tests.support.services.live_service import ROOT, Service
@@ -118,15 +118,6 @@ def test_good_and_bad_requests_are_told_apart(used: Prometheus) -> None:
     by_status = {labels["status"]: value for labels, value in samples}
     assert by_status["200"] >= 3
     assert by_status["400"] >= 1
-
-
-def test_serve_counts_what_haproxy_answers_too(used: Prometheus) -> None:
-    """The dashboard's share of refused requests is of this count."""
-
-    def num_seen() -> int:
-        return len(used.ask(f'{OF_SERVE}{{application="tandem",status_code="200"}}'))
-
-    wait_until(lambda: num_seen() > 0, EVENTUALLY_S, "Serve's own count is not seen")
 
 
 def test_an_image_takes_as_long_as_its_stages_say(used: Prometheus) -> None:

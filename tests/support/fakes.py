@@ -30,14 +30,20 @@ NOT_AN_IMAGE = Fault(400, "not_an_image", "these bytes are no image")
 
 
 class FakeAdmission(Admission):
-    """Lets everybody in until ``is_full``."""
+    """Lets everybody in until ``is_full``; a refusal says ``limit`` then, if that is set."""
 
     is_full = False
+    limit: int | None = None
+    num_refused_before = 0
+
+    def refused_before(self, num: int) -> None:
+        self.num_refused_before += num
 
     @contextmanager
     def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
         if self.is_full:
-            raise OverloadedError("as many as the limit are under way", 7)
+            told = () if self.limit is None else (self.limit,)
+            raise OverloadedError("as many as the limit are under way", 7, *told)
         yield
 
 

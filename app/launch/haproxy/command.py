@@ -12,7 +12,8 @@ import psutil
 from app.calls.ray_compatibility import SUPPORTED_RAY, mismatch
 from app.errors import ConfigError
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
-from app.launch.haproxy.edits import always, for_clusters, locally, on_loopback, refusals, with_tls
+from app.launch.haproxy.edits import always, for_clusters, locally, on_loopback, with_tls
+from app.launch.haproxy.refusals import refusals
 from app.launch.ray_internals import haproxy_template
 from app.launch.tls import Tls
 

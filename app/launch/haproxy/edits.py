@@ -5,12 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.launch.haproxy import grpc_rules
-from app.launch.haproxy.edit import MARK, Edit, appended
+from app.launch.haproxy.edit import Edit, appended
+from app.queueing.haproxy_headers import REFUSED_HEADER
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
 TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
-# Serve's own, decoded too. With the last a client would have its request go on when it hangs up.
-FOREIGN_HEADERS = "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*"
+# Serve's own, decoded too; with the third a client would have its request go on when it hangs up.
+# The last is HAProxy's own (refusals).
+FOREIGN_HEADERS = (
+    "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*|"
+    f"{REFUSED_HEADER}"
+)
 
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
@@ -23,8 +28,6 @@ BEGIN = f"{FIRST_BYTES} if METH_POST"
 # 1 MiB holds it. To map and unmap one for each request costs 0.9 ms: some are kept for the next.
 WHOLE_WITHIN_S = 60
 KEPT_BYTES = 16 * 2**20
-
-PASSED_ON = 64  # of so many requests beyond the limit one goes on to the Gateway: see refusals
 
 # Serve need not watch for the client's going away on this route: the Gateway does, for less
 # (app/http/disconnect.py).
@@ -55,7 +58,6 @@ GRPC_BIND = (
 )
 BACKEND = r"\{\{ backend\.name or 'unknown' \}\}"
 USE_BACKEND = rf"^ *use_backend {BACKEND} if is_{BACKEND}$"
-COUNT_GATEWAYS = r"http-request set-var(txn.gateways) nbsrv(\2)"  # of the backend on the line
 
 
 def always(*, waits_for_bodies: bool) -> list[Edit]:
@@ -63,7 +65,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
 
     Headers that Serve stumbles over go. Slow clients are cut (slow loris), and what HAProxy answers
     itself has the service's form. A gRPC client's deadline is copied to where the Gateway sees it
-    (app/grpc/request.py). Where :func:`refusals` waits for bodies, this must not.
+    (app/grpc/request.py). Where :mod:`app.launch.haproxy.refusals` waits for bodies, this must not.
     """
     waits = [BEGIN] if waits_for_bodies else []
     calls_wait = grpc_rules.begin_rules(FIRST_BYTES) if waits_for_bodies else []
@@ -163,67 +165,6 @@ def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
     ]
 
 
-def refusals(max_requests: int) -> list[Edit]:
-    """Return the edits by which HAProxy answers 429 where the Gateway would, and gRPC likewise.
-
-    A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
-    carry that is the difference (tests/load/overload.py). That is before the body is waited for,
-    which nobody will read. One of ``PASSED_ON`` goes on to the Gateway, which knows more: it may
-    give a slow upload's place away.
-
-    They are in the frontend, before a backend is chosen: what is refused there does not count as
-    there. Serve's configuration has the lines they stand before only when it has the backends.
-    """
-    told = f"{max_requests} requests are under way for each Gateway, the limit; try again in 1 s"
-    full = (
-        rf" {{ nbsrv(\2) gt 0 }} {{ rand({PASSED_ON}) gt 0 }} "
-        rf"{{ be_conn(\2),div(txn.gateways) ge {max_requests} }}"
-    )
-    return [_refused_requests(told, full), _refused_calls(told, full)]
-
-
-def _refused_requests(told: str, full: str) -> Edit:
-    rules = [
-        rf"{COUNT_GATEWAYS} if \3",
-        "http-request return status 429 content-type application/json hdr retry-after 1 "
-        rf"string '{_error('overloaded', told)}' if \3 {{ path_end /v1/classify }}{full}",
-        rf"{BEGIN} \3",
-    ]
-    return Edit(
-        "the refusals (429) and the time limit of bodies, for each backend",
-        (USE_BACKEND, rf"^ *acl is_{BACKEND} path_beg "),
-        _before(r"use_backend (http-[^ ]+) if ([^ ]+)", rules),
-        patterns=(f"^ *http-request return status 429 .* {MARK}$", f"^ *{BEGIN} [^#]+ {MARK}$"),
-        per="^ *acl is_[^ ]+ path_beg ",
-    )
-
-
-def _refused_calls(told: str, full: str) -> Edit:
-    of_named = [rf"{COUNT_GATEWAYS} if \3", grpc_rules.refusal_rule(told, rf" \3{full}")]
-    of_named += grpc_rules.begin_rules(FIRST_BYTES, r" \3")
-    of_only = [COUNT_GATEWAYS, grpc_rules.refusal_rule(told, full)]
-    of_only += grpc_rules.begin_rules(FIRST_BYTES)
-    return Edit(
-        "the refusals and the time limit of gRPC calls, for each backend",
-        (USE_BACKEND, r"^ *default_backend \{\{ grpc_backends\[0\]\.name or 'unknown' \}\}$"),
-        _before(r"use_backend (grpc-[^ ]+) if ([^ ]+)", of_named)
-        + "\n"
-        + _before(r"default_backend (grpc-[^ ]+)", of_only),
-        patterns=(
-            rf"^ *http-request return status 200 .*be_conn\(grpc-[^)]+\).* {MARK}$",
-            rf"^ *{FIRST_BYTES} if \{{ path .* {MARK}$",
-            rf"^ *http-request set-header x-grpc-message-prefix .* {MARK}$",
-        ),
-        per="^ *(use_backend grpc-[^ ]+ if |default_backend grpc-)",
-    )
-
-
-def _before(line: str, rules: Sequence[str]) -> str:
-    """Return the script that puts rules before each line of this form."""
-    added = "".join(rf"\1{rule} {MARK}\n" for rule in rules)
-    return rf"s@^( *){line}$@{added}&@"
-
-
 def for_clusters() -> list[Edit]:
     """Return what a cluster's nodes have beside: what dies is made up for.
 
@@ -231,7 +172,7 @@ def for_clusters() -> list[Edit]:
     a second Gateway when the first one dies (RAY_SERVE_HAPROXY_RETRY_ON, ..._TUNE_BUFSIZE). And one
     that was just started, and has heard of no application, says 503 where Serve says 404.
     """
-    unknown = _error(*ERROR_RESPONSES[503])
+    unknown = error_body(*ERROR_RESPONSES[503])
     return [
         Edit(
             "503 in place of 404 while no application is known",
@@ -259,11 +200,12 @@ def _removals() -> list[str]:
 
 def _answers() -> list[str]:
     return [
-        f"http-error status {status} content-type application/json string '{_error(*answer)}'"
+        f"http-error status {status} content-type application/json string '{error_body(*answer)}'"
         + (" hdr retry-after 1" if status == 503 else "")
         for status, answer in ERROR_RESPONSES.items()
     ]
 
 
-def _error(code: str, message: str) -> str:
+def error_body(code: str, message: str) -> str:
+    """Return the service's form of an error, for answers that HAProxy gives."""
     return json.dumps({"error": {"code": code, "message": message, "request_id": ""}})

@@ -44,10 +44,9 @@ def begin_rules(wait: str, condition: str = "") -> list[str]:
     return [f"{rule} if {IS_CALL}{condition}" for rule in (wait, TELL_PREFIX)]
 
 
-def refusal_rule(message: str, condition: str) -> str:
-    """Return the rule that answers a call with RESOURCE_EXHAUSTED, and when to come back."""
-    refusal = _refusal(RESOURCE_EXHAUSTED, "overloaded", message)
-    return f"http-request return status 200 {refusal} if {IS_CALL}{condition}"
+def refusal(message: str) -> str:
+    """Return the action that answers a call with RESOURCE_EXHAUSTED, and when to come back."""
+    return f"http-request return status 200 {_refusal(RESOURCE_EXHAUSTED, 'overloaded', message)}"
 
 
 def _refusal(status: int, code: str, message: str) -> str:

@@ -12,6 +12,7 @@ from app.graph.keys import Keys
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
+from app.queueing.haproxy_headers import REFUSED_HEADER
 from tests.support.fakes import FakeService
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.instruments import Instruments
@@ -113,6 +114,11 @@ async def test_a_full_gateway_says_when_to_come_back(service):
         "error-code": "overloaded",
         "grpc-retry-pushback-ms": "7000",
     }
+
+
+async def test_what_haproxy_refused_is_counted(service):
+    await classify(service, b"image", **{REFUSED_HEADER: "30"})
+    assert service.admission.num_refused_before == 30
 
 
 async def test_a_bug_is_logged_and_not_shown(service, caplog):

@@ -92,21 +92,27 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
         assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
     lines = config.read_text().splitlines()
     route = lines.index("    use_backend http-tandem if is_http-tandem")
-    count, refusal, wait = lines[route - 3 : route]
-    assert wait.strip() == (
-        "http-request wait-for-body time 10s at-least 15360 if METH_POST is_http-tandem # tandem"
+    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 12 : route])
+    ours = "if { path_end /v1/classify } is_http-tandem"
+    assert wait == (
+        "http-request wait-for-body time 10s at-least 15360 if METH_POST is_http-tandem"
     )
     assert config.read_text().count("wait-for-body") == 1  # nobody waits for what is refused
-    assert count == (
-        "    http-request set-var(txn.gateways) nbsrv(http-tandem) if is_http-tandem # tandem"
+    assert rules[:2] == [
+        f"http-request set-var(txn.gateways) nbsrv(http-tandem) {ours}",
+        f"http-request set-var(txn.limit) int(7) {ours}",
+    ]
+    assert rules[3] == (
+        f"http-request set-var(txn.full) bool(true) {ours} {{ nbsrv(http-tandem) gt 0 }} "
+        "{ be_conn(http-tandem),div(txn.gateways),sub(txn.limit) ge 0 }"
     )
+    (refusal,) = (rule for rule in rules if "status 429" in rule)
     assert "return status 429 content-type application/json hdr retry-after 1" in refusal
-    assert "if is_http-tandem { path_end /v1/classify } { nbsrv(http-tandem) gt 0 }" in refusal
-    assert "{ be_conn(http-tandem),div(txn.gateways) ge 7 }" in refusal
-    (text,) = re.findall(r"string '(.*)' if", refusal)
+    assert refusal.endswith(f"{ours} {{ var(txn.refused) -m bool }}")
+    (text,) = re.findall(r"lf-string '(.*)' if", refusal)
     error = json.loads(text)["error"]
     assert error["code"] == OverloadedError.code
-    assert "7 requests are under way for each Gateway" in error["message"]
+    assert "%[var(txn.limit)] requests are under way for each Gateway" in error["message"]
     assert config.read_text().count("status 429") == 1
 
 
@@ -132,13 +138,15 @@ def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
         ("default_backend grpc-tandem", ""),
     ):
         place = lines.index(route)
-        count, refusal, wait, tell = lines[place - 4 : place]
-        assert count.endswith(f"set-var(txn.gateways) nbsrv(grpc-tandem){only and ' if' + only}")
+        *rules, wait, tell = lines[place - 13 : place]
+        (refusal,) = (rule for rule in rules if " return " in rule)
+        assert rules[0] == (
+            f"http-request set-var(txn.gateways) nbsrv(grpc-tandem) {is_call}{only}"
+        )
         assert refusal.startswith("http-request return status 200 hdr grpc-status 8 ")
-        assert 'hdr grpc-message "7 requests are under way for each Gateway' in refusal
+        assert 'hdr grpc-message "%[var(txn.limit)] requests are under way for each' in refusal
         assert f"hdr error-code {OverloadedError.code} " in refusal
-        assert f"{is_call}{only} {{ nbsrv(grpc-tandem) gt 0 }} {{ rand(64) gt 0 }}" in refusal
-        assert refusal.endswith("{ be_conn(grpc-tandem),div(txn.gateways) ge 7 }")
+        assert refusal.endswith(f"{is_call}{only} {{ var(txn.refused) -m bool }}")
         assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_call}{only}"
         assert tell == f"{grpc_rules.TELL_PREFIX} {is_call}{only}"
     assert "\n".join(lines).count("wait-for-body") == 2  # nobody waits for what is refused

@@ -10,7 +10,8 @@ from app.errors import ConfigError
 from app.launch.haproxy import command
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
-from app.launch.haproxy.edits import always, for_clusters, on_loopback, refusals, with_tls
+from app.launch.haproxy.edits import always, for_clusters, on_loopback, with_tls
+from app.launch.haproxy.refusals import refusals
 
 TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
 EDITS = [

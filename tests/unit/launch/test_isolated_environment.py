@@ -6,6 +6,7 @@ import pytest
 
 from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.launch.isolated_environment import fast_serve
+from app.settings import Settings
 
 
 def test_the_users_variables_win_but_for_the_command_that_starts_haproxy(
@@ -23,3 +24,10 @@ def test_the_users_variables_win_but_for_the_command_that_starts_haproxy(
 def test_a_ray_of_our_own_is_on_loopback_alone(is_joining: bool, value: str | None) -> None:
     with fast_serve(is_joining=is_joining):
         assert os.environ.get(RAY_ON_ALL_INTERFACES) == value
+
+
+def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
+    """Serve replaces it soon after the start: what it had under way was cut off after 5 s."""
+    with fast_serve():
+        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default

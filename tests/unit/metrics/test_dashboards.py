@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.metrics.table import METRICS, OF_SERVE, Metric
+from app.metrics.table import METRICS, Metric
 from tests.support.prometheus_programs import PROMTOOL
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PROMETHEUS = CONFIGS / "prometheus"
 README = (CONFIGS / "README.md").read_text("utf-8")
-EXPOSED = {name for metric in METRICS for name in metric.exposed} | {OF_SERVE}
+EXPOSED = {name for metric in METRICS for name in metric.exposed}
 DASHBOARD = json.loads((CONFIGS / "grafana" / "tandem.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [

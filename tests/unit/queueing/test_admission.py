@@ -6,6 +6,7 @@ import pytest
 
 from app.errors import OverloadedError
 from app.queueing.admission import ALWAYS, MAX_RETRY_AFTER_S, Admission
+from app.queueing.concurrency_limit import ConcurrencyLimit, Room
 from tests.support.hand_clock import HandClock
 
 
@@ -71,3 +72,41 @@ def test_a_refusal_survives_its_way_through_another_process():
     error = pickle.loads(pickle.dumps(OverloadedError("full", 7)))
     assert (error.message, error.retry_after_s) == ("full", 7)
     assert OverloadedError("full").retry_after_s == 1
+
+
+def test_under_overload_fewer_are_let_in(clock):
+    limit = ConcurrencyLimit(100, Room(num_cores=2, max_batch_size=8, target_wait_s=0.05))
+    admission = Admission(100, clock, limit=limit)
+    with ExitStack() as others, ExitStack() as first:
+        for _ in range(30):
+            first.enter_context(admission.admit())
+        for _ in range(70):
+            others.enter_context(admission.admit())
+        with pytest.raises(OverloadedError) as caught:
+            admission.admit().__enter__()
+        assert caught.value.limit is None  # the places are the settings'
+        clock.now += 0.3
+        first.close()  # 100/s
+        for _ in range(30):
+            first.enter_context(admission.admit())
+        with pytest.raises(OverloadedError):
+            admission.admit().__enter__()
+        with pytest.raises(OverloadedError, match="100 requests are under way, the lim") as caught:
+            admission.admit().__enter__()
+        assert caught.value.limit == 21
+        others.close()
+        with pytest.raises(OverloadedError):
+            admission.admit().__enter__()
+        first.close()
+        with ExitStack() as few:
+            for _ in range(21):
+                few.enter_context(admission.admit())
+            with pytest.raises(OverloadedError):
+                admission.admit().__enter__()
+
+
+def test_what_haproxy_refused_counts_as_refused_here(clock):
+    refused = []
+    admission = Admission(100, clock, refused.append)
+    admission.refused_before(30)
+    assert refused == [30]

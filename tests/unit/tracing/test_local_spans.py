@@ -7,6 +7,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from app.tracing import local_spans
 from app.tracing.local_spans import LocalSpans, line_of, read_spans
+from app.tracing.spans import RecordedSpan, current_parent
 from tests.support.full_disk import full_disk
 
 
@@ -36,7 +37,7 @@ def test_the_folder_stays_within_its_bound_and_keeps_the_newest(tmp_path, spans,
         assert sum(sizes) < 10_000 * 1.4  # two writers' open files may overlap the bound
     assert len(sizes) > 3
     assert (tmp_path / "yours.txt").exists()
-    assert line_of(spans[-1]) in "".join(p.read_text() for p in tmp_path.glob("*.jsonl"))
+    assert line_of(spans[-1]) in b"".join(p.read_bytes() for p in tmp_path.glob("*.jsonl"))
 
 
 def test_garbage_and_half_a_line_are_left_out(tmp_path, spans):
@@ -57,5 +58,16 @@ def test_a_folder_that_is_none_has_no_spans(tmp_path):
 
 
 def test_a_line_is_one_line(spans):
-    assert "\n" not in line_of(spans[0])
+    assert b"\n" not in line_of(spans[0])
     assert json.loads(line_of(spans[0]))["kind"] == "INTERNAL"
+
+
+def test_a_recorded_span_is_the_same_line_as_what_the_sdk_makes_of_it(exported, request_span):
+    parent = current_parent()
+    plain = RecordedSpan(
+        "decode", parent, parent.resource, (1.0, 2.0), {"tandem.bytes": 7}, (), None
+    )
+    links = (request_span.get_span_context(),)
+    batch = RecordedSpan("batch", None, parent.resource, (1.0, 2.0), {}, links, "out of memory")
+    for span in (plain, batch):
+        assert json.loads(line_of(span)) == json.loads(line_of(span.made()))

@@ -1,0 +1,149 @@
+"""Limits how many requests are under way while more come than are answered (Little's law).
+
+By Little's law, requests under way = rate x time. A fixed number is a second of waiting on a small
+machine and a few milliseconds on a large one, so under overload the number follows the measured
+rate: as many as fill every core's batch, and as many beside as are answered within the target.
+
+Overload is not many requests at a time: a client with many connections, or a burst after a quiet
+time, is answered by and by. It is that requests were refused for lack of room, and still are after
+many have been answered. It ends when nobody was refused for a while. All times are passed in.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from app.settings import Settings
+
+# Of those that were there at the first refusal so many must have been answered before a refusal
+# means overload: while something hangs, or a burst comes, none are.
+ANSWERED_SHARE = 1 / 4
+REFUSED_SHARE = 0.02  # of those answered; a probe too many beside as many clients as places is none
+STILL_SHARE = 1 / 2  # with fewer of them there the crowd is gone, and it was no overload
+# Overload is over when nobody was refused for this long while so many were let in,
+QUIET_S, QUIET_ADMITTED = 3.0, 64
+# or when all that came, the refused too, could have been answered at this share of the rate. What
+# came earlier counts as so many seconds' work at most, so that the end is not put off for long.
+USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
+# The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a stall, or a
+# window in which less came, does not make the service look slow.
+WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
+IMAGES_GAIN = 1 / 32  # of an exponentially weighted mean
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a service works on at a time, and how long others may wait for it."""
+
+    num_cores: int
+    max_batch_size: int
+    target_wait_s: float
+
+
+class ConcurrencyLimit:
+    """Says how many requests may be under way; ``max_requests`` but for times of overload."""
+
+    def __init__(self, max_requests: int, room: Room) -> None:
+        self._max_requests, self._room = max_requests, room
+        self._images_per_request = 1.0
+        self.is_on = False
+        self._crowd = 0  # under way at the first refusal; 0: nobody was refused of late
+        self._num_answered = self._num_refused = 0  # since then
+        self._refused_at = 0.0
+        self._num_admitted = 0  # since anybody was refused
+        self._backlog, self._counted_at = 0.0, 0.0  # that there would be had nobody been refused
+        self._window_from, self._num_in_window = 0.0, 0
+        self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether :meth:`answered` has to be told: somebody was refused of late."""
+        return self._crowd > 0
+
+    @property
+    def value(self) -> int:
+        """How many requests may be under way while :attr:`is_on`."""
+        room, per_request = self._room, self._images_per_request
+        in_batches = room.num_cores * room.max_batch_size / per_request
+        # Forms of many files too: one on each core, and one that is read or decoded meanwhile.
+        floor = max(room.num_cores + 1.0, in_batches)
+        waiting = self._rate * room.target_wait_s
+        return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
+
+    @property
+    def _rate(self) -> float:
+        return max(self._rates, default=0.0)
+
+    def holds(self, num_images: int) -> None:
+        """Note how many images a request turned out to have."""
+        self._images_per_request += (num_images - self._images_per_request) * IMAGES_GAIN
+
+    def arrived(self, now: float, num: int = 1) -> None:
+        """Note that requests came, let in or not; call it while :attr:`is_on`."""
+        done = USED_SHARE * self._rate * (now - self._counted_at)
+        if self._backlog <= done:
+            self._end()
+        else:
+            most = MAX_BACKLOG_S * self._rate
+            self._backlog, self._counted_at = min(most, self._backlog - done + num), now
+
+    def admitted(self, now: float) -> None:
+        """Note that a request was let in; call it while :attr:`is_on`."""
+        self._num_admitted += 1
+        if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
+            self._end()
+
+    def refused(self, now: float, num_present: int, num: int = 1) -> None:
+        """Note that ``num`` were refused for lack of room, with ``num_present`` under way."""
+        self._num_refused += num
+        if self.is_on:
+            self._refused_at, self._num_admitted = now, 0
+        elif not self._crowd:
+            self._begin_to_watch(now, num_present)
+        elif self._num_answered >= ANSWERED_SHARE * self._crowd:
+            if self._num_refused >= REFUSED_SHARE * self._num_answered:
+                self._begin(now)
+            else:
+                self._begin_to_watch(now, num_present)
+
+    def answered(self, now: float, num_present: int) -> None:
+        """Note that a request was answered and so many are left; call while :attr:`is_watching`."""
+        self._num_answered += 1
+        self._num_in_window += 1
+        if self.is_on:
+            if now - self._window_from >= WINDOW_S and self._num_in_window >= WINDOW_ANSWERED:
+                self._end_window(now)
+        elif num_present < STILL_SHARE * self._crowd:
+            self._crowd = 0
+
+    def _begin_to_watch(self, now: float, num_present: int) -> None:
+        if num_present < self.value:  # told late, or places are taken by something else
+            return
+        self._crowd, self._num_answered, self._num_refused = num_present, 0, 0
+        self._rates.clear()
+        self._window_from, self._num_in_window = now, 0
+
+    def _begin(self, now: float) -> None:
+        self._end_window(now)
+        self.is_on, self._refused_at, self._num_admitted = True, now, 0
+        self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
+
+    def _end_window(self, now: float) -> None:
+        if now > self._window_from:
+            self._rates.append(self._num_in_window / (now - self._window_from))
+        self._window_from, self._num_in_window = now, 0
+
+    def _end(self) -> None:
+        self.is_on, self._crowd = False, 0
+
+
+def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
+    """Return the limit of a Gateway whose process computes on so many cores.
+
+    None where the members are deployments of their own: the Gateway knows neither how many cores
+    work for it nor how many other Gateways there are.
+    """
+    if settings.target_wait_ms is None or settings.members != "gateway":
+        return None
+    room = Room(num_cores, max(settings.batch_sizes), settings.target_wait_ms / 1e3)
+    return ConcurrencyLimit(settings.max_concurrent_requests, room)

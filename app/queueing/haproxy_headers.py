@@ -1,0 +1,18 @@
+"""The headers by which the Gateway and HAProxy tell each other who is refused.
+
+The Gateway's refusals say how many requests it lets be under way at present, and HAProxy refuses
+what comes beyond by itself (:mod:`app.launch.haproxy.refusals`). Of those it counts, the next
+request that it sends on says how many they were.
+"""
+
+LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy takes it out
+REFUSED_HEADER = "x-tandem-refused"  # in a request; a client's own is taken out
+# That one header may tell: without HAProxy a client could send it, and it counts as demand.
+MAX_TOLD = 1000
+
+
+def refused_before(told: str | None) -> int:
+    """Return how many requests HAProxy says it refused; 0 for what is no number."""
+    if told is None or not (told.isascii() and told.isdigit()):
+        return 0
+    return int(told) if len(told) < 4 else MAX_TOLD

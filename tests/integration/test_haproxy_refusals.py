@@ -1,0 +1,173 @@
+"""The real HAProxy before a Gateway that says how many requests it lets in."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.launch.haproxy import edits
+from app.launch.haproxy.command import haproxy_binary
+from app.launch.haproxy.edit import sed_script
+from app.launch.haproxy.refusals import ASK_EVERY_MS, refusals
+from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER
+
+MAX_REQUESTS = 12
+# What matters of Serve's own (haproxy_templates.py).
+CONFIG = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 20s
+    timeout server 20s
+frontend http_frontend
+    bind 127.0.0.1:{front}
+    acl is_http-tandem path_beg /
+    use_backend http-tandem if is_http-tandem
+backend http-tandem
+    server one 127.0.0.1:{back}
+"""
+
+
+class Gated:
+    """A Gateway that answers when the gate is open, and refuses above ``limit`` if that is set."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.limit: int | None = None
+        self.num_inside = self.num_arrived = 0
+        self.told: list[int] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin1").lower()
+        self.num_arrived += 1
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n") if ": " in line)
+        self.told.append(int(headers.get(REFUSED_HEADER, 0)))
+        status, more = "200 OK", ""
+        if self.limit is not None and self.num_inside >= self.limit:
+            status, more = "429 Too Many Requests", f"{LIMIT_HEADER}: {self.limit}\r\n"
+        else:
+            self.num_inside += 1
+            await self.gate.wait()
+            self.num_inside -= 1
+        writer.write(f"HTTP/1.1 {status}\r\n{more}content-length: 0\r\n".encode())
+        writer.write(b"connection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def ports(free_port: Callable[[], int], tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """HAProxy's, and that of the Gateway behind it."""
+    front, back = free_port(), free_port()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.format(front=front, back=back), "ascii")
+    script = sed_script([*edits.always(waits_for_bodies=False), *refusals(MAX_REQUESTS)])
+    subprocess.run(["sed", "-i", "-E", script, config], check=True)
+    process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
+    try:
+        yield front, back
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+Ask = Callable[[], "asyncio.Task[httpx.Response]"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def full_at(gateway: Gated, ask: Ask, num: int) -> list["asyncio.Task[httpx.Response]"]:
+    tasks = [ask() for _ in range(num)]
+    await until(lambda: gateway.num_inside == num)
+    return tasks
+
+
+def beside(ports: tuple[int, int], scenario: Callable) -> None:
+    """Run a scenario with a Gateway and a way to send it requests through HAProxy."""
+
+    async def run() -> None:
+        gateway = Gated()
+        front, back = ports
+        server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
+        url = f"http://127.0.0.1:{front}/v1/classify"
+        async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
+
+            def ask() -> "asyncio.Task[httpx.Response]":
+                return asyncio.create_task(client.post(url, headers={REFUSED_HEADER: "777"}))
+
+            await _answering(client, url, gateway)
+            await scenario(gateway, ask)
+
+    asyncio.run(run())
+
+
+async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> None:
+    gateway.gate.set()
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await client.post(url)).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                await asyncio.sleep(0.02)
+    gateway.gate.clear()
+    gateway.num_arrived, gateway.told = 0, []
+
+
+def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(ports) -> None:
+    async def scenario(gateway: Gated, ask: Ask) -> None:
+        inside = await full_at(gateway, ask, MAX_REQUESTS)
+        refused = 0
+        while gateway.num_inside < MAX_REQUESTS + 3:
+            task = ask()
+            done, _ = await asyncio.wait([task], timeout=2 * ASK_EVERY_MS / 1e3)
+            if not done:
+                inside.append(task)
+                continue
+            answer = task.result()
+            refused += 1
+            assert answer.status_code == 429
+            text = answer.json()["error"]["message"]
+            assert text.startswith(f"{MAX_REQUESTS} requests are under way for each Gateway")
+        gateway.gate.set()
+        answers = await asyncio.gather(*inside)
+        assert {answer.status_code for answer in answers} == {200}
+        (last,) = await asyncio.gather(ask())
+        assert last.status_code == 200
+        assert sum(gateway.told) == refused  # and no client's own words
+
+    beside(ports, scenario)
+
+
+def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:
+    async def scenario(gateway: Gated, ask: Ask) -> None:
+        gateway.limit = 3
+        inside = await full_at(gateway, ask, 3)
+        told = await ask()
+        assert told.status_code == 429
+        assert LIMIT_HEADER not in told.headers
+        num, since = gateway.num_arrived, time.monotonic()
+        answers = [await ask() for _ in range(30)]
+        assert {answer.status_code for answer in answers} == {429}
+        texts = [a.json()["error"]["message"] for a in answers if a.content]
+        assert any(text.startswith("3 requests are under way") for text in texts)
+        went_on = (time.monotonic() - since) * 1e3 / ASK_EVERY_MS
+        assert gateway.num_arrived - num <= went_on + 1
+        gateway.limit = None  # and so it says no more: the last word loses its force
+        while gateway.num_inside < MAX_REQUESTS:
+            task = ask()
+            await until(lambda task=task: task.done() or gateway.num_inside > len(inside))
+            if not task.done():
+                inside.append(task)
+        gateway.gate.set()
+        assert {a.status_code for a in await asyncio.gather(*inside)} == {200}
+
+    beside(ports, scenario)
