@@ -136,3 +136,14 @@ def set_environment(values: Mapping[str, str], ours: Collection[str] = ()) -> No
         if name in ours:
             os.environ[name] = value
         os.environ.setdefault(name, value)
+
+
+def whole_environment() -> dict[str, str]:
+    """Return all of the environment."""
+    return dict(os.environ)
+
+
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Take this environment instead."""
+    os.environ.clear()
+    os.environ.update(values)

@@ -10,6 +10,7 @@ import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
+from app.launch.grpc_probe import GrpcProbe
 from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 
@@ -70,9 +71,16 @@ def client_of(url: str, socket: Path | None = None) -> httpx.Client:
 
 
 def wait_ready(
-    client: httpx.Client, stop: StopRequest, report: ReportProgress, timeout_s: float = 300.0
+    client: httpx.Client,
+    stop: StopRequest,
+    report: ReportProgress,
+    timeout_s: float = 300.0,
+    *,
+    grpc: GrpcProbe | None = None,
 ) -> bool:
     """Wait until /readyz says so; return False when asked to stop first.
+
+    With ``grpc`` a gRPC call must reach the application too.
 
     Raises:
         ConfigError: a deployment failed (with its message), or ``timeout_s`` passed.
@@ -84,7 +92,8 @@ def wait_ready(
             return False
         report(_progress())
         with contextlib.suppress(httpx.HTTPError):
-            if client.get("/readyz").status_code == 200:
+            is_ready = client.get("/readyz").status_code == 200
+            if is_ready and (grpc is None or grpc.reaches_application()):
                 return True
         stop.wait(0.25)
     raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}; Ray's logs: /tmp/ray")

@@ -10,7 +10,8 @@ import psutil
 
 from app.errors import ConfigError
 from app.launch.draining import drain
-from app.launch.ray_internals import ServeClient, init_ray
+from app.launch.forks.running import RunningForkServer
+from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
@@ -25,18 +26,21 @@ def _init_ray(**options: Any) -> None:
 
 
 @contextlib.contextmanager
-def local_ray(metrics_port: int) -> Iterator[None]:
+def local_ray(metrics_port: int, forks: RunningForkServer) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
     try:
-        _init_ray(
-            address="local",
-            num_cpus=max(MIN_CPUS, available_cpus()),
-            include_dashboard=False,
-            _metrics_export_port=metrics_port,
-        )
+        with only_what_one_machine_needs(forks.client):
+            _init_ray(
+                address="local",
+                num_cpus=max(MIN_CPUS, available_cpus()),
+                include_dashboard=False,
+                _metrics_export_port=metrics_port,
+                # Those would be nobody's job's, and so none of the fork server's.
+                _system_config={"prestart_worker_first_driver": False},
+            )
         yield
     finally:
-        _stop_ray()
+        _stop_ray(forks)
 
 
 @contextlib.contextmanager
@@ -64,7 +68,7 @@ def metrics_urls() -> list[str]:
     return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
-def _stop_ray() -> None:
+def _stop_ray(forks: RunningForkServer) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)
@@ -77,6 +81,7 @@ def _stop_ray() -> None:
                     client.shut_down(GRACE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
+    forks.ask_to_end()
     _, alive = psutil.wait_procs(set(ours), timeout=5)
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -1,6 +1,6 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
+from app.launch.forks.running import RunningForkServer, fork_server
+from app.launch.grpc_probe import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
@@ -46,22 +48,27 @@ class ServeOptions:
 
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
-    with StopRequest() as stop, fast_serve(is_joining=options.address is not None) as haproxy:
+    is_joining = options.address is not None
+    with (
+        StopRequest() as stop,
+        fast_serve(is_joining=is_joining) as haproxy,
+        nullcontext() if is_joining else fork_server(haproxy.path.parent) as forks,
+    ):
         check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
-        with console.status("starting Ray") as status, _ray(options), ExitStack() as stack:
+        with console.status("starting Ray") as status, _ray(options, forks), ExitStack() as stack:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
                 status.update(escape(progress))
 
             with haproxy.check_started_on_error():
-                is_shared = options.address is not None
-                deploying = deployed_beside_others if is_shared else deployed
+                deploying = deployed_beside_others if is_joining else deployed
                 stack.enter_context(deploying(behind_haproxy))
             with _client(config, options, haproxy) as client:
-                if is_ready := wait_ready(client, stop, report):
+                grpc = _grpc_probe(config, options, haproxy)
+                if is_ready := wait_ready(client, stop, report, grpc=grpc):
                     status.stop()
                     _welcome(config, has_keys=wants_key(client))
             if is_ready:
@@ -74,6 +81,17 @@ def run_service(options: ServeOptions) -> None:
 def _client(config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand) -> httpx.Client:
     is_ours = options.address is None and has_haproxy()
     return client_of(config.url, haproxy.local_socket if is_ours else None)
+
+
+def _grpc_probe(
+    config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand
+) -> GrpcProbe | None:
+    if config.grpc_port is None:
+        return None
+    is_ours = options.address is None and has_haproxy()
+    local = f"unix:{haproxy.local_grpc_socket}"
+    target = local if is_ours else f"{config.http.local_host}:{config.grpc_port}"
+    return GrpcProbe(target, config.application_names[0])
 
 
 def _put_haproxy_in_front(
@@ -111,10 +129,11 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(options: ServeOptions) -> AbstractContextManager[None]:
-    if options.address is None:
-        return local_ray(metrics_port(options.metrics_port))
-    return joined_ray(options.address)
+def _ray(options: ServeOptions, forks: RunningForkServer | None) -> AbstractContextManager[None]:
+    if options.address is not None:
+        return joined_ray(options.address)
+    assert forks is not None  # a Ray of our own has one
+    return local_ray(metrics_port(options.metrics_port), forks)
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:

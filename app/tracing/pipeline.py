@@ -60,6 +60,8 @@ class Pipeline(SpanProcessor):
             if span.parent is None:
                 orphans.discard(trace_id)  # what is below it has ended
             return
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
         for sink in self.sinks:
             sink.on_end(span)
 

@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.context import attach, set_value
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.tracing.local_spans import AnySpan, LocalSpans
 from app.tracing.spans import RecordedSpan
@@ -13,25 +15,28 @@ from app.tracing.spans import RecordedSpan
 logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
 BATCH = 512
-EVERY_MS = 1000.0
+EVERY_S = 1.0
+SHUTDOWN_S = 30.0
 RETRY_AFTER_S = 10.0  # after a failure
 
 
 class Sink:
-    """The SDK's batching in front of an exporter; counts what fails or does not fit.
+    """Hands spans to an exporter on a thread of its own; counts what fails or does not fit.
 
-    The SDK's processor drops its oldest span when it is full, with a warning for each and no count;
-    here a span that finds ``max_waiting`` others is counted and not handed on.
+    It is the SDK's BatchSpanProcessor in what it does, but a span that finds ``max_waiting`` others
+    is counted, and to take one costs a twentieth: a request has ten of them, for each exporter.
     """
 
     def __init__(self, name: str, exporter: SpanExporter, max_waiting: int = MAX_WAITING) -> None:
         self.name = name
         self._counted = _Counted(name, exporter)
-        self._max_waiting, self._num_taken, self._num_refused = max_waiting, 0, 0
-        self._processor = BatchSpanProcessor(
-            self._counted, max_waiting, EVERY_MS, min(BATCH, max_waiting)
-        )
-        self._lock = threading.Lock()
+        self._max_waiting = max_waiting
+        self._waiting: deque[AnySpan] = deque()
+        self._num_exporting = self._num_refused = 0
+        self._is_over = False
+        self._exporting, self._awake = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"spans-{name}", daemon=True)
+        self._thread.start()
 
     @property
     def num_dropped(self) -> int:
@@ -40,22 +45,47 @@ class Sink:
 
     def on_end(self, span: AnySpan) -> None:
         """Queue a span, or count it as dropped; never waits."""
-        with self._lock:
-            if self._num_taken - self._counted.num_done >= self._max_waiting:
-                self._num_refused += 1
-                return
-            self._num_taken += 1
-        self._processor.on_end(span)  # type: ignore[arg-type]  # it asks for no more than a context
+        num_waiting = len(self._waiting)
+        if num_waiting + self._num_exporting >= self._max_waiting:
+            self._num_refused += 1
+            return
+        self._waiting.append(span)
+        if num_waiting == BATCH:
+            self._awake.set()
 
     def shutdown(self) -> None:
         """Send what is left, unless nothing could be sent before."""
         if self._counted.is_failing:
             self._counted.shutdown()  # ends a retry that waits
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._is_over = True
+        self._awake.set()
+        self._thread.join(SHUTDOWN_S)
+        self._counted.shutdown()
 
     def force_flush(self, timeout_millis: int) -> bool:
-        """Send what waits."""
-        return self._processor.force_flush(timeout_millis)
+        """Send what waits; False if others still send after ``timeout_millis``."""
+        return self._export_waiting(timeout_millis / 1e3)
+
+    def _run(self) -> None:
+        # What an exporter itself calls is nobody's request; the key is OpenTelemetry's.
+        attach(set_value("suppress_instrumentation", True))
+        while not self._is_over:
+            self._awake.wait(EVERY_S)
+            self._awake.clear()
+            self._export_waiting()
+        self._export_waiting()  # what came while the last was sent
+
+    def _export_waiting(self, timeout_s: float = -1) -> bool:
+        if not self._exporting.acquire(timeout=timeout_s):
+            return False
+        try:
+            while self._waiting:
+                self._num_exporting = min(BATCH, len(self._waiting))
+                self._counted.export([self._waiting.popleft() for _ in range(self._num_exporting)])
+                self._num_exporting = 0
+        finally:
+            self._exporting.release()
+        return True
 
 
 class _Counted(SpanExporter):

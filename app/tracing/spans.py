@@ -50,6 +50,12 @@ class Parent(NamedTuple):
     resource: Resource  # of this process
 
 
+# What was found last in this context, and of which span: every stage of a request asks.
+_found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contextvars.ContextVar(
+    "tandem_parent", default=None
+)
+
+
 class SpanIds(NamedTuple):
     """A span of a sampled request as it is named to another process."""
 
@@ -59,12 +65,6 @@ class SpanIds(NamedTuple):
 
 # Of a task that does a part of a call of many requests; Serve knows the call's span alone.
 _told: contextvars.ContextVar[Parent | None] = contextvars.ContextVar("tandem_told", default=None)
-
-
-# What was found last in this context, and of which span: every stage of a request asks.
-_found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contextvars.ContextVar(
-    "tandem_parent", default=None
-)
 
 
 def current_parent() -> Parent | None:
@@ -188,8 +188,6 @@ class RecordedSpan:
         "resource",
         "start_ns",
     )
-
-    context = SpanContext(1, 1, False, SAMPLED)  # all that the SDK's processor wants to know
 
     def __init__(
         self,

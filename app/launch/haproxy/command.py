@@ -49,8 +49,8 @@ class HaproxyCommand:
     """A shell script and what it needs, beside it.
 
     ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
-    too; without them it is a cluster's, where others may read both, and where a request goes to a
-    second Gateway when the first one dies.
+    and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and
+    where a request goes to a second Gateway when the first one dies.
     """
 
     def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
@@ -58,6 +58,7 @@ class HaproxyCommand:
         self._edits = script.with_name("edits.sed")
         self._refusal = script.with_name("refused.txt")
         self.local_socket = script.with_name("local.sock")
+        self.local_grpc_socket = script.with_name("local-grpc.sock")
 
     def write(self, tls: Tls | None = None, max_requests: int | None = None) -> None:
         """Write the command; with ``tls`` the service's port speaks only TLS.
@@ -104,7 +105,10 @@ class HaproxyCommand:
     def _all(self, tls: Tls | None, max_requests: int | None) -> list[Edit]:
         edits = always(waits_for_bodies=max_requests is None)
         if self._ports:
-            edits += [on_loopback(self._ports), locally(self.local_socket)]
+            edits += [
+                on_loopback(self._ports),
+                *locally(self.local_socket, self.local_grpc_socket),
+            ]
         if tls:
             edits += with_tls(tls.link(self.path.parent), self._ports or ())
         if max_requests is not None:

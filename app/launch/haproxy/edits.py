@@ -117,17 +117,25 @@ def on_loopback(ports: tuple[int, int]) -> Edit:
     )
 
 
-def locally(socket: Path) -> Edit:
-    """Return the edit by which HAProxy also listens, in clear, on a socket of this run's folder.
+def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
+    """Return the edits by which HAProxy also listens, in clear, on sockets of this run's folder.
 
     Nobody but this user enters the folder. There the command asks whether the service is ready, in
-    the same words as others, whatever it asks of those at its port.
+    the same words as others, whatever it asks of those at its ports.
     """
-    return appended(
-        "the socket on which tandem serve asks whether the service is ready",
-        HTTP,
-        [f"bind unix@{socket} mode 600"],
-    )
+    return [
+        appended(
+            "the socket on which tandem serve asks whether the service is ready",
+            HTTP,
+            [f"bind unix@{socket} mode 600"],
+        ),
+        appended(
+            "the socket on which tandem serve asks whether gRPC is ready",
+            GRPC,
+            [f"bind unix@{grpc_socket} mode 600 proto h2"],
+            per=f"^{GRPC}$",
+        ),
+    ]
 
 
 def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:

@@ -61,6 +61,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
         COPY_DEADLINE,
         *grpc_rules.frontend_rules(BEGIN_WITHIN_S),
         *grpc_rules.begin_rules("http-request wait-for-body time 10s at-least 15360"),
+        f"bind unix@{command.parent}/local-grpc.sock mode 600 proto h2",
     ]
     assert after[first : first + len(of_grpc)] == [f"    {rule} # tandem" for rule in of_grpc]
     assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + len(of_grpc)

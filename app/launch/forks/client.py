@@ -1,0 +1,93 @@
+"""The script that Ray starts instead of one of its own: asks the fork server for a fork of itself.
+
+``client.py [TARGET.py] ARGUMENTS...``: without a target it is a worker. A worker's script ends once
+the fork runs, which Ray knows by the worker's id; an agent's stays as long as the agent, because
+Ray waits for the process that it started. Where the server is gone, or refuses (the environment is
+not the one it has imported everything under), the script does the work itself, as Ray's own would.
+
+It runs before anything is imported, so it imports the standard library's least.
+"""
+
+import array
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from pathlib import Path
+
+SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
+WORKER_MODULE = "ray._private.workers.default_worker"
+ANSWERS_WITHIN_S = 30.0  # the server is importing while Ray starts
+MAX_ANSWER_BYTES = 1024
+LENGTH_BYTES = 4  # of the request's head
+
+
+def main() -> None:
+    """Have a fork made, or become the process."""
+    arguments = sys.argv[1:]
+    target = arguments.pop(0) if arguments and arguments[0].endswith(".py") else None
+    if (connection := _forked(target, arguments)) is None:
+        run(target, arguments)
+    elif target is not None:
+        _end_with_fork(connection)
+
+
+def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
+    """Return the connection to the server once it has made the fork; None if it has not."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(ANSWERS_WITHIN_S)
+    try:
+        connection.connect(os.environ.get(SOCKET_VARIABLE, ""))
+        _send(connection, request(target, arguments))
+        if (answer := connection.recv(MAX_ANSWER_BYTES)) == b"forked\n":
+            return connection
+        print("not forked:", answer.decode().strip(), file=sys.stderr)
+    except OSError as error:  # no server, or none any more
+        print("not forked:", error, file=sys.stderr)
+    connection.close()
+    return None
+
+
+def request(target: str | None, arguments: list[str]) -> dict[str, object]:
+    """Return what a fork must have of this process, beside its standard streams."""
+    return {
+        "target": target,
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "leads_group": os.getpgrp() == os.getpid(),
+        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    }
+
+
+def _send(connection: socket.socket, content: dict[str, object]) -> None:
+    streams = array.array("i", (0, 1, 2))
+    body = json.dumps(content).encode()
+    length = len(body).to_bytes(LENGTH_BYTES, "big")
+    connection.sendmsg([length], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    connection.sendall(body)
+
+
+def _end_with_fork(connection: socket.socket) -> None:
+    """Become a shell, a hundredth of an interpreter's memory, that ends as the fork does."""
+    connection.setblocking(True)
+    os.dup2(connection.fileno(), 0)
+    os.execv("/bin/sh", ["sh", "-c", "read status && exit $status; exit 1"])
+
+
+def run(target: str | None, arguments: list[str]) -> None:
+    """Run a script of Ray's as its own interpreter would."""
+    if target is None:
+        sys.argv = [WORKER_MODULE, *arguments]
+        sys.modules.pop(WORKER_MODULE, None)  # imported for what it imports
+        runpy.run_module(WORKER_MODULE, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [target, *arguments]
+        sys.path[0] = str(Path(target).parent)
+        runpy.run_path(target, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What a client asks the fork server for, and how a fork becomes it."""
+
+import array
+import json
+import os
+import signal
+import socket
+from dataclasses import dataclass
+
+from app.environment import replace_environment
+from app.launch.forks.client import LENGTH_BYTES, run
+
+MAX_BODY_BYTES = 2**20
+NUM_STREAMS = 3
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """A process that Ray started a client for."""
+
+    target: str | None  # the script; None: a worker's
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    leads_group: bool  # of processes, as Ray's workers do: it ends what they leave behind
+    blocked: list[int]  # signals
+    streams: list[int]  # file descriptors: standard input, output and error
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for stream in self.streams:
+            os.close(stream)
+
+
+def received(client: socket.socket) -> ForkRequest:
+    """Receive a request.
+
+    Raises:
+        OSError, ValueError, KeyError: it does not come whole in time, or is none.
+
+    """
+    streams = array.array("i")
+    size = NUM_STREAMS * streams.itemsize
+    head, ancillary, _, _ = client.recvmsg(LENGTH_BYTES, socket.CMSG_SPACE(size))
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            streams.frombytes(content[: len(content) // streams.itemsize * streams.itemsize])
+    try:
+        body = json.loads(_exactly(client, int.from_bytes(head, "big")))
+        if len(streams) != NUM_STREAMS:
+            raise ValueError(f"{len(streams)} streams")
+        return ForkRequest(**body, streams=list(streams))
+    except BaseException:
+        for stream in streams:
+            os.close(stream)
+        raise
+
+
+def _exactly(client: socket.socket, length: int) -> bytes:
+    if length > MAX_BODY_BYTES:
+        raise ValueError(f"a request of {length} bytes; {MAX_BODY_BYTES} are the most")
+    body = b""
+    while len(body) < length:
+        if not (part := client.recv(length - len(body))):
+            raise ValueError("the client went away")
+        body += part
+    return body
+
+
+def become(asked: ForkRequest) -> None:
+    """Run the script in this process, as an interpreter started for it would; may not return."""
+    for number, stream in enumerate(asked.streams):
+        os.dup2(stream, number)
+    asked.close()
+    os.chdir(asked.folder)
+    replace_environment(asked.environment)
+    if asked.leads_group:
+        os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked.blocked)
+    run(asked.target, asked.arguments)

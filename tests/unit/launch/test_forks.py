@@ -1,0 +1,167 @@
+"""The fork server and the script that Ray starts, without Ray."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.launch.forks import running
+from app.launch.forks.client import SOCKET_VARIABLE
+from app.launch.forks.running import CLIENT, RunningForkServer, fork_server
+
+# What a process can tell of itself; then it ends as it is told to.
+SCRIPT = """\
+import json, os, signal, sys
+print(json.dumps({
+    "arguments": sys.argv, "parent": os.getppid(), "pid": os.getpid(), "folder": os.getcwd(),
+    "group": os.getpgrp(), "name": __name__, "path": sys.path[0], "environment": dict(os.environ),
+    "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    "imported": "colorsys" in sys.modules,
+    "files": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+}), flush=True)
+if "wait" in sys.argv:
+    sys.stdin.read()
+sys.exit(7)
+"""
+ENVIRONMENT: dict[str, str] = {}  # under which the server was started
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[RunningForkServer, int]]:
+    """One that has imported a module that nobody else here imports, and its process id."""
+    monkeypatch.setattr(running, "EARLY", ("colorsys",))
+    monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
+    with fork_server(tmp_path) as started:
+        ENVIRONMENT.clear()
+        ENVIRONMENT.update({**os.environ})  # pytest changes a variable between setup and call
+        yield started, psutil.Process().children()[-1].pid
+
+
+def client(script: Path, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, CLIENT, script, *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **{"env": ENVIRONMENT, **pipes, **options})
+
+
+def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_a_fork_is_the_process_that_was_to_be_started(
+    server: tuple[RunningForkServer, int], script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    environment = {**ENVIRONMENT, "RAY_JOB_ID": "01000000"}
+    with client(script, "--a", "b", cwd=folder, env=environment) as process:
+        found = told(process)
+        assert process.wait() == 7
+    assert found["parent"] == server[1]
+    assert found["imported"]
+    assert found["arguments"] == [str(script), "--a", "b"]
+    assert (found["name"], found["path"]) == ("__main__", str(tmp_path))
+    assert found["folder"] == str(folder)
+    assert found["environment"] == environment
+    assert found["blocked"] == []
+    assert found["files"] == [0, 1, 2]  # nothing of the server's, or of other clients'
+
+
+def test_blocked_signals_stay_blocked(server: tuple[RunningForkServer, int], script: Path) -> None:
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    with client(script, preexec_fn=block) as process:
+        assert told(process)["blocked"] == [signal.SIGINT]
+
+
+def test_who_leads_a_group_leads_one_as_a_fork(
+    server: tuple[RunningForkServer, int], script: Path
+) -> None:
+    """Ray kills the group of a worker that has ended: it must not be the command's."""
+    with client(script, process_group=0) as process:
+        found = told(process)
+    assert found["group"] == found["pid"] != process.pid
+    with client(script) as process:
+        assert told(process)["group"] == os.getpgrp()
+
+
+def test_another_environment_is_not_forked_for(
+    server: tuple[RunningForkServer, int], script: Path
+) -> None:
+    """What was imported may have read the variable: the client runs the script itself."""
+    with client(script, env={**ENVIRONMENT, "PYTHON_X": "1"}) as process:
+        found = told(process)
+        assert process.wait() == 7
+    assert found["pid"] == process.pid
+    assert not found["imported"]
+    assert found["arguments"] == [str(script)]
+    assert (found["name"], found["path"]) == ("__main__", str(script.parent))
+
+
+def test_without_a_server_the_client_runs_the_script_itself(script: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, SOCKET_VARIABLE: str(tmp_path / "none.sock")}
+    with client(script, env=environment) as process:
+        assert told(process)["pid"] == process.pid
+        assert process.wait() == 7
+
+
+def test_who_ends_the_client_ends_the_fork(
+    server: tuple[RunningForkServer, int], script: Path
+) -> None:
+    with client(script, "wait") as process:
+        fork = psutil.Process(told(process)["pid"])
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        fork.wait(20)  # by SIGTERM: its standard input is open still
+        process.stdin.close()
+
+
+def test_a_fork_that_is_killed_ends_the_client(
+    server: tuple[RunningForkServer, int], script: Path
+) -> None:
+    with client(script, "wait") as process:
+        os.kill(told(process)["pid"], signal.SIGKILL)
+        assert process.wait(20) == 128 + signal.SIGKILL
+
+
+def test_a_request_that_is_none_leaves_the_server_well(
+    server: tuple[RunningForkServer, int], script: Path, tmp_path: Path
+) -> None:
+
+    for body in (b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(ENVIRONMENT[SOCKET_VARIABLE])
+            connection.sendall(body)
+    with client(script) as process:
+        assert told(process)["parent"] == server[1]
+
+
+def test_the_server_ends_with_its_forks(
+    server: tuple[RunningForkServer, int], script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client(script, "wait") as process:
+        fork = psutil.Process(told(process)["pid"])
+        server[0].end()
+        assert not psutil.pid_exists(server[1])
+        fork.wait(20)  # killed, after the grace it has
+        assert process.stdin is not None
+        process.stdin.close()
