@@ -14,8 +14,9 @@ CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
 ENDS_WITHIN_S = 10.0  # it gives its forks five
-# What the agents, the controller, the proxies and the replicas import; not Ray.
-EARLY = (
+# What the agents, the controller, the proxies and the replicas import. Never Ray: its library seeds
+# its random numbers when it is loaded, and forks of it would draw the same identities of tasks.
+MODULES = (
     "aiohttp.web",
     "fastapi",
     "grpc.aio",
@@ -33,14 +34,6 @@ EARLY = (
     "yaml",
     "models.runtime",
     "models.image_files",
-)
-LATE = (
-    "ray._private.workers.default_worker",
-    "ray.serve._private.controller",
-    "ray.serve._private.haproxy",
-    "ray.serve._private.replica",
-    "app.main",
-    "app.deployments.grpc_server",
 )
 
 
@@ -77,7 +70,7 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
         listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
         number = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", SERVER_MODULE, str(number), ",".join(EARLY), ",".join(LATE)],
+            [sys.executable, "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,10 +1,8 @@
 """The fork server: a process that imports what Ray's processes need, then forks for each of them.
 
-``python -m app.launch.forks.server LISTENER EARLY LATE``: the listener is a file descriptor, the
-others are modules, separated by commas. Ray's library reads its environment when it is loaded, and
-that says whose the process is: so ``EARLY``, imported at once, are modules without Ray, and
-``LATE`` are imported when the first worker is asked for, in its environment. The agents are asked
-for before.
+``python -m app.launch.forks.server LISTENER MODULES``: the listener is a file descriptor, the
+modules are separated by commas. None of them is Ray's: when its library is loaded it seeds its
+random numbers and reads whose the process is.
 
 The server has one thread of Python and starts nothing, so a fork is as an interpreter that has just
 imported the modules. It ends when its standard input does; what it forked and is still there
@@ -21,22 +19,20 @@ import socket
 import sys
 import time
 
-from app.environment import replace_environment, whole_environment
+from app.environment import whole_environment
 from app.launch.forks.request import ForkRequest, become, received
 
 GRACE_S = 5.0
 FORKED = b"forked\n"
-# Nothing that is imported early reads what begins with these.
+# Nothing that is imported here reads what begins with these.
 OF_RAY = ("RAY_", "SPT_NOENV")
 
 
 class ForkServer:
     """Answers one client after the other; in a fork, :meth:`serve` returns what it becomes."""
 
-    def __init__(self, listener: socket.socket, late: list[str]) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._environment = whole_environment()
-        self._late = late
-        self._has_late = False
         self._listener = listener
         self._agents: dict[int, socket.socket] = {}  # and who waits for their end
         self._pids: set[int] = set()
@@ -71,8 +67,6 @@ class ForkServer:
             client.settimeout(GRACE_S)
             asked = received(client)
             if not (others := self._others(asked.environment)):
-                if asked.target is None and not self._has_late:
-                    self._import_late(asked.environment)
                 return self._fork(client, asked)
             asked.close()
             client.sendall(f"refused: other {', '.join(others)}\n".encode())
@@ -81,15 +75,9 @@ class ForkServer:
 
     def _others(self, environment: dict[str, str]) -> list[str]:
         """Return the variables that what was imported may have read otherwise."""
-        names = {*environment, *self._environment}
-        if not self._has_late:
-            names = {name for name in names if not name.startswith(OF_RAY)}
+        everything = {*environment, *self._environment}
+        names = {name for name in everything if not name.startswith(OF_RAY)}
         return sorted(n for n in names if environment.get(n) != self._environment.get(n))
-
-    def _import_late(self, environment: dict[str, str]) -> None:
-        replace_environment(environment)
-        import_all(self._late)
-        self._environment, self._has_late = environment, True
 
     def _fork(self, client: socket.socket, asked: ForkRequest) -> ForkRequest | None:
         if (pid := os.fork()) == 0:
@@ -146,16 +134,16 @@ def import_all(modules: list[str]) -> None:
     gc.freeze()  # a collection in a fork would write to every page that is shared
 
 
-def main(listener: socket.socket, early: list[str], late: list[str]) -> ForkRequest | None:
-    """Import what is early, then answer those who connect."""
+def main(listener: socket.socket, modules: list[str]) -> ForkRequest | None:
+    """Import the modules, then answer those who connect."""
     # A terminal's Ctrl-C, or systemd's SIGTERM, is for the command, which ends us after Ray.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    server = ForkServer(listener, late)
-    import_all(early)
+    server = ForkServer(listener)
+    import_all(modules)
     return server.serve()
 
 
 if __name__ == "__main__":
-    _modules = [words.split(",") for words in sys.argv[2:]]
-    if (_asked := main(socket.socket(fileno=int(sys.argv[1])), *_modules)) is not None:
+    _modules = sys.argv[2].split(",")
+    if (_asked := main(socket.socket(fileno=int(sys.argv[1])), _modules)) is not None:
         become(_asked)

@@ -46,7 +46,7 @@ def server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[RunningForkServer, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
-    monkeypatch.setattr(running, "EARLY", ("colorsys",))
+    monkeypatch.setattr(running, "MODULES", ("colorsys",))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     with fork_server(tmp_path) as started:
         ENVIRONMENT.clear()
@@ -165,3 +165,14 @@ def test_the_server_ends_with_its_forks(
         fork.wait(20)  # killed, after the grace it has
         assert process.stdin is not None
         process.stdin.close()
+
+
+def test_what_the_server_imports_is_never_ray() -> None:
+    """Forks of a process that has loaded Ray's library draw the same identities of tasks."""
+    script = (
+        f"import sys, {', '.join(running.MODULES)}; print([m for m in sys.modules if m == 'ray'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

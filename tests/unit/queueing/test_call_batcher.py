@@ -1,85 +1,27 @@
-"""What leaves together, what waits, and what one caller's end means for the others."""
+"""What leaves together, and what waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextvars import ContextVar, copy_context
+from collections.abc import AsyncIterator
 
 import pytest
 
-from app.queueing.call_batcher import (
-    ALONE_BYTES,
-    HOLDS_BACK_S,
-    MAX_BYTES,
-    CallBatcher,
-    Part,
+from app.queueing.call_batcher import ALONE_BYTES, MAX_BYTES
+from tests.support.batched_stage import (
+    CALLS_PER_REPLICA,
+    MAX_IMAGES,
+    Stage,
+    busy,
+    busy_again,
+    end_all,
+    turn,
 )
-from app.queueing.priority import Lane
-from tests.support.virtual_loop import run_virtually
-
-SIZES = (1, 4, 8)
-MAX_IMAGES = SIZES[-1]
-CALLS_PER_REPLICA = 2
-request: ContextVar[str] = ContextVar("request", default="none")
-
-
-class Stage:
-    """Answers each call when the test says so."""
-
-    num_replicas = 1
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-        self.lanes: list[Lane] = []
-        self.alone: list[bool] = []
-        self.contexts: list[str] = []
-        self.ends: list[asyncio.Future[list[str | Exception] | None]] = []
-        self.num_ended = 0
-        empty = copy_context()
-        self.batcher: CallBatcher[str, str] = CallBatcher(
-            self._send, SIZES, lambda: self.num_replicas, empty.copy
-        )
-        self.batcher.calls_per_replica = CALLS_PER_REPLICA
-
-    async def _send(
-        self, lane: Lane, parts: Sequence[Part[str, str]], is_alone: bool
-    ) -> list[str | Exception]:
-        self.calls.append([part.content for part in parts])
-        self.lanes.append(lane)
-        self.alone.append(is_alone)
-        self.contexts.append(request.get())
-        self.ends.append(asyncio.get_running_loop().create_future())
-        try:
-            answers = await self.ends[-1]
-        finally:
-            self.num_ended += 1
-        return answers or [f"{part.content}!" for part in parts]
-
-    def ask(self, *names: str, lane: Lane = "interactive", images: int = 1) -> list[asyncio.Future]:
-        return [self.batcher.submit(name, images, 1000, lane) for name in names]
-
-
-async def turn() -> None:
-    """Let the loop do what is due, and what that brings about."""
-    for _ in range(6):
-        await asyncio.sleep(0)
-
-
-async def busy(stage: Stage) -> None:
-    """Have as many calls under way as may be before others wait."""
-    for number in range(CALLS_PER_REPLICA):
-        stage.ask(f"busy{number}")
-        await turn()
-    assert len(stage.calls) == CALLS_PER_REPLICA
 
 
 @pytest.fixture
 async def stage() -> AsyncIterator[Stage]:
     stage = Stage()
     yield stage
-    for end in stage.ends:  # which grows: what waits leaves when these end
-        if not end.done():
-            end.set_result(None)
-        await turn()
+    await end_all(stage)
 
 
 async def test_a_lone_image_leaves_at_once(stage: Stage) -> None:
@@ -168,15 +110,6 @@ async def test_what_is_large_leaves_alone_whatever_is_under_way(stage: Stage) ->
     await busy_again(stage)
 
 
-async def busy_again(stage: Stage) -> None:
-    """Check that the calls that ended are counted right: as many may be under way as before."""
-    stage.calls.clear()
-    for number in range(CALLS_PER_REPLICA + 2):
-        stage.ask(str(number))
-        await turn()
-    assert len(stage.calls) == CALLS_PER_REPLICA
-
-
 async def test_lanes_share_no_call_and_hold_each_other_back_in_nothing(stage: Stage) -> None:
     stage.ask("photo", "other photo")
     stage.ask("form", lane="bulk")
@@ -190,88 +123,3 @@ async def test_lanes_share_no_call_and_hold_each_other_back_in_nothing(stage: St
     stage.ask("third photo")
     await turn()
     assert stage.calls[2:] == [["second form"], ["third photo"]]
-
-
-async def test_an_error_of_one_is_no_error_of_the_others(stage: Stage) -> None:
-    answers = stage.ask("a", "b", "c")
-    await turn()
-    stage.ends[0].set_result(["a!", ValueError("b"), "c!"])
-    found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [str(one) for one in found] == ["a!", "b", "c!"]
-    assert isinstance(found[1], ValueError)
-
-
-async def test_an_error_of_the_call_is_one_of_all_its_parts(stage: Stage) -> None:
-    answers = stage.ask("a", "b")
-    await turn()
-    stage.ends[0].set_exception(ConnectionError("gone"))
-    found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [type(one) for one in found] == [ConnectionError] * 2
-    await busy_again(stage)
-
-
-async def test_a_caller_that_goes_away_ends_no_call_of_others(stage: Stage) -> None:
-    first, second = stage.ask("a", "b")
-    await turn()
-    first.cancel()
-    await turn()
-    assert stage.num_ended == 0
-    stage.ends[0].set_result(None)
-    assert await second == "b!"
-
-
-async def test_a_call_ends_with_the_last_of_its_callers(stage: Stage) -> None:
-    answers = stage.ask("a", "b")
-    await turn()
-    for answer in answers:
-        answer.cancel()
-    await turn()
-    assert stage.num_ended == 1
-    await busy_again(stage)
-
-
-async def test_who_goes_away_while_waiting_is_not_sent(stage: Stage) -> None:
-    await busy(stage)
-    gone, stays = stage.ask("gone", "stays")
-    gone.cancel()
-    stage.ends[0].set_result(None)
-    await turn()
-    assert stage.calls[CALLS_PER_REPLICA:] == [["stays"]]
-    assert not stays.done()
-
-
-async def test_a_call_that_is_ended_from_outside_ends_its_callers(stage: Stage) -> None:
-    (answer,) = stage.ask("a")
-    await turn()
-    stage.ends[0].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await answer
-    await busy_again(stage)
-
-
-def test_calls_that_take_too_long_hold_back_no_others() -> None:
-    async def run() -> None:
-        stage = Stage()
-        await busy(stage)
-        stage.ask("waits")
-        await asyncio.sleep(HOLDS_BACK_S * 0.9)
-        assert len(stage.calls) == CALLS_PER_REPLICA
-        await asyncio.sleep(HOLDS_BACK_S * 0.2)
-        assert stage.calls[CALLS_PER_REPLICA:] == [["waits"]]
-        for end in stage.ends:
-            end.set_result(None)
-        await turn()
-        await busy_again(stage)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-
-    run_virtually(run())
-
-
-async def test_a_call_runs_in_no_requests_context(stage: Stage) -> None:
-    request.set("mine")
-    stage.ask("a")
-    await turn()
-    stage.batcher.submit_alone("b", 1, 1, "interactive")
-    await turn()
-    assert stage.contexts == ["none", "none"]
