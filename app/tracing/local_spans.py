@@ -48,11 +48,11 @@ class LocalSpans(SpanExporter):
 
     def _begin_file(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        total = sum(path.stat().st_size for path in files) + self._max_bytes // FILES
+        files = sorted(self._folder.glob("*.jsonl"), key=_modified_at)
+        total = sum(map(_num_bytes, files)) + self._max_bytes // FILES
         while files and total > self._max_bytes:
             oldest = files.pop(0)
-            total -= oldest.stat().st_size
+            total -= _num_bytes(oldest)
             oldest.unlink(missing_ok=True)
         self._file = self._folder / f"{time.time_ns() // 10**6}-{os.getpid()}.jsonl"
         self._num_bytes = 0
@@ -110,10 +110,13 @@ def _link(context: SpanContext) -> dict[str, str | None]:
 
 def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the spans of a folder, the newest file first; half-written lines are left out."""
-    files = [path for path in folder.glob("*.jsonl") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+    for path in sorted(folder.glob("*.jsonl"), key=_modified_at, reverse=True):
         resource: dict[str, Any] = {}
-        for line in path.read_text("utf-8", "replace").splitlines():
+        try:
+            text = path.read_text("utf-8", "replace")
+        except (FileNotFoundError, IsADirectoryError):  # a service makes room meanwhile
+            continue
+        for line in text.splitlines():
             try:
                 found = json.loads(line)
             except ValueError:
@@ -122,3 +125,19 @@ def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
                 yield {"resource": resource} | found
             elif isinstance(found, dict):
                 resource = found.get("resource", {})
+
+
+def _modified_at(path: Path) -> float:
+    """Return when a file was last written to; 0 if another process has removed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _num_bytes(path: Path) -> int:
+    """Return a file's size; 0 if another process has removed it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

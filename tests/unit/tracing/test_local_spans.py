@@ -71,3 +71,18 @@ def test_a_recorded_span_is_the_same_line_as_what_the_sdk_makes_of_it(exported, 
     batch = RecordedSpan("batch", None, parent.resource, (1.0, 2.0), {}, links, "out of memory")
     for span in (plain, batch):
         assert json.loads(line_of(span)) == json.loads(line_of(span.made()))
+
+
+def test_a_file_that_goes_while_the_folder_is_read_is_left_out(tmp_path, spans):
+    """A service that makes room removes the oldest."""
+    LocalSpans(tmp_path, 1).export(spans)
+    (file,) = tmp_path.glob("*.jsonl")
+    file.with_name("another.jsonl").write_bytes(file.read_bytes())
+    newest, oldest = sorted(tmp_path.glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True)
+    found = read_spans(tmp_path)
+    next(found)  # the folder has been listed
+    oldest.unlink()
+    assert len(list(found)) == len(spans) - 1
+    newest.unlink()
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    assert list(read_spans(tmp_path)) == []
