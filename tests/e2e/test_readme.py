@@ -203,6 +203,9 @@ def test_the_overhead_is_what_was_measured() -> None:
     rates = [f"{null[name]['images_per_s']:.0f}" for name in ("yardstick", "tandem", "tandem:old")]
     told = "it answers {} requests a second, Tandem {} (before: {})".format(*rates)
     assert told in words
+    plain = json.loads((ROOT / "tests/load/results/serve-run.json").read_text("utf-8"))
+    share = plain["serve-run"]["median"]["16"]["serve-run"]["of_tandem"]
+    assert f"reaches {share:.2f} of `tandem serve`" in words
 
 
 def test_the_faults_are_what_was_measured() -> None:
