@@ -204,7 +204,7 @@ class _StaticRun:
     """An infer request of one thread and one batch size, with an input tensor of its own.
 
     Images are copied into it one by one, here on the thread that runs them: to stack them first
-    would be one copy more, and to make OpenVINO a new tensor each time costs 0.1 ms.
+    would be one copy more, and a new tensor of OpenVINO's each time costs more still.
     """
 
     def __init__(self, compiled: ov.CompiledModel, shape: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ Finished = Callable[[Sequence[BatchResult] | None, BaseException | None], None]
 
 
 class MemberCall:
-    """Waits for all images of a call with callbacks; a task for it would cost 0.1 ms.
+    """Waits for all images of a call with callbacks; cheaper than a task.
 
     Args:
         futures: of the call's images, one or more.

@@ -88,7 +88,7 @@ async def enough_of(
 
 
 async def _all_or_one_failed(calls: Collection[asyncio.Future[Any]]) -> None:
-    """Return once all have succeeded, or one has not; asyncio.wait would cost twice as much."""
+    """Return once all have succeeded, or one has not, with less than asyncio.wait does."""
     over = asyncio.get_running_loop().create_future()
     num_left = len(calls)
 

@@ -83,7 +83,7 @@ class Timeline:
 
 
 class Measured:
-    """A block of code that is timed; a class, since a generator's context costs thrice as much."""
+    """A block of code that is timed; a class, which costs less than a generator's context."""
 
     __slots__ = ("_interval", "_name", "_observe", "_timeline")
 

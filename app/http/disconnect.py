@@ -1,6 +1,6 @@
 """Notices clients that hang up while their request is answered, and cancels its task.
 
-A task that waits for the disconnect costs every request 0.05 ms, and few requests live long enough
+A task that waits for the disconnect costs every request CPU time, and few live long enough
 to need it: instead all requests under way are looked at together, every ``LOOK_EVERY_S``.
 """
 

@@ -24,7 +24,7 @@ class Sink:
     """Hands spans to an exporter on a thread of its own; counts what fails or does not fit.
 
     It is the SDK's BatchSpanProcessor in what it does, but a span that finds ``max_waiting`` others
-    is counted, and to take one costs a twentieth: a request has ten of them, for each exporter.
+    is counted, and to take one costs little: a request has ten of them, for each exporter.
     """
 
     def __init__(self, name: str, exporter: SpanExporter, max_waiting: int = MAX_WAITING) -> None:
