@@ -66,7 +66,7 @@ class Usage:
 
 
 class UnderWay:
-    """The block of :meth:`Usage.under_way`; a class, which costs less than a generator's context."""
+    """The block of :meth:`Usage.under_way`; a class is cheaper than a generator's context."""
 
     __slots__ = ("_num_images", "_usage")
 
