@@ -47,10 +47,6 @@ class Sent(NamedTuple):
     content_type: str = ""
 
 
-def request(channel: Channel, **headers: str) -> Sent:
-    return Sent(channel, **headers)
-
-
 async def read_body(sent: Sent, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
     with (budget or ByteBudget(10**9)).share() as share:
         return await read_in(sent, max_bytes, share)
@@ -61,57 +57,57 @@ async def read_in(sent: Sent, max_bytes: int, share: Share) -> bytes:
 
 
 async def test_chunks_are_joined():
-    assert await read_body(request(Channel(b"ab", b"", b"c")), LIMIT) == b"abc"
+    assert await read_body(Sent(Channel(b"ab", b"", b"c")), LIMIT) == b"abc"
 
 
 async def test_an_empty_body():
-    assert await read_body(request(Channel()), LIMIT) == b""
+    assert await read_body(Sent(Channel()), LIMIT) == b""
 
 
 async def test_exactly_the_limit_passes():
-    assert len(await read_body(request(Channel(bytes(60), bytes(40))), LIMIT)) == LIMIT
+    assert len(await read_body(Sent(Channel(bytes(60), bytes(40))), LIMIT)) == LIMIT
 
 
 async def test_chunks_without_a_length_are_counted():
     with pytest.raises(BodyTooLargeError, match="101 bytes or more, the limit is 100"):
-        await read_body(request(Channel(bytes(60), bytes(41))), LIMIT)
+        await read_body(Sent(Channel(bytes(60), bytes(41))), LIMIT)
 
 
 async def test_a_length_that_says_less_than_is_sent():
     with pytest.raises(BodyTooLargeError, match="110 bytes"):
-        await read_body(request(Channel(bytes(110)), content_length="5"), LIMIT)
+        await read_body(Sent(Channel(bytes(110)), content_length="5"), LIMIT)
 
 
 @pytest.mark.parametrize("length", ["101", "99999999999999"])
 async def test_a_length_over_the_limit_is_enough(length):
     channel = Channel(b"short")
     with pytest.raises(BodyTooLargeError, match=f"{length} bytes"):
-        await read_body(request(channel, content_length=length), LIMIT)
+        await read_body(Sent(channel, content_length=length), LIMIT)
     assert channel.num_read == 1  # still read: the client is to see the answer
 
 
 @pytest.mark.parametrize("length", ["", "-5", "x", "²", "1e3", "+7"])
 async def test_a_length_that_is_no_number_is_not_believed(length):
-    assert await read_body(request(Channel(b"body"), content_length=length), LIMIT) == b"body"
+    assert await read_body(Sent(Channel(b"body"), content_length=length), LIMIT) == b"body"
 
 
 async def test_a_little_too_much_is_read_to_its_end():
     channel = Channel(*[bytes(50)] * 7)
     with pytest.raises(BodyTooLargeError):
-        await read_body(request(channel), LIMIT)
+        await read_body(Sent(channel), LIMIT)
     assert channel.num_read == 7
 
 
 async def test_far_too_much_is_cut_off():
     channel = Channel(*[bytes(LIMIT)] * 50)
     with pytest.raises(BodyTooLargeError):
-        await read_body(request(channel), LIMIT)
+        await read_body(Sent(channel), LIMIT)
     assert channel.num_read == DRAIN_FACTOR + 1
 
 
 async def test_a_client_that_hangs_up_half_way():
     with pytest.raises(ClientGoneError, match="after 30 bytes"):
-        await read_body(request(Channel(bytes(30), hangs_up=True)), LIMIT)
+        await read_body(Sent(Channel(bytes(30), hangs_up=True)), LIMIT)
 
 
 def part(name: str, data: bytes, filename: str | None = None) -> bytes:
@@ -130,7 +126,7 @@ async def files_of(
     budget: ByteBudget | None = None,
     **channel: bool,
 ) -> list[bytes]:
-    made = request(Channel(*chunks, **channel), content_type=content_type)
+    made = Sent(Channel(*chunks, **channel), content_type=content_type)
     with (budget or ByteBudget(10**9)).share() as share:
         return await read_form(
             made.channel.receive, made.content_length, made.content_type, max_bytes, 3, share
@@ -251,12 +247,12 @@ async def test_a_client_that_hangs_up_within_a_form():
 async def test_what_is_held_counts_until_the_request_ends():
     budget = ByteBudget(150)
     with budget.share() as share:
-        await read_in(request(Channel(bytes(60), bytes(40))), LIMIT, share)
+        await read_in(Sent(Channel(bytes(60), bytes(40))), LIMIT, share)
         assert budget.num_held == 100
         with pytest.raises(OverloadedError, match=r"hold 120 bytes.*is 150; try again"):
-            await read_body(request(Channel(bytes(20), bytes(31))), LIMIT, budget)
+            await read_body(Sent(Channel(bytes(20), bytes(31))), LIMIT, budget)
         assert budget.num_held == 100  # the refused one's are given back
-        assert len(await read_body(request(Channel(bytes(50))), LIMIT, budget)) == 50
+        assert len(await read_body(Sent(Channel(bytes(50))), LIMIT, budget)) == 50
     assert budget.num_held == 0
 
 
@@ -271,22 +267,22 @@ async def test_a_form_counts_too():
 async def test_what_has_no_room_is_not_read():
     channel = Channel(bytes(60))
     with pytest.raises(OverloadedError):
-        await read_body(request(channel, content_length="60"), LIMIT, ByteBudget(50))
+        await read_body(Sent(channel, content_length="60"), LIMIT, ByteBudget(50))
     assert channel.num_read == 0
 
 
 async def test_what_is_only_announced_takes_no_room():
     budget, channel = ByteBudget(100), Silent()
-    reading = asyncio.create_task(read_body(request(channel, content_length="90"), LIMIT, budget))
+    reading = asyncio.create_task(read_body(Sent(channel, content_length="90"), LIMIT, budget))
     await channel.asked.wait()
-    assert len(await read_body(request(Channel(bytes(100))), LIMIT, budget)) == 100
+    assert len(await read_body(Sent(Channel(bytes(100))), LIMIT, budget)) == 100
     reading.cancel()
 
 
 async def test_what_is_dropped_is_not_held():
     budget = ByteBudget(LIMIT)
     with budget.share() as share, pytest.raises(BodyTooLargeError):
-        await read_in(request(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
+        await read_in(Sent(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
     assert budget.num_held == 0
 
 

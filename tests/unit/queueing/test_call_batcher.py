@@ -1,7 +1,6 @@
 """What leaves together, and what waits."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,16 +11,8 @@ from tests.support.batched_stage import (
     Stage,
     busy,
     busy_again,
-    end_all,
     turn,
 )
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage()
-    yield stage
-    await end_all(stage)
 
 
 async def test_a_lone_image_leaves_at_once(stage: Stage) -> None:

@@ -1,7 +1,6 @@
 """What one caller's end, an error or a call that hangs means for the others."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.support.batched_stage import (
     turn,
 )
 from tests.support.virtual_loop import run_virtually
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage()
-    yield stage
-    await end_all(stage)
 
 
 async def test_an_error_of_one_is_no_error_of_the_others(stage: Stage) -> None:
