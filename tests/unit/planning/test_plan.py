@@ -171,14 +171,28 @@ def test_costs_from_a_bench(tmp_path):
     )
 
 
+RESULTS = Path(__file__).parents[2] / "load" / "results"
+
+
 def test_costs_from_the_projects_own_measurement():
-    path = Path(__file__).parents[2] / "load" / "results" / "share-before-tracing.json"
-    costs = read_costs(path, ("resnet50", "densenet169"))
+    costs = read_costs(RESULTS / "share.json", ("resnet50", "densenet169"))
     assert costs.is_together
     # The set's record and the constants beside it say the same within a tenth.
     expected = planned_costs(load_model_set("imagenette").manifest, "INT8")
     assert costs.cpu_ms["Gateway"] == pytest.approx(expected.cpu_ms["Gateway"], rel=0.1)
-    assert costs.around_ms == pytest.approx(expected.around_ms, rel=0.1)
+
+
+def test_what_is_expected_beside_the_networks_was_measured():
+    measured = json.loads((RESULTS / "apart.json").read_text())["apart"]["median"]["16"]
+    manifest = load_model_set("imagenette").manifest
+    for form, contestant in {"whole": "tandem", "members": "members", "stages": "apart"}.items():
+        costs, by_process = planned_costs(manifest, "INT8", form), measured[contestant]["by_process"]
+        around_ms = by_process["Ray"] + by_process["HAProxy"]
+        assert costs.around_ms == pytest.approx(around_ms, rel=0.2), form
+        if form != "whole":
+            assert costs.cpu_ms["Gateway"] == pytest.approx(by_process["Gateway"], rel=0.2), form
+    decoder_ms = measured["apart"]["by_process"]["Decoder"]
+    assert costs.cpu_ms["Decoder"] == pytest.approx(decoder_ms, rel=0.2)
 
 
 @pytest.mark.parametrize(
