@@ -51,7 +51,7 @@ def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole"
     on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
     source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
     inside = of_members if form == "whole" else {}
-    return Costs(cpu_ms, members, AROUND_CPU_MS[form], source, inside)
+    return Costs(cpu_ms, members, AROUND_CPU_MS, source, inside)
 
 
 def read_costs(path: Path, members: tuple[str, ...]) -> Costs:

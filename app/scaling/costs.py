@@ -11,17 +11,16 @@ from models.manifest import Manifest
 from models.record import Precision
 
 DECODE_CPU_MS = 1.8  # on the Gateway's threads
-DECODER_CPU_MS = 2.8  # in a process of its own, its calls included
+DECODER_CPU_MS = 2.6  # in a process of its own, its calls included
 # HTTP, and the graph's calls: to stages in other processes, or in the same one.
-GATEWAY_APART_CPU_MS = 2.5
+GATEWAY_APART_CPU_MS = 2.2
 GATEWAY_TOGETHER_CPU_MS = 1.4
 COMBINE_CPU_MS = 0.5
 MEMBER_CPU_MS = 20.0  # of a member that has no record
 # A record is of full batches in one process; in one of its own a member has its calls too, and
 # batches that are a little smaller.
-MEMBER_APART = 1.15
-# Ray's processes and HAProxy, which no replica's figures show, by the graph's form.
-AROUND_CPU_MS = {"whole": 0.7, "members": 0.9, "stages": 0.95}
+MEMBER_APART = 1.1
+AROUND_CPU_MS = 0.7  # Ray's processes and HAProxy, which no replica's figures show
 
 
 def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:

@@ -186,7 +186,8 @@ def test_what_is_expected_beside_the_networks_was_measured():
     measured = json.loads((RESULTS / "apart.json").read_text())["apart"]["median"]["16"]
     manifest = load_model_set("imagenette").manifest
     for form, contestant in {"whole": "tandem", "members": "members", "stages": "apart"}.items():
-        costs, by_process = planned_costs(manifest, "INT8", form), measured[contestant]["by_process"]
+        costs = planned_costs(manifest, "INT8", form)
+        by_process = measured[contestant]["by_process"]
         around_ms = by_process["Ray"] + by_process["HAProxy"]
         assert costs.around_ms == pytest.approx(around_ms, rel=0.2), form
         if form != "whole":
