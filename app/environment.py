@@ -10,6 +10,7 @@ from pathlib import Path
 
 MIB = 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
+NICENESS = "RAY_worker_niceness"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
@@ -46,6 +47,9 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         # makes 1 MB/s of a connection with 50 ms to and fro.
         "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": str(MIB),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's default is nice 15 for its workers, replicas and HAProxy among them: a busy program
+        # leaves them 3 % of a core, and proxies do not start in time (DECISIONS.md).
+        NICENESS: "0",
         # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     }

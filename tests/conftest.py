@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from app.environment import NICENESS
 from app.launch import ports
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
@@ -45,6 +46,8 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A test's own Ray, too, does not starve beside what is busy.
+    os.environ[NICENESS] = "0"
     os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
         prefix="tandem-tests-"
     )

@@ -12,6 +12,10 @@ from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+    from collections.abc import Sequence
+
+    from app.planning.costs import Form
+    from app.planning.forms import PlannedForm
     from app.planning.plan import Costs, Plan, Requirements
 
 out = Console(soft_wrap=True, highlight=False)
@@ -43,9 +47,11 @@ def plan(
     """Say how many nodes and replicas a load takes, from what an image costs.
 
     Every assumption is listed. Costs are the set's record unless --costs gives
-    what tandem bench measured on a machine like your nodes.
+    what tandem bench measured on a machine like your nodes. From the record the
+    forms of the graph are compared: whole, members apart, all stages apart.
     """
     from app.planning.costs import planned_costs, read_costs
+    from app.planning.forms import compare_forms
     from app.planning.plan import Requirements
     from app.planning.plan import plan as make_plan
     from models.model_set import load_model_set
@@ -56,15 +62,19 @@ def plan(
     members = tuple(member.name for member in manifest.members)
     if costs is not None and apart:
         raise ConfigError("--apart and --costs: where the stages ran is in the file already")
-    known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", apart=apart)
+    form: Form = "stages" if apart else "whole"
+    known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", form)
     found = make_plan(needs, known)
+    forms = [] if costs else compare_forms(needs, manifest)
     assumed = assumptions(needs, known)
     if str(json_file) != "-":
         _show(needs, known, found)
+        if forms:
+            _show_forms(forms)
         out.print("assumed:")
         for line in assumed:
             out.print(f"  - {line}")
-    write_json(json_file, as_json(needs, known, found) | {"assumed": assumed})
+    write_json(json_file, as_json(needs, known, found, forms) | {"assumed": assumed})
 
 
 def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
@@ -94,9 +104,26 @@ def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
     )
 
 
+def _show_forms(forms: "Sequence[PlannedForm]") -> None:
+    table = Table(title="the same load, by where the stages run", title_justify="left")
+    table.add_column("form")
+    for column in ("CPU-ms", "alone, ms", "nodes", "replicas", "p99, ms"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for one in forms:
+        counted = ("-", "-", "-")
+        if one.plan is not None:
+            replicas = sum(one.plan.replicas_per_node.values()) * one.plan.nodes
+            counted = (str(one.plan.nodes), str(replicas), f"{one.plan.p99_ms:.0f}")
+        table.add_row(one.name, f"{one.cpu_ms:.1f}", f"{one.costs.alone_ms:.0f}", *counted)
+    out.print(table)
+    for one in forms:
+        if one.plan is None:
+            out.print(f"{one.name}: {one.why_not}")
+
+
 def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
     """Return what the plan takes for granted."""
-    from app.planning.plan import HTTP_MS, SIMULATED_RATE, UTILIZATIONS
+    from app.planning.plan import HTTP_MS, SERIAL_BUSY, SERIAL_CPU_MS, SIMULATED_RATE, UTILIZATIONS
 
     where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
     spread = (
@@ -104,12 +131,17 @@ def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
         'max_replicas_per_node is "a node" and its max_replicas "in all" or more; keep '
         'min_replicas above "a node", so that no node\'s death takes all of a stage'
     )
+    serial = (
+        f"{SERIAL_CPU_MS:g} ms of an image pass through one process's event loop and Python's "
+        f"lock, whatever its cores: {1e3 / SERIAL_CPU_MS:.0f} images/s at most, {SERIAL_BUSY:.0%} "
+        f"of it planned, so {costs.cores('Gateway'):g} cores a Gateway"
+    )
     return [
         f"costs: {costs.source}. Yours will differ: on a machine like your nodes, tandem bench "
         "--concurrency 16 --json costs.json, then --costs costs.json",
         f"{where}; an image's time is its CPU time, one core each: {costs.alone_ms:.0f} ms alone, "
         f"{HTTP_MS:g} ms of it HTTP and Ray"
-        + (", the members one after the other" if costs.is_together else ""),
+        + (", the members side by side" if costs.member_ms else ""),
         "a core of the node does what a core did there, with all of them busy: memory bandwidth, "
         "clock and SMT are not in it",
         f"{costs.around_ms:.1f} CPU-ms an image for Ray and HAProxy, at least one core a node",
@@ -121,12 +153,15 @@ def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
             if needs.rate > SIMULATED_RATE
             else ""
         )
-        + "; the network is not in it",
-        *([] if costs.is_together else [spread]),
+        + "; the network is not in it"
+        + (", and members of one process run one after the other" if costs.is_together else ""),
+        *([serial] if costs.is_together else [spread]),
     ]
 
 
-def as_json(needs: "Requirements", costs: "Costs", found: "Plan") -> dict[str, Any]:
+def as_json(
+    needs: "Requirements", costs: "Costs", found: "Plan", forms: "Sequence[PlannedForm]" = ()
+) -> dict[str, Any]:
     """Return plain values."""
     return {
         "rate": needs.rate,
@@ -146,5 +181,15 @@ def as_json(needs: "Requirements", costs: "Costs", found: "Plan") -> dict[str, A
                 "utilization_survived": round(found.utilization_survived[name], 3),
             }
             for name, ms in costs.cpu_ms.items()
+        },
+        "forms": {
+            one.form: {
+                "cpu_ms": round(one.cpu_ms, 2),
+                "alone_ms": round(one.costs.alone_ms, 1),
+                "nodes": one.plan.nodes if one.plan else None,
+                "simulated_p99_ms": round(one.plan.p99_ms, 1) if one.plan else None,
+                "why_not": one.why_not,
+            }
+            for one in forms
         },
     }

@@ -1,14 +1,15 @@
 """CPU cost of an image by stage: from the set's accuracy record, or from a benchmark's JSON."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from app.errors import ConfigError
 from app.planning.plan import Costs
 from app.scaling.costs import (
-    AROUND_APART_CPU_MS,
-    AROUND_TOGETHER_CPU_MS,
-    DECODE_CPU_MS,
+    AROUND_CPU_MS,
+    DECODER_CPU_MS,
     MEMBER_APART,
     gateway_cpu_ms,
     member_cpu_ms,
@@ -20,23 +21,37 @@ from models.record import Precision
 
 AROUND = ("Ray", "HAProxy")  # as tandem bench names them
 MAX_CPU_MS = 1e6  # of an image in a stage; more is no measurement
-REST = "photos of 500 x 375 on two cores with AVX2"
+REST = "photos of 15 to 240 KB on two cores with AVX512-VNNI"
+
+Form = Literal["whole", "members", "stages"]
+FORMS: Mapping[Form, str] = {
+    "whole": "whole graphs side by side",
+    "members": "members apart",
+    "stages": "all stages apart",
+}
 
 
-def planned_costs(manifest: Manifest, precision: Precision, *, apart: bool) -> Costs:
-    """Return what is expected of each stage, for a plan."""
+def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole") -> Costs:
+    """Return what is expected of each stage of a form of the graph, for a plan."""
     members = tuple(member.name for member in manifest.members)
-    place = "deployment" if apart else "gateway"
-    settings = Settings.model_validate({"precision": precision, "decoder": place, "members": place})
+    settings = Settings.model_validate(
+        {
+            "precision": precision,
+            "decoder": "deployment" if form == "stages" else "gateway",
+            "members": "gateway" if form == "whole" else "deployment",
+        }
+    )
     cpu_ms = {"Gateway": gateway_cpu_ms(manifest, settings)}
-    if apart:
-        cpu_ms["Decoder"] = DECODE_CPU_MS
-        cpu_ms |= {n: MEMBER_APART * ms for n, ms in member_cpu_ms(manifest, precision).items()}
+    if form == "stages":
+        cpu_ms["Decoder"] = DECODER_CPU_MS
+    of_members = member_cpu_ms(manifest, precision)
+    if form != "whole":
+        cpu_ms |= {name: MEMBER_APART * ms for name, ms in of_members.items()}
     records = [r for r in records_of_networks(manifest) if r.cpu_ms_per_image]
     on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
     source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
-    around_ms = AROUND_APART_CPU_MS if apart else AROUND_TOGETHER_CPU_MS
-    return Costs(cpu_ms, members, around_ms, source)
+    inside = of_members if form == "whole" else {}
+    return Costs(cpu_ms, members, AROUND_CPU_MS, source, inside)
 
 
 def read_costs(path: Path, members: tuple[str, ...]) -> Costs:

@@ -7,15 +7,20 @@ a simulation are bounded, and so are its time and memory, whatever is asked for.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.bench.arrivals import poisson_arrivals
 from app.errors import ConfigError
 from app.planning.simulated_service import Service, SimStage
 from app.planning.simulator import Simulation
 
-HTTP_MS = 4.2  # of one image beyond its stages (share-before-tracing.json, overhead_ms)
-CORES_TOGETHER = 4.0  # of a replica that is a whole graph (configs/xeon-one-socket.yaml)
+HTTP_MS = 2.7  # of one image beyond its stages (overhead.json, one client)
+CORES_TOGETHER = 4.0  # of a replica that is a whole graph, at most (configs/xeon-one-socket.yaml)
+# What one process cannot exceed, whatever its cores: so much of an image passes through its event
+# loop and under Python's one lock. 510 requests/s were answered where networks cost nothing
+# (overhead.json, null: photos of 10 KB, whose decoding is in it).
+SERIAL_CPU_MS = 1.9
+SERIAL_BUSY = 0.6  # of that, at most: what waits for the loop waits in every stage
 CORES_APART = {"Gateway": 1.0, "Decoder": 2.0, "Combiner": 1.0}  # configs/cluster.yaml
 CORES_OF_MEMBER = 4.0
 MAX_BATCH_SIZE = 8
@@ -37,6 +42,8 @@ class Costs:
     members: tuple[str, ...]
     around_ms: float  # of Ray and HAProxy
     source: str
+    # Of the Gateway's cpu_ms, what each member in its process takes, if that is known.
+    member_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_together(self) -> bool:
@@ -53,13 +60,22 @@ class Costs:
     def cores(self, stage: str) -> float:
         """Return the cores of one replica."""
         if self.is_together and stage == "Gateway":
-            return CORES_TOGETHER
+            return self._cores_together
         return CORES_APART.get(stage, CORES_OF_MEMBER)
 
     @property
+    def _cores_together(self) -> float:
+        """As many as one event loop keeps busy: the cheaper the networks, the fewer."""
+        kept_busy = SERIAL_BUSY * self.cpu_ms["Gateway"] / SERIAL_CPU_MS
+        return float(max(1, min(CORES_TOGETHER, math.floor(kept_busy))))
+
+    @property
     def alone_ms(self) -> float:
-        """How long one image takes when nothing else is there."""
-        return HTTP_MS + sum(max(self.cpu_ms[name] for name in step) for step in self.steps)
+        """How long one image takes when nothing else is there: its members run side by side."""
+        in_turn = sum(max(self.cpu_ms[name] for name in step) for step in self.steps)
+        if self.member_ms and self.cores("Gateway") > 1:
+            in_turn -= sum(self.member_ms.values()) - max(self.member_ms.values())
+        return HTTP_MS + in_turn
 
 
 LIMITS = {  # of Requirements: the option, the lowest and the highest value, its unit

@@ -8,17 +8,17 @@ do, and photos pass. Deadlines are looked at whenever a file has its turn.
 """
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar, cast
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.priority import BULK_EVERY, Lane, PriorityQueue
 from app.queueing.threads import WorkerThreads
-from models.errors import TooManyPixelsError
+from models.errors import TandemError, TooManyPixelsError
 
 R = TypeVar("R")
 
@@ -52,10 +52,20 @@ class _Job(Generic[R]):
         return self.future.done()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended(Generic[R]):
+    """A job that has had its turn; neither result nor error: its caller went away."""
+
+    job: _Job[R]
+    result: R | None = None
+    error: BaseException | None = None
+
+
 class DecodeQueue(Generic[R]):
     """Feeds ``num_threads`` threads; ``max_heavy_pixels`` of heavy files wait or are decoded.
 
-    All methods are called on the event loop, ``run`` on a thread.
+    A thread that is free takes the next file by itself and does not wait for the event loop. All
+    methods are called on the loop, ``run`` on a thread.
     """
 
     def __init__(
@@ -64,9 +74,9 @@ class DecodeQueue(Generic[R]):
         max_heavy_pixels: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._threads: WorkerThreads[R | Heavy[R]] = WorkerThreads(num_threads, "decode")
+        self._threads: WorkerThreads[_Ended[R] | None] = WorkerThreads(num_threads, "decode")
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
-        self._num_free = num_threads
+        self._lock = threading.Lock()  # of all that follows
         self._num_heavy_free = max(1, num_threads - 1)
         self._light: PriorityQueue[_Job[R]] = PriorityQueue()
         self._heavy: deque[_Job[R]] = deque()
@@ -83,73 +93,85 @@ class DecodeQueue(Generic[R]):
 
         """
         job = _Job(call, run, asyncio.get_running_loop().create_future())
-        self._light.extend([job], call.lane)
-        self._start_all()
+        with self._lock:
+            self._light.extend([job], call.lane)
+        self._call_thread()
         return job.future
 
-    def _start_all(self) -> None:
-        while self._num_free and (job := self._next()) is not None:
-            if job.is_gone():
-                self._release(job)
-            elif self._clock() >= job.call.expires:
-                self._release(job)
-                late = f"the deadline passed before the image was decoded; {MORE_TIME}"
-                job.future.set_exception(DeadlineError(late))
-            else:
-                self._start(job)
+    def _call_thread(self) -> None:
+        """Let a thread run one job more: the one whose turn it is when the thread is free."""
+        self._threads.start(self._run_next, self._ended)
+
+    def _run_next(self) -> _Ended[R] | None:
+        """Run the next job, on a thread; None if all that wait are heavy and enough of them run."""
+        while True:
+            with self._lock:
+                job = self._next()
+            if job is None:
+                return None
+            result, error = None, None
+            try:
+                result = self._run(job)
+            except BaseException as raised:
+                error = raised
+            with self._lock:
+                if job.pixels:
+                    self._num_heavy_free += 1
+                    self._heavy_pixels -= job.pixels
+                if not isinstance(result, Heavy):
+                    return _Ended(job, result, error)
+                if (refusal := self._queue_heavy(job, result)) is not None:
+                    return _Ended(job, error=refusal)
+
+    def _run(self, job: _Job[R]) -> R | Heavy[R] | None:
+        if job.is_gone():
+            return None
+        if self._clock() >= job.call.expires:
+            late = f"the deadline passed before the image was decoded; {MORE_TIME}"
+            raise DeadlineError(late)
+        return job.run()
 
     def _next(self) -> _Job[R] | None:
         """Take the next job: of every ``BULK_EVERY`` one is heavy if any wait and may run."""
         may_be_heavy = self._heavy and self._num_heavy_free
         if may_be_heavy and (not len(self._light) or self._since_heavy >= BULK_EVERY - 1):
             self._since_heavy = 0
+            self._num_heavy_free -= 1
             return self._heavy.popleft()
         if not len(self._light):
             return None
         self._since_heavy += 1
         return self._light.pop()
 
-    def _start(self, job: _Job[R]) -> None:
-        self._num_free -= 1
-        self._num_heavy_free -= job.pixels > 0
-        self._threads.start(job.run, partial(self._ended, job))
-
-    def _ended(
-        self, job: _Job[R], result: R | Heavy[R] | None, error: BaseException | None
-    ) -> None:
-        self._num_free += 1
-        self._num_heavy_free += job.pixels > 0
-        self._release(job)
-        if job.is_gone():
-            pass
-        elif error is not None:
-            job.future.set_exception(error)
-        elif isinstance(result, Heavy):
-            self._queue_heavy(job, result)
-        else:
-            job.future.set_result(cast(R, result))
-        self._start_all()
-
-    def _queue_heavy(self, job: _Job[R], heavy: Heavy[R]) -> None:
+    def _queue_heavy(self, job: _Job[R], heavy: Heavy[R]) -> TandemError | None:
+        """Let a job that has turned out to be heavy wait again; or return why it may not."""
         most = self._max_heavy_pixels
         if job.call.heavy_pixels + heavy.pixels > most:
-            job.future.set_exception(
-                TooManyPixelsError(
-                    f"the large files of this request have over {most:,} pixels to decode, the "
-                    "limit of all together: send fewer at a time, smaller ones, or JPEG"
-                )
+            return TooManyPixelsError(
+                f"the large files of this request have over {most:,} pixels to decode, the "
+                "limit of all together: send fewer at a time, smaller ones, or JPEG"
             )
-        elif self._heavy_pixels + heavy.pixels > most:
-            job.future.set_exception(
-                OverloadedError(
-                    f"{self._heavy_pixels:,} pixels of large pictures are being decoded, "
-                    f"{heavy.pixels:,} more do not fit into {most:,}; {IN_A_SECOND}"
-                )
+        if self._heavy_pixels + heavy.pixels > most:
+            return OverloadedError(
+                f"{self._heavy_pixels:,} pixels of large pictures are being decoded, "
+                f"{heavy.pixels:,} more do not fit into {most:,}; {IN_A_SECOND}"
             )
-        else:
-            job.call.heavy_pixels += heavy.pixels
-            self._heavy_pixels += heavy.pixels
-            self._heavy.append(_Job(job.call, heavy.run, job.future, heavy.pixels))
+        job.call.heavy_pixels += heavy.pixels
+        self._heavy_pixels += heavy.pixels
+        self._heavy.append(_Job(job.call, heavy.run, job.future, heavy.pixels))
+        return None
 
-    def _release(self, job: _Job[R]) -> None:
-        self._heavy_pixels -= job.pixels
+    def _ended(self, ended: _Ended[R] | None, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        if ended is None:
+            return
+        job = ended.job
+        if job.pixels and self._heavy:  # whose threads may have found enough heavy ones running
+            self._call_thread()
+        if job.is_gone():
+            return
+        if ended.error is not None:
+            job.future.set_exception(ended.error)
+        else:
+            job.future.set_result(cast(R, ended.result))

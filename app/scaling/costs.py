@@ -1,8 +1,8 @@
 """Expected CPU cost of an image in each stage, until it is measured.
 
 The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
-for photos of 500 x 375 (tests/load/results/ladder.json, share-before-tracing.json; two cores with
-AVX2). Tracing every request, which clusters do not, costs 2 % more (tracing.json).
+for photos of 15 to 240 KB and 16 clients (tests/load/results/apart.json; two cores with
+AVX512-VNNI). Tracing every request, which clusters do not, is in it, 2 % (tracing.json).
 """
 
 from app.settings import Settings
@@ -10,18 +10,17 @@ from models.ledger import records_of_networks
 from models.manifest import Manifest
 from models.record import Precision
 
-DECODE_CPU_MS = 5.1
+DECODE_CPU_MS = 1.8  # on the Gateway's threads
+DECODER_CPU_MS = 2.6  # in a process of its own, its calls included
 # HTTP, and the graph's calls: to stages in other processes, or in the same one.
-GATEWAY_APART_CPU_MS = 6.2
-GATEWAY_TOGETHER_CPU_MS = 1.5
+GATEWAY_APART_CPU_MS = 2.2
+GATEWAY_TOGETHER_CPU_MS = 1.4
 COMBINE_CPU_MS = 0.5
 MEMBER_CPU_MS = 20.0  # of a member that has no record
-# A record is of full batches in one process; single photos that come to a replica of the member's
-# own cost so many times more (ladder.json, haproxy: 18.9 and 18.4 ms, recorded 14.5 and 13.2).
-MEMBER_APART = 1.35
-# Ray's processes and HAProxy, which no replica's figures show.
-AROUND_APART_CPU_MS = 3.7
-AROUND_TOGETHER_CPU_MS = 1.4
+# A record is of full batches in one process; in one of its own a member has its calls too, and
+# batches that are a little smaller.
+MEMBER_APART = 1.1
+AROUND_CPU_MS = 0.7  # Ray's processes and HAProxy, which no replica's figures show
 
 
 def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:

@@ -33,6 +33,12 @@ def test_every_process_of_rays_is_a_fork(service: Service) -> None:
     assert "not forked" not in (serve_logs(service.process.pid).parent / "raylet.err").read_text()
 
 
+def test_no_process_gives_way_to_other_programs(service: Service) -> None:
+    """Ray's own default is nice 15 for its workers: a busy browser would starve them."""
+    own = psutil.Process(service.process.pid).nice()
+    assert {process.nice() for process in descendants(service.process.pid)} == {own}
+
+
 @pytest.mark.slow
 def test_a_gateway_that_dies_is_replaced(start_service: Start, photo: bytes) -> None:
     """By another fork. What the server and its clients do is in tests/unit/launch/test_forks.py."""

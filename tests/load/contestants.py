@@ -66,6 +66,17 @@ def tandems(
     return found
 
 
+def members_apart(folder: Path) -> Path:
+    """Write configs/separate.yaml with the Decoder in the Gateway's process; return its path."""
+    content = yaml.safe_load((ROOT / "configs" / "separate.yaml").read_text("utf-8"))
+    (application,) = content["applications"]
+    application["args"]["decoder"] = "gateway"
+    application["deployments"] = [d for d in application["deployments"] if d["name"] != "Decoder"]
+    path = folder / "members_apart.yaml"
+    path.write_text(yaml.safe_dump(content), "utf-8")
+    return path
+
+
 def serve_run(model_set: str, folder: Path) -> Contestant:
     """Return plain ``serve run serve_config.yaml``: Serve's own environment, no HAProxy."""
     content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))

@@ -36,6 +36,7 @@ class Fault:
 
     told: str
     strike: Callable[[Setting], frozenset[int]]
+    deployment: str | None = None  # that it strikes; None: there always is something
 
 
 def _replica(deployment: str) -> Callable[[Setting], frozenset[int]]:
@@ -47,7 +48,10 @@ def _replica(deployment: str) -> Callable[[Setting], frozenset[int]]:
 
 
 def _hang(setting: Setting) -> frozenset[int]:
-    pids = [one.pid for one in setting.state.replicas() if one.deployment == "sure"]
+    """Stop a member's replica, or a Gateway's, which has the members where they are not apart."""
+    replicas = setting.state.replicas()
+    name = "sure" if any(one.deployment == "sure" for one in replicas) else "Gateway"
+    pids = [one.pid for one in replicas if one.deployment == name]
     psutil.Process(pids[0]).suspend()
     return frozenset(pids[:1])
 
@@ -93,10 +97,10 @@ def _killed(processes: list[psutil.Process]) -> frozenset[int]:
 
 
 FAULTS = {
-    "member": Fault("a member's replica", _replica("sure")),
-    "decoder": Fault("a Decoder's replica", _replica("Decoder")),
+    "member": Fault("a member's replica", _replica("sure"), "sure"),
+    "decoder": Fault("a Decoder's replica", _replica("Decoder"), "Decoder"),
     "gateway": Fault("a Gateway's replica", _replica("Gateway")),
-    "hang": Fault("a member's replica, which hangs (SIGSTOP)", _hang),
+    "hang": Fault("a replica with a member, which hangs (SIGSTOP)", _hang),
     "controller": Fault("Serve's controller", _controller),
     "haproxy": Fault("HAProxy of a node that the load does not come in through", _haproxy(False)),
     "entry": Fault("HAProxy of the node that the load comes in through", _haproxy(True)),

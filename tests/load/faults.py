@@ -1,10 +1,11 @@
 """What a cluster loses when something dies under load: ``python tests/load/faults.py``.
 
-Three nodes on this machine (a head without replicas, two workers), two replicas of every stage,
-networks so small that two cores suffice. A steady load comes in through one worker; every answer is
-compared with the networks' own. Each fault is a kill -9 while requests are under way, or the cut of
-a link. For links every node has a network namespace (tests/support/services/network.py), which
-needs root; the kills alone do without (--kills). The result goes to tests/load/results/faults.json.
+Three nodes on this machine (a head without replicas, two workers) serve configs/cluster.yaml, or
+another cluster's configuration, with networks so small that two cores suffice. A steady load comes
+in through one worker; every answer is compared with the networks' own. Each fault is a kill -9
+while requests are under way, or the cut of a link. For links every node has a network namespace
+(tests/support/services/network.py), which needs root; the kills alone do without (--kills). The
+result goes to tests/load/results/faults.json.
 """
 
 import signal
@@ -22,7 +23,7 @@ from machine import ROOT, describe
 from ray_nodes import RayCluster
 from result_file import write_result
 from serve_state import ServeState
-from small_cluster import WORKER_CPUS, configuration, environment, wait_whole
+from small_cluster import CLUSTER, WORKER_CPUS, configuration, environment, wait_whole
 
 from tests.support.services import network
 
@@ -36,6 +37,7 @@ RESULT = ROOT / "tests" / "load" / "results" / "faults.json"
 def main(
     fault: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ALL)}; else all")] = None,
     kills: Annotated[bool, typer.Option("--kills", help="all but the cut links")] = False,
+    config: Annotated[Path, typer.Option(help="of the cluster")] = CLUSTER,
     json_file: Annotated[Path, typer.Option("--json", help="write the result here")] = RESULT,
 ) -> None:
     """Break one thing after the other on a cluster of our own; count what is lost."""
@@ -54,13 +56,13 @@ def main(
         net = network.Network() if is_on_network else None
         cluster = RayCluster(folder, environment(folder), WORKER_CPUS, net)
         try:
-            result = {**describe(), **run(cluster, folder, names)}
+            result = {**describe(), **run(cluster, folder, names, config)}
         finally:
             cluster.stop()
     write_result(result, json_file)
 
 
-def run(cluster: RayCluster, folder: Path, names: list[str]) -> dict[str, Any]:
+def run(cluster: RayCluster, folder: Path, names: list[str], config: Path) -> dict[str, Any]:
     """Start and deploy, then one fault after the other; return the placement and the faults."""
     model_set = tiny_set(folder / "set")
     pictures = draw(model_set, 16)
@@ -68,12 +70,17 @@ def run(cluster: RayCluster, folder: Path, names: list[str]) -> dict[str, Any]:
     cluster.wait_for_head()
     state.replicas()  # the dashboard connects now, to the head: no worker's end takes it along
     workers = [cluster.add_worker(), cluster.add_worker()]
-    state.deploy(configuration(model_set, cluster.head))
+    content = configuration(model_set, cluster.head, config)
+    there = {deployment["name"] for deployment in content["applications"][0]["deployments"]}
+    state.deploy(content)
     wait_whole(state, READY_WITHIN_S, "deployed")
     setting = Setting(cluster, state, entry=workers[0], other=workers[1])
     faults = {}
     for name in names:
         one = ALL[name]
+        if one.deployment is not None and one.deployment not in there:
+            typer.echo(f"{name}: {config.name} has no such deployment", err=True)
+            continue
         wait_whole(state, RECOVERED_WITHIN_S, f"whole before {name}")
         placement = setting.placement()
         with CheckedLoad(setting.entry.url, pictures, BURST, EVERY_S) as load:

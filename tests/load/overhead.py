@@ -3,7 +3,8 @@
 Servers that run side by side, at rest but for the one whose turn it is, and the same networks in
 this process (the bound) are loaded in turns, in an order that rotates by round. ``together``:
 the server written by hand (yardstick.py) and Tandem as shipped; ``null``: both with networks that
-cost nothing and photos of 10 KB; ``apart``: Tandem with its stages as deployments of their own;
+cost nothing and photos of 10 KB; ``apart``: Tandem with its members, and with all its stages, as
+deployments of their own;
 ``serve-run``: plain ``serve run serve_config.yaml``. The load generator shares the cores with all,
 and Ray takes some of them at rest: both are told, and ratios by the cores that they left. Prints
 JSON.
@@ -16,7 +17,15 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from contestants import Contestant, Other, all_running, serve_run, tandems, yardstick
+from contestants import (
+    Contestant,
+    Other,
+    all_running,
+    members_apart,
+    serve_run,
+    tandems,
+    yardstick,
+)
 from larger_set import write_larger_set
 from machine import describe
 from null_set import small_photos, write_null_set
@@ -100,7 +109,8 @@ def contestants(
         return [yardstick(model_set, "--null"), *tandems("tandem", model_set, own, others)]
     together = tandems("tandem", model_set, own, ())
     if group == "apart":
-        return [*together, *tandems("apart", model_set, APART, others)]
+        members = tandems("members", model_set, str(members_apart(sets.folder)), ())
+        return [*together, *members, *tandems("apart", model_set, APART, others)]
     return [*together, serve_run(model_set, sets.folder)]
 
 

@@ -30,11 +30,14 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def configuration(model_set: Path, head: RayNode) -> dict[str, Any]:
-    """Return configs/cluster.yaml with the tiny set and shares that fit this machine."""
+CLUSTER = ROOT / "configs" / "cluster.yaml"
+
+
+def configuration(model_set: Path, head: RayNode, path: Path = CLUSTER) -> dict[str, Any]:
+    """Return a cluster's configuration with the tiny set and shares that fit this machine."""
     # On a network of its own nobody else is there.
     host = "127.0.0.1" if head.place == Place() else "0.0.0.0"
-    config = ServeConfig.read(ROOT / "configs" / "cluster.yaml").with_overrides(
+    config = ServeConfig.read(path).with_overrides(
         model_set=str(model_set), host=host, port=head.http_port
     )
     config = config.with_arguments(streams=1, compile_cache=None, trace_dir=None)

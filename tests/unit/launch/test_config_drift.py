@@ -27,14 +27,8 @@ XEON = (
         "Gateway.ray_actor_options",
     }
 )
-APART = {"args.batch_sizes", "args.decoder", "args.members", *STAGES}
-DIFFERENCES = {
-    "laptop.yaml": set(),
-    "separate.yaml": APART | SURGE | {"Gateway.ray_actor_options"},
-    "xeon-one-socket.yaml": XEON,
-    "xeon-two-sockets.yaml": XEON,
-    "cluster.yaml": APART
-    | EVERY_HUNDREDTH
+CLUSTER = (
+    EVERY_HUNDREDTH
     | SURGE
     | {
         "http_options.host",
@@ -45,7 +39,16 @@ DIFFERENCES = {
         "Gateway.graceful_shutdown_timeout_s",
         "Gateway.health_check_timeout_s",
         "Gateway.ray_actor_options",
-    },
+    }
+)
+APART = {"args.batch_sizes", "args.decoder", "args.members", *STAGES}
+DIFFERENCES = {
+    "laptop.yaml": set(),
+    "separate.yaml": APART | SURGE | {"Gateway.ray_actor_options"},
+    "xeon-one-socket.yaml": XEON,
+    "xeon-two-sockets.yaml": XEON,
+    "cluster.yaml": APART | CLUSTER,
+    "cluster-whole.yaml": CLUSTER | {"args.streams", "args.batch_sizes"},
 }
 
 

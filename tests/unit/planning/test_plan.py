@@ -10,7 +10,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.planning.costs import planned_costs, read_costs
-from app.planning.plan import Costs, Requirements, plan
+from app.planning.plan import SERIAL_BUSY, SERIAL_CPU_MS, Costs, Requirements, plan
 from app.planning.simulator import Simulation
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
@@ -54,7 +54,7 @@ def test_a_tighter_p99_takes_more():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"p99_ms": 30}, "one image alone takes 38.2 ms"),
+        ({"p99_ms": 30}, "one image alone takes 36.7 ms"),
         ({"p99_ms": 38.3}, "a p99 of 38.3 ms is not kept even by"),
         ({"node_cores": 4}, "do not fit"),
     ],
@@ -134,7 +134,7 @@ def test_a_node_of_one_core_has_no_room():
 def test_costs_of_the_bundled_set_come_from_its_record():
     manifest = load_model_set("imagenette").manifest
     recorded = manifest.accuracy[-1].cpu_ms_per_image
-    together, apart = (planned_costs(manifest, "INT8", apart=a) for a in (False, True))
+    together, apart = (planned_costs(manifest, "INT8", form) for form in ("whole", "stages"))
     members = sum(of["INT8"] for of in recorded.values())
     assert members < together.cpu_ms["Gateway"] < members + 10
     assert together.is_together
@@ -147,12 +147,12 @@ def test_other_labels_change_no_costs():
     manifest = load_model_set("imagenette").manifest
     renamed = manifest.labels.model_copy(update={"sha256": "0" * 64})
     changed = manifest.model_copy(update={"labels": renamed})
-    assert planned_costs(changed, "INT8", apart=True) == planned_costs(manifest, "INT8", apart=True)
+    assert planned_costs(changed, "INT8", "stages") == planned_costs(manifest, "INT8", "stages")
 
 
 def test_a_set_that_was_never_measured_says_so(tmp_path):
     manifest = load_model_set(str(write_tiny_set(tmp_path / "tiny"))).manifest
-    assert "none: a guess" in planned_costs(manifest, "INT8", apart=True).source
+    assert "none: a guess" in planned_costs(manifest, "INT8", "stages").source
 
 
 def bench_result(**by_stage):
@@ -171,14 +171,29 @@ def test_costs_from_a_bench(tmp_path):
     )
 
 
+RESULTS = Path(__file__).parents[2] / "load" / "results"
+
+
 def test_costs_from_the_projects_own_measurement():
-    path = Path(__file__).parents[2] / "load" / "results" / "share-before-tracing.json"
-    costs = read_costs(path, ("resnet50", "densenet169"))
+    costs = read_costs(RESULTS / "share.json", ("resnet50", "densenet169"))
     assert costs.is_together
     # The set's record and the constants beside it say the same within a tenth.
-    expected = planned_costs(load_model_set("imagenette").manifest, "INT8", apart=False)
+    expected = planned_costs(load_model_set("imagenette").manifest, "INT8")
     assert costs.cpu_ms["Gateway"] == pytest.approx(expected.cpu_ms["Gateway"], rel=0.1)
-    assert costs.around_ms == pytest.approx(expected.around_ms, rel=0.1)
+
+
+def test_what_is_expected_beside_the_networks_was_measured():
+    measured = json.loads((RESULTS / "apart.json").read_text())["apart"]["median"]["16"]
+    manifest = load_model_set("imagenette").manifest
+    for form, contestant in {"whole": "tandem", "members": "members", "stages": "apart"}.items():
+        costs = planned_costs(manifest, "INT8", form)
+        by_process = measured[contestant]["by_process"]
+        around_ms = by_process["Ray"] + by_process["HAProxy"]
+        assert costs.around_ms == pytest.approx(around_ms, rel=0.2), form
+        if form != "whole":
+            assert costs.cpu_ms["Gateway"] == pytest.approx(by_process["Gateway"], rel=0.2), form
+    decoder_ms = measured["apart"]["by_process"]["Decoder"]
+    assert costs.cpu_ms["Decoder"] == pytest.approx(decoder_ms, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +234,44 @@ def test_the_command_as_json():
     assert len(found["assumed"]) == 7
     assert any("max_replicas_per_node" in line for line in found["assumed"])
     together = json.loads(tandem("plan", "--rate", 100, "--json", "-").stdout)
-    assert len(together["assumed"]) == 6
+    assert len(together["assumed"]) == 7
     assert not any("max_replicas_per_node" in line for line in together["assumed"])
+    assert any("event loop" in line for line in together["assumed"])
+    assert set(together["forms"]) == {"whole", "members", "stages"}
+    assert together["forms"]["whole"]["nodes"] == together["nodes"]
+    assert together["forms"]["stages"]["nodes"] >= together["nodes"]
+
+
+def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
+    result = tandem("plan", "--rate", 100, "--node-cores", 6, "--json", "-")
+    forms = json.loads(result.stdout)["forms"]
+    assert forms["whole"]["nodes"] == 3
+    assert forms["stages"]["nodes"] is None
+    assert "--node-cores 6" in forms["stages"]["why_not"]
+    shown = tandem("plan", "--rate", 100, "--node-cores", 6).stdout
+    assert "all stages apart: 100 images/s do not fit" in shown
+
+
+def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(bench_result(Gateway=30.0, Ray=1.0, HAProxy=0.5)))
+    result = tandem("plan", "--costs", path, "--json", "-")
+    assert json.loads(result.stdout)["forms"] == {}
+
+
+def test_members_of_one_process_run_side_by_side_where_it_has_cores():
+    known = replace(TOGETHER, member_ms={"one": 20.0, "other": 10.0})
+    assert known.alone_ms == pytest.approx(TOGETHER.alone_ms - 10.0)
+    assert replace(known, cpu_ms={"Gateway": 4.0}).cores("Gateway") == 1
+
+
+def test_the_cheaper_the_networks_the_fewer_cores_a_gateway_can_use():
+    def cores(ms: float) -> float:
+        return replace(TOGETHER, cpu_ms={"Gateway": ms}).cores("Gateway")
+
+    assert [cores(ms) for ms in (34.0, 16.0, 10.0, 7.0, 3.0)] == [4, 4, 3, 2, 1]
+    for ms in (34.0, 16.0, 10.0, 7.0):  # the loop is never busier than planned
+        assert cores(ms) / ms * SERIAL_CPU_MS <= SERIAL_BUSY
 
 
 @pytest.mark.parametrize(
