@@ -11,6 +11,7 @@ from app.http.classify import ClassifyEndpoint
 from app.http.direct import PATH, DirectClassify, TandemAPI, rendered
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.headers import Headers
+from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
 from app.metrics.requests import MeasuredRequests
 from app.responses import Classified, Ready, Results, ServedModels
@@ -43,6 +44,7 @@ def create_api(service: EnsembleService) -> TandemAPI:
     add_error_handlers(api)
     _add_classify(api, service)
     _add_state(api, service)
+    add_open_inference(api, service)
     add_pages(api)
     return api
 
