@@ -14,6 +14,7 @@ from app.http.headers import Headers
 from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
 from app.metrics.requests import MeasuredRequests
+from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels
 from app.tracing.http import TracedRequests
 
@@ -28,8 +29,11 @@ FORM = {
 BODY = {"content": {**dict.fromkeys(IMAGE_TYPES, BINARY), "multipart/form-data": FORM}}
 
 
-def create_api(service: EnsembleService) -> TandemAPI:
-    """Return the ASGI application in front of ``service``."""
+def create_api(service: EnsembleService, inference: Inference | None = None) -> TandemAPI:
+    """Return the ASGI application in front of ``service``.
+
+    ``inference`` is the service's by the Open Inference Protocol, if gRPC has it too.
+    """
     api = TandemAPI(
         title="Tandem",
         docs_url=None,
@@ -44,7 +48,7 @@ def create_api(service: EnsembleService) -> TandemAPI:
     add_error_handlers(api)
     _add_classify(api, service)
     _add_state(api, service)
-    add_open_inference(api, service)
+    add_open_inference(api, inference or Inference(service))
     add_pages(api)
     return api
 

@@ -83,10 +83,9 @@ ANSWERED = {
 }
 
 
-def add_open_inference(api: FastAPI, service: EnsembleService) -> None:
+def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
-    inference = Inference(service)
-    _add_server(api, service)
+    _add_server(api, inference.service)
     _add_statistics(api, inference)
     _add_models(api, inference)
     _add_infer(api, InferEndpoint(inference), inference)

@@ -11,7 +11,15 @@ from app.metrics.table import REQUEST_MS, REQUESTS
 INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
 # The routes that classify images, HTTP's and gRPC's: their latency is measured.
-CLASSIFY = frozenset({"/v1/classify", "/tandem.v1.Ensemble/Classify", INFER, INFER_VERSION})
+CLASSIFY = frozenset(
+    {
+        "/v1/classify",
+        "/tandem.v1.Ensemble/Classify",
+        INFER,
+        INFER_VERSION,
+        "/inference.GRPCInferenceService/ModelInfer",
+    }
+)
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
 
 

@@ -53,7 +53,7 @@ class Inference:
 
         async def read_body(share: Share) -> RequestBody:
             asked = await read(share)
-            body = self._body_of(asked, share)
+            body = self._body_of(asked)
             found.append(ModelRequest(asked.model, _without_inputs(asked.request)))
             return body
 
@@ -65,8 +65,8 @@ class Inference:
                 self._count(found[0].model.name, timeline, images)
         return fault or answer_of(found[0].request, found[0].model, images)
 
-    def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
-        """Check a request, and return what the graph needs of it."""
+    def _body_of(self, asked: ModelRequest) -> RequestBody:
+        """Check a request, and return what the graph needs of it; the rest is let go."""
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
         model.check_outputs(request)
@@ -84,7 +84,6 @@ class Inference:
         tensors = TensorRequest(member=model.member)
         if tensor.name == IMAGE:
             files = bytes_elements(tensor)
-            share.grow(sum(map(len, files)))
         else:
             tensors = TensorRequest(uint8_array(tensor), model.member)
         return RequestBody(files, 1, request.timeout_s, request.priority, tensors)

@@ -11,10 +11,10 @@ import orjson
 
 from app.errors import BadTensorError, BodyTooLargeError
 from app.oip.request import (
-    MAX_ID,
     InferRequest,
     RequestedOutput,
     check_no_shared_memory,
+    checked_id,
     requested_output,
     truth,
     whole_number,
@@ -56,7 +56,7 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
         _inputs(fields, memoryview(body)[length:]),
         tuple(_output(each, is_binary) for each in _list(fields, "outputs", [])),
         parameters,
-        _id(fields.get("id", "")),
+        checked_id(fields.get("id", "")),
     )
 
 
@@ -94,12 +94,6 @@ def _list(fields: Mapping[str, Any], name: str, default: list[Any] | None = None
         raise BadTensorError(f"{name} is {shown(value)}; it is a list")
     if len(value) > MAX_TENSORS:
         raise BadTensorError(f"the request has {len(value)} {name}, the limit is {MAX_TENSORS}")
-    return value
-
-
-def _id(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_ID:
-        raise BadTensorError(f"id is {shown(value)}; it is a text of up to {MAX_ID} characters")
     return value
 
 

@@ -96,6 +96,13 @@ def requested_output(
     return RequestedOutput(name, is_binary, num_classes or 0)
 
 
+def checked_id(value: object) -> str:
+    """Return the id that a client gives its request."""
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise BadTensorError(f"id is {shown(value)}; it is a text of up to {MAX_ID} characters")
+    return value
+
+
 def check_no_shared_memory(where: str, parameters: Mapping[str, Any]) -> None:
     """Refuse tensors in regions of shared memory."""
     if "shared_memory_region" in parameters:

@@ -1,11 +1,34 @@
-"""Requests of the Open Inference Protocol as its clients write them."""
+"""Requests of the Open Inference Protocol as clients write them, and a service for them."""
 
 import json
 import struct
 from typing import Any
 
+import numpy as np
+
+from app.deployments.combiner import Combiner
+from app.settings import Settings
+from models.model_set import load_model_set
+from tests.support.fakes import FakeDecoder, FakeMember, service_of
+
 Sent = tuple[bytes, dict[str, str]]  # a body, and its headers
 HEADER_LENGTH = "inference-header-content-length"
+SIZE = 128  # the bundled set's input size
+FIRST = [0.05, 0.6, 0.05, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]
+SECOND = [0.05, 0.2, 0.05, 0.3, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
+MEAN = (np.array(FIRST, np.float32) + np.array(SECOND, np.float32)) / 2
+LABELS = load_model_set("imagenette").labels
+
+
+class Graph:
+    """The real service of the bundled set, whose members answer ``FIRST`` and ``SECOND``."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(**({"max_files": 4, "max_body_bytes": 300_000} | settings))
+        self.decoder = FakeDecoder()
+        self.members = {"resnet50": FakeMember(FIRST), "densenet169": FakeMember(SECOND)}
+        combiner = Combiner(self.settings)
+        self.service = service_of(self.settings, self.decoder, self.members, combiner)
 
 
 def elements(*values: bytes) -> bytes:
