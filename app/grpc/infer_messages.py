@@ -107,9 +107,7 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
     )
 
 
-def _tensor(
-    output: OutputTensor, *, is_raw: bool
-) -> messages.ModelInferResponse.InferOutputTensor:
+def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferResponse.InferOutputTensor:
     message = messages.ModelInferResponse.InferOutputTensor(
         name=output.name, datatype=output.datatype, shape=output.shape
     )

@@ -30,9 +30,7 @@ class GrpcInterface:
     ) -> messages.ClassifyReply:
         """Answer one call; an error is the context's status, and the reply is empty."""
         call = Call(SERVICE, METHOD, context)
-        return await answered(
-            call, lambda: self._classify(incoming, call), messages.ClassifyReply
-        )
+        return await answered(call, lambda: self._classify(incoming, call), messages.ClassifyReply)
 
     async def _classify(self, incoming: Incoming, call: Call) -> messages.ClassifyReply:
         timeline, service = Timeline(), self._service

@@ -42,7 +42,7 @@ def parsed(message: bytes, kind: type[M]) -> M:
         BadParameterError: it is something else.
 
     """
-    request = kind()
+    request: M = kind()
     try:
         request.ParseFromString(message)
     except DecodeError as error:

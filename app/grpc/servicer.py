@@ -16,7 +16,10 @@ from app.grpc import open_inference_pb2, tandem_pb2
 SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Ensemble"].full_name
 METHOD = "Classify"
 _OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-OPEN_INFERENCE, OPEN_INFERENCE_METHODS = _OPEN_INFERENCE.full_name, [*_OPEN_INFERENCE.methods_by_name]
+OPEN_INFERENCE, OPEN_INFERENCE_METHODS = (
+    _OPEN_INFERENCE.full_name,
+    [*_OPEN_INFERENCE.methods_by_name],
+)
 
 
 class Message:

@@ -72,9 +72,7 @@ def check_keys(keys: Keys, scope: Scope) -> None:
     keys.check(given)
 
 
-def refusal(
-    error: UnauthorizedError, request_id: str, *, is_protocol: bool = False
-) -> Response:
+def refusal(error: UnauthorizedError, request_id: str, *, is_protocol: bool = False) -> Response:
     """Return the answer for a caller without a key."""
     answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
     problem = ', error="invalid_token"' if error.is_given else ""

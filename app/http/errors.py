@@ -48,9 +48,7 @@ def add_error_handlers(api: FastAPI) -> None:
         where = str(first["loc"][-1])
         text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
         fault = Fault(422, BadParameterError.code, text)
-        return error_response(
-            fault, request_id_of(request), is_protocol=is_protocol(request.scope)
-        )
+        return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -74,7 +72,7 @@ def add_error_handlers(api: FastAPI) -> None:
 
 def is_protocol(scope: Scope) -> bool:
     """Whether a request is of the Open Inference Protocol, which has errors of its own form."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/")
 
 

@@ -17,7 +17,9 @@ def answer_of(
     """Return the outputs that a request asks for, an image after the other."""
     asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
     parameters: dict[str, bool | str] = {}
-    if missing := {name: why for image in images for name, why in (image.missing_members or {}).items()}:
+    if missing := {
+        name: why for image in images for name, why in (image.missing_members or {}).items()
+    }:
         told = ", ".join(f"{name}: {why}" for name, why in missing.items())
         parameters = {"degraded": True, "missing_members": told}
     outputs = tuple(_output(output, request.top_k, model, images) for output in asked)

@@ -91,7 +91,9 @@ def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
         raise BadTensorError(f"{where}: {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}")
     for size in shape:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise BadTensorError(f"{where}: shape has {shown(size)}; sizes are whole numbers from 0")
+            raise BadTensorError(
+                f"{where}: shape has {shown(size)}; sizes are whole numbers from 0"
+            )
     if math.prod(shape) > MAX_ELEMENTS:
         raise BadTensorError(
             f"{where}: its shape has more elements than {MAX_ELEMENTS}; send smaller requests"

@@ -24,7 +24,7 @@ class Graph:
     """The real service of the bundled set, whose members answer ``FIRST`` and ``SECOND``."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(**({"max_files": 4, "max_body_bytes": 300_000} | settings))
+        self.settings = Settings(**({"max_files": 4, "max_body_bytes": 500_000} | settings))
         self.decoder = FakeDecoder()
         self.members = {"resnet50": FakeMember(FIRST), "densenet169": FakeMember(SECOND)}
         combiner = Combiner(self.settings)

@@ -22,8 +22,8 @@ RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
 def frontend_rules(begin_within_s: int) -> list[str]:
     """Return the rules that come before all others of the frontend.
 
-    Calls under way are counted in a stick table of two rows: our services', and those of Serve's own
-    methods. Other applications' are their own affair.
+    Calls under way are counted in a stick table of two rows: our services', and those of Serve's
+    own methods. Other applications' are their own affair.
     """
     told = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
     full = f"http-request return status 200 {told}"

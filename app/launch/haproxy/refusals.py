@@ -36,7 +36,7 @@ HEARD = [
     f"http-response set-var({SAID_AT}) {NOW} if {{ res.hdr({LIMIT_HEADER}) -m found }}",
     f"http-response del-header {LIMIT_HEADER}",
 ]
-# The routes that classify: the second is the Open Inference Protocol's, with its own form of errors.
+# The routes that classify; the Open Inference Protocol's has its own form of errors.
 IS_CLASSIFY, IS_INFER = "{ path_end /v1/classify /infer }", "{ path_end /infer }"
 
 

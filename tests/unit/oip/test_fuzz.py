@@ -48,6 +48,7 @@ REQUESTS = st.fixed_dictionaries(
 
 def read(body: bytes, header_length: str | None) -> None:
     """Parse a body and read all that is in it."""
+    refused = None
     try:
         request = parse_request(body, header_length)
         _ = request.top_k, request.timeout_s, request.priority, request.wants_binary
@@ -56,8 +57,9 @@ def read(body: bytes, header_length: str | None) -> None:
                 assert uint8_array(tensor).shape == tensor.shape
             else:
                 assert len(bytes_elements(tensor)) == tensor.num_elements
-    except (BadTensorError, BodyTooLargeError) as refused:
-        assert 0 < len(refused.message) < 600
+    except (BadTensorError, BodyTooLargeError) as error:
+        refused = error
+    assert refused is None or 0 < len(refused.message) < 600
 
 
 @EXAMPLES

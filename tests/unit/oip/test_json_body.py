@@ -127,7 +127,7 @@ def test_a_size_beyond_what_is_left(size):
         "shape": [1],
         "parameters": {"binary_data_size": size},
     }
-    with pytest.raises(BadTensorError, match="binary_data_size is .* 3 bytes are left|whole"):
+    with pytest.raises(BadTensorError, match=r"binary_data_size is .* 3 bytes are left|whole"):
         parsed(with_header({"inputs": [tensor]}, b"abc"))
 
 
