@@ -27,7 +27,7 @@ INFER = "ModelInfer"
 
 
 class OpenInferenceInterface:
-    """Answers calls with ``inference``; an error is the context's status, and the reply is empty."""
+    """Answers calls with ``inference``; errors are the context's status, the reply empty."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
