@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from app.errors import UPDATING, OtherSetError
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.members import MemberResults, Members
+from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage
@@ -33,6 +35,10 @@ class Ensemble:
             members, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
         self.cascade: Cascade | None = cascade_of(members, settings, self._fingerprint)
+        self._alone = {
+            name: Members({name: member}, self._fingerprint) for name, member in members.items()
+        }
+        self._weights = {member.name: member.weight for member in model_set.manifest.members}
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; a bad file's answer is its fault.
@@ -42,8 +48,14 @@ class Ensemble:
             OtherSetError: a stage serves another model set, in the middle of a rolling update.
 
         """
+        tensors = request.tensors
         with request.timeline.measure() as decoding:
-            decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
+            if tensors is not None and tensors.pixels is not None:
+                decoded = Decoded(
+                    tensors.pixels, {}, (0.0,) * len(tensors.pixels), self._fingerprint
+                )
+            else:
+                decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
         check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
         results = await self._ask_members(decoded, request)
         with request.timeline.measure("combine") as request.timeline.combining:
@@ -52,14 +64,23 @@ class Ensemble:
         if not request.is_probe:
             entropies = [image.entropy for images in combined for image in images]
             record_answers(answers, entropies)
+        if tensors is not None:
+            answers = [*with_probabilities(answers, results, self._weights)]
         in_order = iter(answers)
-        return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
+        return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
 
     async def _ask_members(self, decoded: Decoded, request: ClassifyRequest) -> list[MemberResults]:
         if not len(decoded.images):
             return []
+        if request.tensors is not None and request.tensors.member is not None:
+            return await self._member_alone(request.tensors.member).ask(decoded.images, request)
         members = self.cascade if self.cascade and request.may_skip else self.members
         return await members.ask(decoded.images, request)
+
+    def _member_alone(self, name: str) -> Members:
+        if name not in self._alone:  # of a request that an older Gateway forwarded
+            raise OtherSetError(f"no member {name!r} here; {UPDATING}")
+        return self._alone[name]
 
     async def _combine(self, result: MemberResults, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in result.answers.items()}

@@ -6,8 +6,20 @@ from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.priority import Lane
 from app.responses import Classified
+from models.runtime import Pixels
 
 RequestAnswers = list[Classified | Fault]  # one per file, in order
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """What a request of tensors asks for; its answers carry every class's probability.
+
+    See :class:`app.graph.probabilities.ClassifiedWithProbabilities`.
+    """
+
+    pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
+    member: str | None = None  # this one alone is asked; None: the ensemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,12 @@ class ClassifyRequest:
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
     is_probe: bool = False  # the service's own, nobody's photo: metrics leave it out
+    tensors: TensorRequest | None = None
+
+    @property
+    def num_images(self) -> int:
+        """How many answers the request has."""
+        return num_images_of(self.files, self.tensors)
 
     @property
     def left_s(self) -> float:
@@ -38,14 +56,35 @@ class ForwardedRequest:
     left_s: float
     request_id: str
     lane: Lane
+    tensors: TensorRequest | None = None
 
     @classmethod
     def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
         """Return what the other Gateway needs; its clock starts anew, with the time left."""
-        return cls(request.files, request.top_k, request.left_s, request.request_id, request.lane)
+        return cls(
+            request.files,
+            request.top_k,
+            request.left_s,
+            request.request_id,
+            request.lane,
+            request.tensors,
+        )
 
     def request(self) -> ClassifyRequest:
         """Return the request anew, with a timeline of this process."""
         return ClassifyRequest(
-            self.files, self.top_k, self.left_s, self.request_id, Timeline(), self.lane
+            self.files,
+            self.top_k,
+            self.left_s,
+            self.request_id,
+            Timeline(),
+            self.lane,
+            tensors=self.tensors,
         )
+
+
+def num_images_of(files: list[bytes], tensors: TensorRequest | None) -> int:
+    """Return how many images there are, encoded or decoded."""
+    if tensors is None or tensors.pixels is None:
+        return len(files)
+    return len(tensors.pixels)

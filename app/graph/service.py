@@ -77,7 +77,7 @@ class EnsembleService:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
-        num_counted = 0 if request.is_probe else len(request.files)
+        num_counted = 0 if request.is_probe else request.num_images
         try:
             with self.usage.under_way(num_counted):
                 async with asyncio.timeout(request.left_s):
@@ -89,7 +89,8 @@ class EnsembleService:
             ) from error
         except OF_RAY as error:
             raise as_tandem(error) from error
-        if any(map(_is_whole, answers)):
+        is_of_all = request.tensors is None or request.tensors.member is None
+        if is_of_all and any(map(_is_whole, answers)):
             self._readiness.note_answer()
         return answers
 

@@ -42,7 +42,7 @@ class ClassifyEndpoint:
         options = RequestOptions(
             request_id,
             top_k,
-            _timeout_s(headers),
+            timeout_s_of(headers),
             headers.get(b"priority"),
             refused_before(headers.get(REFUSED)),
         )
@@ -75,7 +75,7 @@ def _image_of(answer: Classified | Fault) -> bytes | Fault:
     return answer if isinstance(answer, Fault) else as_json(answer)
 
 
-def _timeout_s(headers: Headers) -> float | None:
+def timeout_s_of(headers: Headers) -> float | None:
     """Return the time that the client gives its request, in seconds; None if it does not."""
     given = headers.get(TIMEOUT_HEADER.encode("ascii"))
     return None if given is None else CLIENT_TIME_SHARE * parse_timeout_s(given)
