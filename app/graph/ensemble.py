@@ -1,6 +1,8 @@
 """The graph's execution: Decoder, then every member in parallel (or the cascade), then Combiner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.members import MemberResults, Members
@@ -12,7 +14,11 @@ from app.messages import Combined, Decoded
 from app.metrics.responses import record_answers
 from app.responses import Classified, classified
 from app.settings import Settings
+from models.ensemble import Probabilities
 from models.model_set import ModelSet
+
+# Takes what all members said of a file, by its place in the request: (M, C) float32.
+Keep = Callable[[int, Probabilities], None]
 
 
 class Ensemble:
@@ -27,15 +33,20 @@ class Ensemble:
         combiner: CombinerStage,
     ) -> None:
         self._decoder, self._combiner = decoder, combiner
-        self._name = model_set.name
+        self._name, self.member_names = model_set.name, tuple(members)
         self._fingerprint = model_set.fingerprint(settings.precision)
         self.members = Members(
             members, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
         self.cascade: Cascade | None = cascade_of(members, settings, self._fingerprint)
 
-    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+    async def run(self, request: ClassifyRequest, keep: Keep | None = None) -> RequestAnswers:
         """Answer every file, in order; a bad file's answer is its fault.
+
+        Args:
+            request: the files, and how they are to be answered.
+            keep: is given the probabilities of every file that all members answered, in the order
+                of ``member_names``.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
@@ -52,6 +63,8 @@ class Ensemble:
         if not request.is_probe:
             entropies = [image.entropy for images in combined for image in images]
             record_answers(answers, entropies)
+        if keep is not None:
+            self._give(keep, decoded, results, len(request.files))
         in_order = iter(answers)
         return [decoded.faults.get(i) or next(in_order) for i in range(len(request.files))]
 
@@ -66,6 +79,18 @@ class Ensemble:
         combined = await self._combiner.combine(rows, request.top_k, request.left_s)
         check_same_model_set(combined[0].model_set_fingerprint, self._fingerprint)
         return combined
+
+    def _give(
+        self, keep: Keep, decoded: Decoded, results: Sequence[MemberResults], num_files: int
+    ) -> None:
+        """Hand on the rows of images that no member was missing for, or skipped, as copies."""
+        good = [index for index in range(num_files) if index not in decoded.faults]
+        for result in results:
+            if result.skipped or result.missing:
+                continue
+            of_members = [result.answers[name].probabilities for name in self.member_names]
+            for row, position in enumerate(result.images):
+                keep(good[position], np.stack([rows[row] for rows in of_members]))
 
     def _answers(
         self,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from app.caching.directives import CacheUse
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.priority import Lane
@@ -21,7 +22,8 @@ class ClassifyRequest:
     timeline: Timeline
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
-    is_probe: bool = False  # the service's own, nobody's photo: metrics leave it out
+    is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
+    cache_use: CacheUse = "use"
 
     @property
     def left_s(self) -> float:
@@ -38,14 +40,28 @@ class ForwardedRequest:
     left_s: float
     request_id: str
     lane: Lane
+    cache_use: CacheUse = "use"
 
     @classmethod
     def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
         """Return what the other Gateway needs; its clock starts anew, with the time left."""
-        return cls(request.files, request.top_k, request.left_s, request.request_id, request.lane)
+        return cls(
+            request.files,
+            request.top_k,
+            request.left_s,
+            request.request_id,
+            request.lane,
+            request.cache_use,
+        )
 
     def request(self) -> ClassifyRequest:
         """Return the request anew, with a timeline of this process."""
         return ClassifyRequest(
-            self.files, self.top_k, self.left_s, self.request_id, Timeline(), self.lane
+            self.files,
+            self.top_k,
+            self.left_s,
+            self.request_id,
+            Timeline(),
+            self.lane,
+            cache_use=self.cache_use,
         )

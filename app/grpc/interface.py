@@ -5,6 +5,7 @@ import logging
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+from app.caching.directives import CACHE_CONTROL
 from app.errors import OverloadedError
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
@@ -32,6 +33,7 @@ class GrpcInterface:
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
+        self._has_cache = service.settings.cache != "none"
 
     async def classify(
         self, incoming: Incoming, context: RayServegRPCContext
@@ -61,6 +63,7 @@ class GrpcInterface:
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
+            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
             refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
         )
 
