@@ -18,6 +18,7 @@ from models.record import Precision
 
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
+Cache = Literal["none", "local"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
 # The schemes that an exporter takes, and examples.
 TRACE_ENDPOINTS = {
@@ -75,6 +76,14 @@ class Settings(BaseModel):
         False, description="each replica keeps to cores of its own, as many as its whole num_cpus"
     )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    cache: Cache = Field(
+        "none",
+        description="where answers are kept, so that an image that was seen before is not "
+        "computed again: none, or local (in each Gateway's memory)",
+    )
+    cache_mib: int = Field(
+        64, ge=1, le=2**16, description="of answers in each Gateway's memory, if cache is set"
+    )
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
     )

@@ -1,6 +1,8 @@
 """The graph's execution: Decoder, then every member in parallel (or the cascade), then Combiner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from app.errors import UPDATING, OtherSetError
 from app.graph.cascade import Cascade, cascade_of
@@ -14,7 +16,11 @@ from app.messages import Combined, Decoded
 from app.metrics.responses import record_answers
 from app.responses import Classified, classified
 from app.settings import Settings
+from models.ensemble import Probabilities
 from models.model_set import ModelSet
+
+# Takes what all members said of a file, by its place in the request: (M, C) float32.
+Keep = Callable[[int, Probabilities], None]
 
 
 class Ensemble:
@@ -29,7 +35,7 @@ class Ensemble:
         combiner: CombinerStage,
     ) -> None:
         self._decoder, self._combiner = decoder, combiner
-        self._name = model_set.name
+        self._name, self.member_names = model_set.name, tuple(members)
         self._fingerprint = model_set.fingerprint(settings.precision)
         self.members = Members(
             members, self._fingerprint, settings.answer_policy, settings.member_patience_s
@@ -40,8 +46,13 @@ class Ensemble:
         }
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
 
-    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+    async def run(self, request: ClassifyRequest, keep: Keep | None = None) -> RequestAnswers:
         """Answer every file, in order; a bad file's answer is its fault.
+
+        Args:
+            request: the files, and how they are to be answered.
+            keep: is given the probabilities of every file that all members answered, in the order
+                of ``member_names``.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
@@ -64,6 +75,8 @@ class Ensemble:
         if not request.is_probe:
             entropies = [image.entropy for images in combined for image in images]
             record_answers(answers, entropies)
+        if keep is not None:
+            self._give(keep, decoded, results, len(request.files))
         if tensors is not None:
             answers = [*with_probabilities(answers, results, self._weights)]
         in_order = iter(answers)
@@ -87,6 +100,18 @@ class Ensemble:
         combined = await self._combiner.combine(rows, request.top_k, request.left_s)
         check_same_model_set(combined[0].model_set_fingerprint, self._fingerprint)
         return combined
+
+    def _give(
+        self, keep: Keep, decoded: Decoded, results: Sequence[MemberResults], num_files: int
+    ) -> None:
+        """Hand on the rows of images that no member was missing for, or skipped, as copies."""
+        good = [index for index in range(num_files) if index not in decoded.faults]
+        for result in results:
+            if result.skipped or result.missing:
+                continue
+            of_members = [result.answers[name].probabilities for name in self.member_names]
+            for row, position in enumerate(result.images):
+                keep(good[position], np.stack([rows[row] for rows in of_members]))
 
     def _answers(
         self,

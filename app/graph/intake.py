@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from app.caching.directives import CacheUse, cache_use_of
 from app.graph.parameters import checked_top_k, lane_of
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest, num_images_of
 from app.graph.timeline import Timeline
@@ -37,6 +38,7 @@ class RequestOptions:
     timeout_s: float | None = None  # can only shorten the settings'
     priority: str | None = None  # the Priority header (RFC 9218)
     refused_before: int = 0  # requests that HAProxy has refused since it last said so
+    cache_control: str | None = None  # the header, where there is a cache
 
 
 class Intake:
@@ -82,6 +84,8 @@ class Intake:
         if options.timeout_s is not None:
             timeout_s = min(timeout_s, options.timeout_s)
         answer_s = min(timeout_s, self._answer_timeout_s)
+        control = options.cache_control
+        use: CacheUse = "use" if control is None else cache_use_of(control)
         with self._admission.admit(answer_s), self._byte_budget.share() as share:
             async with self._admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
@@ -99,6 +103,7 @@ class Intake:
                     timeline,
                     lane_of(body.priority or options.priority, num_images),
                     tensors=body.tensors,
+                    cache_use=use,
                 )
             )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from app.caching.directives import CacheUse
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.priority import Lane
@@ -33,8 +34,9 @@ class ClassifyRequest:
     timeline: Timeline
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
-    is_probe: bool = False  # the service's own, nobody's photo: metrics leave it out
+    is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
     tensors: TensorRequest | None = None
+    cache_use: CacheUse = "use"
 
     @property
     def num_images(self) -> int:
@@ -57,6 +59,7 @@ class ForwardedRequest:
     request_id: str
     lane: Lane
     tensors: TensorRequest | None = None
+    cache_use: CacheUse = "use"
 
     @classmethod
     def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
@@ -68,6 +71,7 @@ class ForwardedRequest:
             request.request_id,
             request.lane,
             request.tensors,
+            request.cache_use,
         )
 
     def request(self) -> ClassifyRequest:
@@ -80,6 +84,7 @@ class ForwardedRequest:
             Timeline(),
             self.lane,
             tensors=self.tensors,
+            cache_use=self.cache_use,
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError
 from app.graph.answer_timeout import answer_timeout_s
+from app.graph.cached import with_cache
 from app.graph.ensemble import Ensemble
 from app.graph.intake import Intake, ReadFiles, RequestOptions
 from app.graph.keys import read_keys
@@ -61,7 +62,8 @@ class EnsembleService:
             ByteBudget(settings.max_bytes_in_flight),
             answer_s,
         )
-        self._peers = PeerGateways(ensemble)
+        self._graph = with_cache(ensemble, settings, model_set)
+        self._peers = PeerGateways(self._graph)
         self._readiness = Readiness(self.classify)
 
     async def answer(
@@ -101,7 +103,7 @@ class EnsembleService:
             OtherSetError: the members of this one's model set are not there either.
 
         """
-        return await self._ensemble.run(forwarded.request())
+        return await self._graph.run(forwarded.request())
 
     async def wait_ready(self) -> None:
         """Return when the graph has answered."""
@@ -138,5 +140,7 @@ class EnsembleService:
 
 
 def _is_whole(answer: Classified | Fault) -> bool:
-    """Whether every member answered."""
-    return isinstance(answer, Classified) and not (answer.degraded or answer.skipped_members)
+    """Whether every member answered, and not for a request before."""
+    if isinstance(answer, Fault) or answer.cached:
+        return False
+    return not (answer.degraded or answer.skipped_members)

@@ -38,10 +38,15 @@ class Call:
         self._trailing: list[tuple[str, str]] = []
         self.status = OK  # in HTTP's numbers, as everywhere in the application
         sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
-        self.metadata = dict(sent)
+        self.metadata, self._sent = dict(sent), sent
         self.authorization = [value for key, value in sent if key == "authorization"]
         known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
         self.request_id = known.get("request_id") or uuid.uuid4().hex
+
+    def joined(self, name: str) -> str | None:
+        """Return the values of metadata that may be sent several times; None if there is none."""
+        values = [value for key, value in self._sent if key == name]
+        return ", ".join(values) if values else None
 
     def refuse(self, fault: Fault, retry_after_s: int = 1) -> None:
         """Answer with an error instead of a reply."""

@@ -2,6 +2,7 @@
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+from app.caching.directives import CACHE_CONTROL
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
@@ -24,6 +25,7 @@ class GrpcInterface:
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
+        self._has_cache = service.settings.cache != "none"
 
     async def classify(
         self, incoming: Incoming, context: RayServegRPCContext
@@ -39,6 +41,7 @@ class GrpcInterface:
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
+            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
             refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
         )
 

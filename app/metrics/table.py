@@ -88,6 +88,26 @@ SKIPPED = Metric(
     ("member",),
     when="cascade_margin is set",
 )
+CACHE_LOOKUPS = Metric(
+    "tandem_cache_lookups",
+    "counter",
+    "images looked up in the response cache; result: hit, miss, or shared (another request was "
+    "computing it)",
+    ("result",),
+    when="cache is set",
+)
+CACHE_BYTES = Metric(
+    "tandem_cache_bytes",
+    "gauge",
+    "memory that a Gateway's response cache takes, at most cache_mib",
+    when="cache is set",
+)
+CACHE_EVICTIONS = Metric(
+    "tandem_cache_evictions",
+    "counter",
+    "images that had to leave a Gateway's response cache for others",
+    when="cache is set",
+)
 MEMBER_IMAGES = Metric(
     "tandem_member_images", "counter", "images that a member's network ran", ("member",)
 )
