@@ -183,3 +183,15 @@ async def test_the_schema_tells_of_it(clients):
     schema = (await clients["none"].get("/openapi.json")).json()["components"]["schemas"]
     assert schema["Classified"]["properties"]["cached"]["type"] == "boolean"
     assert "cached" not in schema["Classified"]["required"]
+
+
+async def test_tensors_are_answered_anew_and_alike(clients, tiny_set):
+    """The cache keeps answers to files; /v2 asks for more, and is told the same."""
+    data, headers = picture("green", side=44), {"inference-header-content-length": "0"}
+    known = (await post(clients["local"], data)).json()["predictions"][0]
+    for _ in range(2):
+        raw = await clients["local"].post(
+            f"/v2/models/{tiny_set.name}/infer", content=data, headers=headers
+        )
+        assert raw.status_code == 200, raw.text
+        assert known["label"].encode() in raw.content
