@@ -4,6 +4,7 @@ The header Inference-Header-Content-Length says where the JSON ends; without it 
 is the raw form: the body is one encoded image.
 """
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ from app.oip.request import (
 from app.oip.tensors import Tensor, checked_tensor, shown
 
 HEADER_LENGTH = "inference-header-content-length"
-# JSON is parsed in one go on the event loop, and takes up to 30 times its size as Python's objects.
-MAX_JSON_BYTES = 4 * 2**20
+# JSON is parsed in one go on the event loop, and takes many times its size as Python's objects.
+MAX_JSON_BYTES = 2 * 2**20
 MAX_TENSORS = 16  # of a request, inputs and outputs each
 RAW_INPUT = "image"
 
@@ -73,6 +74,8 @@ def _header_length(given: str, body_bytes: int) -> int:
 
 
 def _loaded(text: bytes) -> Any:
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through all of the lists again and again while they are made
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -80,6 +83,9 @@ def _loaded(text: bytes) -> Any:
             f"the request is no JSON: {error.msg} at character {error.pos}; with binary tensors "
             "the header Inference-Header-Content-Length says where the JSON ends"
         ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:

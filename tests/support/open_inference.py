@@ -4,15 +4,19 @@ import json
 import struct
 from typing import Any
 
+import httpx
 import numpy as np
 
 from app.deployments.combiner import Combiner
+from app.http.api import create_api
 from app.settings import Settings
 from models.model_set import load_model_set
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 
 Sent = tuple[bytes, dict[str, str]]  # a body, and its headers
 HEADER_LENGTH = "inference-header-content-length"
+MODEL = "/v2/models/imagenette"
+IMAGE = b"good image"
 SIZE = 128  # the bundled set's input size
 FIRST = [0.05, 0.6, 0.05, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]
 SECOND = [0.05, 0.2, 0.05, 0.3, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -73,3 +77,41 @@ def outputs_of(answer: Any) -> dict[str, Any]:
         found[output["name"]], rest = rest[:size], rest[size:]
     assert rest == b""
     return found
+
+
+def client_of(graph: Graph) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_api(graph.service), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://tandem")
+
+
+async def infer(client: httpx.AsyncClient, sent: Sent, path: str = MODEL, **headers: str) -> Any:
+    body, own = sent
+    return await client.post(f"{path}/infer", content=body, headers={**own, **headers})
+
+
+def images(*files: bytes, **fields: Any) -> Sent:
+    return binary_request(elements(*files), shape=[len(files)], **fields)
+
+
+def pixels(array: np.ndarray, **fields: Any) -> Sent:
+    return binary_request(
+        array.tobytes(), name="pixels", datatype="UINT8", shape=list(array.shape), **fields
+    )
+
+
+def drawn(count: int = 1) -> np.ndarray:
+    return np.full((count, SIZE, SIZE, 3), 7, np.uint8)
+
+
+def asked(*names: str, **parameters: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "parameters": parameters} for name in names]
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    """Return the message of an error in the protocol's form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert isinstance(body["error"], str)
+    return body["error"]

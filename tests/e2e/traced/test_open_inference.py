@@ -54,7 +54,12 @@ def expected(traced: Service) -> list[list[float]]:
 def told(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
     """What Triton's clients were told, by client."""
     addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
-    command = [sys.executable, CLIENTS / "triton.py", *addresses, folder]
+    return run_client("triton.py", *addresses, folder)
+
+
+def run_client(name: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run one of the programs, and return what it prints."""
+    command = [sys.executable, CLIENTS / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)
@@ -101,6 +106,17 @@ def test_what_tritons_clients_are_told_beside(told, client, traced):
     assert (index if client == "http" else index["models"])[0]["state"] == "READY"
     (stats,) = answers["statistics"]["model_stats"]
     assert int(stats["inference_count"]) >= 8
+
+
+def test_the_client_that_is_made_from_the_protocols_own_definition(
+    traced: Service, grpc_port: int, folder: Path, expected: list[list[float]]
+) -> None:
+    told = run_client("open_inference_grpc.py", f"127.0.0.1:{grpc_port}", folder)
+    label = load_model_set("imagenette").labels[int(np.argmax(expected[0]))]
+    for way in ("typed image", "typed pixels", "raw pixels"):
+        assert told[way]["probabilities"] == pytest.approx(expected[0], abs=SINGLE), way
+        assert told[way]["label"] == label, way
+    assert (told["server"], told["inputs"]) == ("tandem", ["image", "pixels"])
 
 
 def test_an_inference_is_a_trace(traced: Service) -> None:

@@ -1,35 +1,29 @@
-"""The Open Inference Protocol under /v2, with the real service in front of members of the test."""
+"""Inference under /v2, with the real service in front of members of the test."""
 
-import gzip
-import json
-import zlib
-from typing import Any
-
-import httpx
 import numpy as np
 import pytest
 
 from app.errors import NotReadyError
-from app.http.api import create_api
-from app.metrics.table import REQUEST_MS, REQUESTS
-from tests.support.instruments import Instruments
 from tests.support.open_inference import (
     FIRST,
     HEADER_LENGTH,
+    IMAGE,
     LABELS,
     MEAN,
+    MODEL,
     SECOND,
-    SIZE,
     Graph,
-    Sent,
-    binary_request,
+    asked,
+    client_of,
+    drawn,
     elements,
+    error_of,
+    images,
+    infer,
     outputs_of,
+    pixels,
     with_header,
 )
-
-MODEL = "/v2/models/imagenette"
-IMAGE = b"good image"
 
 
 @pytest.fixture
@@ -40,44 +34,6 @@ def graph() -> Graph:
 @pytest.fixture
 def client(graph):
     return client_of(graph)
-
-
-def client_of(graph: Graph) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_api(graph.service), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://tandem")
-
-
-async def infer(client: httpx.AsyncClient, sent: Sent, path: str = MODEL, **headers: str) -> Any:
-    body, own = sent
-    return await client.post(f"{path}/infer", content=body, headers={**own, **headers})
-
-
-def images(*files: bytes, **fields: Any) -> Sent:
-    return binary_request(elements(*files), shape=[len(files)], **fields)
-
-
-def pixels(array: np.ndarray, **fields: Any) -> Sent:
-    return binary_request(
-        array.tobytes(), name="pixels", datatype="UINT8", shape=list(array.shape), **fields
-    )
-
-
-def drawn(count: int = 1) -> np.ndarray:
-    return np.full((count, SIZE, SIZE, 3), 7, np.uint8)
-
-
-def asked(*names: str, **parameters: Any) -> list[dict[str, Any]]:
-    return [{"name": name, "parameters": parameters} for name in names]
-
-
-def error_of(answer: httpx.Response, status: int) -> str:
-    """Return the message of an error in the protocol's form."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    body = answer.json()
-    assert list(body) == ["error"]
-    assert isinstance(body["error"], str)
-    return body["error"]
 
 
 async def test_encoded_images_get_probabilities_and_labels(client):
@@ -153,33 +109,11 @@ async def test_top_k_asks_for_several_labels(client):
     assert (output["shape"], output["data"]) == ([1, 3], [LABELS[1], LABELS[4], LABELS[3]])
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 11])
-async def test_a_top_k_out_of_range(graph, client, top_k):
-    answer = await infer(client, images(IMAGE, parameters={"top_k": top_k}))
-    assert "ask for 1 to 10" in error_of(answer, 422)
-    assert graph.decoder.lanes == []
-
-
 async def test_a_member_alone_gives_its_own_probabilities(graph, client):
     graph.members["densenet169"].raises = AssertionError("the other member was asked")
     answer = await infer(client, images(IMAGE), f"{MODEL}.resnet50/versions/1")
     assert answer.json()["model_name"] == "imagenette.resnet50"
     assert outputs_of(answer)["probabilities"] == pytest.approx(FIRST, abs=1e-7)
-
-
-async def test_an_answer_of_one_member_says_nothing_of_the_others(graph, client):
-    await infer(client, images(IMAGE), f"{MODEL}.resnet50")
-    graph.members["densenet169"].raises = NotReadyError("gone")
-    assert (await client.get("/readyz")).status_code == 503
-    assert "gone" in error_of(await client.get("/v2/health/ready"), 503)
-    assert "gone" in error_of(await client.get(f"{MODEL}/ready"), 503)
-    assert (await client.get("/v2/health/live")).json() == {"live": True}
-
-
-async def test_one_bad_image_fails_its_request_and_is_named(client):
-    answer = await infer(client, images(IMAGE, b"no", IMAGE))
-    assert "image 1 of 3" in error_of(answer, 400)
-    assert "these bytes are no image" in answer.json()["error"]
 
 
 async def test_a_degraded_answer_says_so():
@@ -201,100 +135,6 @@ async def test_the_cascade_decides_each_image_by_itself():
     assert graph.members["densenet169"].seen == [[9]]
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "says"),
-    [
-        (images(), 400, "has no image"),
-        (images(*[IMAGE] * 5), 413, "5 images, the limit is 4"),
-        (images(IMAGE, name="picture"), 400, "no input 'picture'; it has image and pixels"),
-        (images(IMAGE, datatype="UINT8"), 400, "has datatype UINT8; it is BYTES"),
-        (images(IMAGE, outputs=asked("logits")), 400, "no output 'logits'"),
-        (images(IMAGE, outputs=asked("label", "label")), 400, "asked for twice"),
-        (images(IMAGE, outputs=asked("label", classification=1)), 400, "of the output probab"),
-        (binary_request(elements(IMAGE), shape=[1, 2]), 400, r"has shape [1, 2]; it is [N]"),
-        (binary_request(elements(IMAGE), shape=[]), 400, "has shape []"),
-        (binary_request(elements(IMAGE), shape=[2**31]), 400, "more elements than 2147483647"),
-        (binary_request(elements(IMAGE), shape=[-1]), 400, "sizes are whole numbers from 0"),
-        (pixels(drawn()[:, :64]), 400, "has shape [1, 64, 128, 3]; it is [N,128,128,3]"),
-        (pixels(drawn()[0]), 400, "has shape [128, 128, 3]"),
-        (pixels(drawn(0)), 400, "has no image"),
-        (with_header({"inputs": []}), 400, "has 0 inputs; send one, image or pixels"),
-        ((b"{", {}), 400, "is no JSON"),
-        ((b"{}", {HEADER_LENGTH: "-2"}), 400, "is '-2'"),
-        ((bytes(500_001), {HEADER_LENGTH: "0"}), 413, "the limit is 500000"),
-    ],
-)
-async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, status, says):
-    assert says in error_of(await infer(client, sent), status)
-    assert graph.decoder.lanes == []
-    assert graph.members["resnet50"].seen == []
-    assert (await infer(client, images(IMAGE))).status_code == 200
-
-
-async def test_both_inputs_at_once(client):
-    raw = elements(IMAGE)
-    image, more = (
-        json.loads(body[: int(headers[HEADER_LENGTH])])["inputs"][0]
-        for body, headers in (images(IMAGE), pixels(drawn()))
-    )
-    sent = with_header({"inputs": [image, more]}, raw + drawn().tobytes())
-    assert "has 2 inputs; send one" in error_of(await infer(client, sent), 400)
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/v2/models/nothing", "there are imagenette, imagenette.resnet50, imagenette.densenet169"),
-        (f"{MODEL}/versions/2", "it has version 1"),
-        (f"{MODEL}.nothing", "there are imagenette"),
-    ],
-)
-async def test_a_model_or_version_that_is_none(client, path, says):
-    assert says in error_of(await infer(client, images(IMAGE), path), 404)
-    for way in (path, f"{path}/ready", f"{path}/stats"):
-        assert says in error_of(await client.get(way), 404)
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", f"{MODEL}/infer", 405)])
-async def test_what_is_not_there_is_told_in_the_protocols_form(client, method, path, status):
-    assert "/docs" in error_of(await client.request(method, path), status)
-    assert "/docs" in error_of(await client.get("/v2/nothing"), 404)
-
-
-@pytest.mark.parametrize(
-    ("coding", "coded"),
-    [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],
-)
-async def test_coded_bodies(client, coding, coded):
-    body, headers = images(IMAGE)
-    answer = await infer(client, (coded(body), headers), **{"content-encoding": coding})
-    assert outputs_of(answer)["label"] == [LABELS[1]]
-
-
-async def test_a_bomb_is_refused_before_it_is_inflated(graph, client):
-    bomb = gzip.compress(bytes(200 * 2**20))
-    answer = await infer(client, (bomb, {HEADER_LENGTH: "0"}), **{"content-encoding": "gzip"})
-    assert "more than 500000 bytes" in error_of(answer, 413)
-    assert graph.service._intake._byte_budget.num_held == 0
-
-
-@pytest.mark.parametrize(
-    ("coding", "body", "status"),
-    [
-        ("gzip", b"no gzip", 400),
-        ("gzip", gzip.compress(IMAGE)[:-9], 400),
-        ("gzip", gzip.compress(IMAGE) * 2, 400),
-        ("gzip", b"", 400),
-        ("deflate", gzip.compress(IMAGE), 400),
-        ("br", IMAGE, 415),
-        ("gzip, gzip", IMAGE, 415),
-    ],
-)
-async def test_codings_that_are_damaged_or_unknown(client, coding, body, status):
-    answer = await infer(client, (body, {HEADER_LENGTH: "0"}), **{"content-encoding": coding})
-    assert error_of(answer, status)
-
-
 async def test_time_and_lane_are_the_requests(graph, client):
     await infer(client, images(IMAGE))
     await infer(client, images(IMAGE, IMAGE))
@@ -305,78 +145,3 @@ async def test_time_and_lane_are_the_requests(graph, client):
     assert 1.5 < graph.members["resnet50"].asked[3][1] <= 2.0
     answer = await infer(client, images(IMAGE, parameters={"timeout": 1}))
     assert error_of(answer, 504)
-
-
-async def test_keys_are_asked_for_and_probes_need_none(tmp_path):
-    path = tmp_path / "keys"
-    path.write_text("k" * 32)
-    path.chmod(0o600)
-    client = client_of(Graph(api_keys_file=path))
-    for way in ("/v2", MODEL, f"{MODEL}/ready", "/v2/models/stats"):
-        assert "key" in error_of(await client.get(way), 401)
-    assert "key" in error_of(await infer(client, images(IMAGE)), 401)
-    for way in ("/v2/health/live", "/v2/health/ready"):
-        assert (await client.get(way)).status_code == 200
-    answer = await infer(client, images(IMAGE), authorization=f"Bearer {'k' * 32}")
-    assert answer.status_code == 200
-
-
-async def test_what_the_server_says_of_itself(client):
-    told = (await client.get("/v2")).json()
-    assert told["name"] == "tandem"
-    assert {"binary_tensor_data", "classification", "statistics"} <= set(told["extensions"])
-    model = (await client.get(f"{MODEL}/versions/1")).json()
-    assert model == (await client.get(MODEL)).json()
-    assert (model["name"], model["versions"]) == ("imagenette", ["1"])
-    assert [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]] == [
-        ("image", "BYTES", [-1]),
-        ("pixels", "UINT8", [-1, SIZE, SIZE, 3]),
-        ("probabilities", "FP32", [-1, 10]),
-        ("label", "BYTES", [-1]),
-    ]
-    index = (await client.post("/v2/repository/index", json={"ready": True})).json()
-    names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
-    assert [entry["name"] for entry in index] == names
-    assert index == (await client.post("/v2/repository/index")).json()
-    for name in names:
-        told = (await client.get(f"/v2/models/{name}/versions/1/ready")).json()
-        assert told == {"name": name, "ready": True}
-
-
-async def test_statistics_count_what_was_answered_by_the_protocol(client):
-    await infer(client, images(IMAGE, IMAGE))
-    await infer(client, images(b"no"))
-    await client.post("/v1/classify", content=IMAGE)
-    (stats,) = (await client.get(f"{MODEL}/stats")).json()["model_stats"]
-    assert (stats["inference_count"], stats["execution_count"]) == (2, 1)
-    times = stats["inference_stats"]
-    assert (times["success"]["count"], times["fail"]["count"]) == (1, 1)
-    assert times["success"]["ns"] > times["compute_infer"]["ns"] > 0
-    every = (await client.get("/v2/models/stats")).json()["model_stats"]
-    assert len(every) == 3
-    assert every[0] == stats
-
-
-async def test_requests_are_counted_by_their_route(client, told: Instruments):
-    await infer(client, images(IMAGE))
-    await infer(client, images(b"no"), f"{MODEL}/versions/1")
-    route = "/v2/models/{model_name}"
-    assert told.of(REQUESTS) == {
-        (f"{route}/infer", "200"): 1,
-        (f"{route}/versions/{{model_version}}/infer", "400"): 1,
-    }
-    assert told.observed(REQUEST_MS) == {("200",): 1, ("400",): 1}
-
-
-async def test_an_error_of_ours_has_the_protocols_form_too(graph, client):
-    graph.members["resnet50"].raises = ValueError("a defect")
-    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
-
-
-async def test_the_description_has_every_route(client):
-    paths = (await client.get("/openapi.json")).json()["paths"]
-    way = paths["/v2/models/{model_name}/infer"]["post"]
-    assert "application/octet-stream" in way["requestBody"]["content"]
-    schema = way["responses"]["400"]["content"]["application/json"]["schema"]
-    assert schema == {"$ref": "#/components/schemas/ProtocolError"}
-    assert len([path for path in paths if path.startswith("/v2")]) == 13
