@@ -7,8 +7,11 @@ Every file of a request is looked up by itself; what is left goes through the en
 from dataclasses import replace
 
 from app.caching.flights import Flight
-from app.caching.keys import ImageKeys
-from app.caching.response_cache import ResponseCache, Rows
+from app.caching.keys import FORMAT, ImageKeys
+from app.caching.redis_store import RedisStore
+from app.caching.response_cache import ResponseCache
+from app.caching.rows import Rows
+from app.caching.values import RowsFormat
 from app.environment import MIB
 from app.graph.combination import combined_row
 from app.graph.ensemble import Ensemble
@@ -16,8 +19,9 @@ from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
 from app.graph.timeline import Interval
 from app.messages import Fault
-from app.metrics.cache import record_lookups, record_state
+from app.metrics.cache import record_lookups, record_redis, record_state
 from app.metrics.responses import record_answers
+from app.redis_address import RedisAddress
 from app.responses import Classified, classified
 from app.settings import Settings
 from models.ensemble import average
@@ -28,8 +32,19 @@ def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> G
     """Return what answers requests: the ensemble itself, if the settings want no cache."""
     if settings.cache == "none":
         return ensemble
-    cache = ResponseCache(settings.cache_mib * MIB)
-    return CachedEnsemble(ensemble, cache, ImageKeys(settings, model_set), model_set)
+    keys = ImageKeys(settings, model_set)
+    shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
+    cache = ResponseCache(settings.cache_mib * MIB, shared)
+    return CachedEnsemble(ensemble, cache, keys, model_set)
+
+
+def _shared(
+    ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
+) -> RedisStore:
+    num_members, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
+    form = RowsFormat(keys.fingerprint, num_members, num_classes)
+    prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
+    return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
 
 
 class CachedEnsemble:
@@ -103,8 +118,11 @@ class _Run:
         try:
             for place, rows in hits.items():
                 self._answer(place, rows)
-            if own:
-                await self._compute(own)
+            for place, rows in (await self._cache.fetch(own)).items():
+                self._answer(place, rows)
+            left_over = {p: flight for p, flight in own.items() if p not in self._answers}
+            if left_over:
+                await self._compute(left_over)
         finally:  # of what has no answer now, another request takes over
             for flight in own.values():
                 if flight is not None:

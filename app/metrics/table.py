@@ -96,6 +96,14 @@ CACHE_LOOKUPS = Metric(
     ("result",),
     when="cache is set",
 )
+CACHE_REDIS = Metric(
+    "tandem_cache_redis",
+    "counter",
+    "images looked for in Redis (hit, miss, bad: damaged; failed; skipped: it failed lately) and "
+    "written to it (written, unwritten)",
+    ("result",),
+    when="cache is redis://",
+)
 CACHE_BYTES = Metric(
     "tandem_cache_bytes",
     "gauge",
