@@ -36,7 +36,8 @@ class RowsFormat:
         body = data[HEAD.size :]
         if tuple(start) != self._start or checksum != _checksum(key, body):
             return None
-        rows: Rows = np.frombuffer(body, VALUE).reshape(self._shape).astype(np.float32, copy=False)
+        # A copy of their own memory, which is what the store counts.
+        rows: Rows = np.frombuffer(body, VALUE).reshape(self._shape).astype(np.float32)
         # Whoever can write there can write a checksum; of what it guards at least the range holds.
         is_sound = bool(((rows >= 0) & (rows <= 1)).all())  # false of NaN
         return rows if is_sound else None

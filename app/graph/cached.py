@@ -114,15 +114,14 @@ class _Run:
         own: dict[int, Flight[Rows] | None] = {}
         others: dict[int, Flight[Rows]] = {}
         hits = self._look_up(left, own, others)
-        self._note_lookups(len(hits), len(own), len(others))
         try:
+            hits |= await self._cache.fetch(own)
+            misses = {place: flight for place, flight in own.items() if place not in hits}
+            self._note_lookups(len(hits), len(misses), len(others))
             for place, rows in hits.items():
                 self._answer(place, rows)
-            for place, rows in (await self._cache.fetch(own)).items():
-                self._answer(place, rows)
-            left_over = {p: flight for p, flight in own.items() if p not in self._answers}
-            if left_over:
-                await self._compute(left_over)
+            if misses:
+                await self._compute(misses)
         finally:  # of what has no answer now, another request takes over
             for flight in own.values():
                 if flight is not None:
@@ -181,13 +180,14 @@ class _Run:
         self._answers[place] = answer
         self._cached.append((answer, entropy))
 
-    def _note_lookups(self, num_hits: int, num_own: int, num_others: int) -> None:
+    def _note_lookups(self, num_hits: int, num_misses: int, num_others: int) -> None:
         """End the request's interval of looking up, and record what it found."""
         timeline = self._request.timeline
         assert timeline.caching is not None
         timeline.caching.end_ms = timeline.elapsed_s() * 1e3
-        found = {"hit": num_hits, "miss": num_own, "shared": num_others}
-        timeline.record("cache", timeline.caching, found)
+        found = {"hit": num_hits, "miss": num_misses, "shared": num_others}
+        attributes = {f"tandem.cache.{name}": number for name, number in found.items()}
+        timeline.record("cache", timeline.caching, attributes)
         record_lookups(found)
 
     def _record(self) -> None:

@@ -66,8 +66,8 @@ REQUEST_MS = Metric(
 STAGE_MS = Metric(
     "tandem_stage_ms",
     "histogram",
-    "read, combine and encode of a request; decode, queue and infer of an image, the latter two by "
-    "member (its batch's run)",
+    "read, cache, combine and encode of a request; decode, queue and infer of an image, the latter "
+    "two by member (its batch's run)",
     ("stage", "member"),
 )
 ANSWERS = Metric(

@@ -12,7 +12,7 @@ from app.graph.cached import CachedEnsemble
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.metrics.cache import record_redis
-from app.metrics.table import CACHE_REDIS
+from app.metrics.table import CACHE_LOOKUPS, CACHE_REDIS
 from app.redis_address import RedisAddress
 from app.settings import Settings
 from tests.support.fake_redis import FakeRedis
@@ -59,11 +59,14 @@ def gateways(tiny_set, redis, monkeypatch) -> list[Gateway]:
     return [Gateway(tiny_set, redis, monkeypatch) for _ in range(3)]
 
 
-async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(gateways, redis):
+async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(
+    gateways, redis, told: Instruments
+):
     one, other, _ = gateways
     await one.cached(ONE)
     assert await other.cached(TWO, ONE, TWO) == [False, True, True]
     assert redis.num_reads == 2
+    assert told.of(CACHE_LOOKUPS) == {("miss",): 2, ("hit",): 1, ("shared",): 1}
     assert other.num_computed == 1
     assert await other.cached(ONE, TWO) == [True, True]  # from its own memory now
     assert redis.num_reads == 2
