@@ -247,7 +247,12 @@ async def test_those_that_wait_for_a_degraded_answer_compute_all_at_once(tiny_se
     cached.members["unsure"].raises = NotReadyError("gone")
     requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
     await cached.until_asked()
+    second_gate = cached.hold()
     gate.set()
+    async with asyncio.timeout(10):
+        while len(cached.members["sure"].asked) < 3:  # the others, none of which may end yet
+            await asyncio.sleep(0)
+    second_gate.set()
     answers = [answer for (answer,) in await asyncio.gather(*requests)]
     assert [answer.degraded for answer in answers] == [True] * 3
     assert [answer.cached for answer in answers] == [None] * 3
