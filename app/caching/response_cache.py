@@ -1,15 +1,24 @@
 """The cache of one process: what was answered, and what is being computed."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from app.caching.flights import Flight, Flights
+from app.caching.rows import Rows
 from app.caching.s3_fifo import S3Fifo
 from app.queueing.priority import Lane
-from models.ensemble import Probabilities
 
-# Of one image: a row per member, in the manifest's order, (M, C) float32. The average is made of
-# them again: to keep it too would be bytes of which other images can make better use.
-Rows = Probabilities
+
+class SharedStore(Protocol):
+    """Where other Gateways keep rows too; it never raises."""
+
+    async def read(self, keys: Sequence[bytes]) -> list[Rows | None]:
+        """Return what is there of each key."""
+        ...
+
+    def write(self, key: bytes, rows: Rows) -> None:
+        """Write rows, soon; nobody waits for it."""
+        ...
 
 
 class Found(NamedTuple):
@@ -21,9 +30,13 @@ class Found(NamedTuple):
 
 
 class ResponseCache:
-    """Keeps rows by key, at most ``max_bytes`` of memory; for one event loop."""
+    """Keeps rows by key, at most ``max_bytes`` of memory; for one event loop.
 
-    def __init__(self, max_bytes: int) -> None:
+    What is not here may be in ``shared``, if there is one, and is written there as well.
+    """
+
+    def __init__(self, max_bytes: int, shared: SharedStore | None = None) -> None:
+        self._shared = shared
         self._store: S3Fifo[Rows] = S3Fifo(max_bytes)
         self._flights: Flights[Rows] = Flights()
 
@@ -54,6 +67,25 @@ class ResponseCache:
     def keep(self, key: bytes, rows: Rows) -> None:
         """Keep an image's rows, which are not to be written to any more."""
         self._store.put(key, rows, rows.nbytes)
+        if self._shared is not None:
+            self._shared.write(key, rows)
+
+    async def fetch(self, flights: Mapping[int, Flight[Rows] | None]) -> dict[int, Rows]:
+        """Return what others kept, for computations of the caller's own, by their numbers.
+
+        Those computations are ended with it. One that is None is to be done in any case.
+        """
+        wanted = {number: flight for number, flight in flights.items() if flight is not None}
+        if self._shared is None or not wanted:
+            return {}
+        found = await self._shared.read([flight.key for flight in wanted.values()])
+        fetched = {}
+        for (number, flight), rows in zip(wanted.items(), found, strict=True):
+            if rows is not None:
+                fetched[number] = rows
+                self._store.put(flight.key, rows, rows.nbytes)
+                self.end(flight, rows)
+        return fetched
 
     def end(
         self, flight: Flight[Rows], rows: Rows | None = None, *, answered: bool = False

@@ -7,8 +7,11 @@ Every file of a request is looked up by itself; what is left goes through the en
 from dataclasses import replace
 
 from app.caching.flights import Flight
-from app.caching.keys import ImageKeys
-from app.caching.response_cache import ResponseCache, Rows
+from app.caching.keys import FORMAT, ImageKeys
+from app.caching.redis_store import RedisStore
+from app.caching.response_cache import ResponseCache
+from app.caching.rows import Rows
+from app.caching.values import RowsFormat
 from app.environment import MIB
 from app.graph.combination import combined_row
 from app.graph.ensemble import Ensemble
@@ -16,8 +19,9 @@ from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
 from app.graph.timeline import Interval
 from app.messages import Fault
-from app.metrics.cache import record_lookups, record_state
+from app.metrics.cache import record_lookups, record_redis, record_state
 from app.metrics.responses import record_answers
+from app.redis_address import RedisAddress
 from app.responses import Classified, classified
 from app.settings import Settings
 from models.ensemble import average
@@ -28,8 +32,19 @@ def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> G
     """Return what answers requests: the ensemble itself, if the settings want no cache."""
     if settings.cache == "none":
         return ensemble
-    cache = ResponseCache(settings.cache_mib * MIB)
-    return CachedEnsemble(ensemble, cache, ImageKeys(settings, model_set), model_set)
+    keys = ImageKeys(settings, model_set)
+    shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
+    cache = ResponseCache(settings.cache_mib * MIB, shared)
+    return CachedEnsemble(ensemble, cache, keys, model_set)
+
+
+def _shared(
+    ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
+) -> RedisStore:
+    num_members, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
+    form = RowsFormat(keys.fingerprint, num_members, num_classes)
+    prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
+    return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
 
 
 class CachedEnsemble:
@@ -100,12 +115,14 @@ class _Run:
         own: dict[int, Flight[Rows] | None] = {}
         others: dict[int, Flight[Rows]] = {}
         hits = self._look_up(left, own, others)
-        self._note_lookups(len(hits), len(own), len(others))
         try:
+            hits |= await self._cache.fetch(own)
+            misses = {place: flight for place, flight in own.items() if place not in hits}
+            self._note_lookups(len(hits), len(misses), len(others))
             for place, rows in hits.items():
                 self._answer(place, rows)
-            if own:
-                await self._compute(own)
+            if misses:
+                await self._compute(misses)
         finally:  # of what has no answer now, another request takes over
             for flight in own.values():
                 if flight is not None:
@@ -164,13 +181,14 @@ class _Run:
         self._answers[place] = answer
         self._cached.append((answer, entropy))
 
-    def _note_lookups(self, num_hits: int, num_own: int, num_others: int) -> None:
+    def _note_lookups(self, num_hits: int, num_misses: int, num_others: int) -> None:
         """End the request's interval of looking up, and record what it found."""
         timeline = self._request.timeline
         assert timeline.caching is not None
         timeline.caching.end_ms = timeline.elapsed_s() * 1e3
-        found = {"hit": num_hits, "miss": num_own, "shared": num_others}
-        timeline.record("cache", timeline.caching, found)
+        found = {"hit": num_hits, "miss": num_misses, "shared": num_others}
+        attributes = {f"tandem.cache.{name}": number for name, number in found.items()}
+        timeline.record("cache", timeline.caching, attributes)
         record_lookups(found)
 
     def _record(self) -> None:

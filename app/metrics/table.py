@@ -66,8 +66,8 @@ REQUEST_MS = Metric(
 STAGE_MS = Metric(
     "tandem_stage_ms",
     "histogram",
-    "read, combine and encode of a request; decode, queue and infer of an image, the latter two by "
-    "member (its batch's run)",
+    "read, cache, combine and encode of a request; decode, queue and infer of an image, the latter "
+    "two by member (its batch's run)",
     ("stage", "member"),
 )
 ANSWERS = Metric(
@@ -95,6 +95,14 @@ CACHE_LOOKUPS = Metric(
     "computing it)",
     ("result",),
     when="cache is set",
+)
+CACHE_REDIS = Metric(
+    "tandem_cache_redis",
+    "counter",
+    "images looked for in Redis (hit, miss, bad: damaged; failed; skipped: it failed lately) and "
+    "written to it (written, unwritten)",
+    ("result",),
+    when="cache is redis://",
 )
 CACHE_BYTES = Metric(
     "tandem_cache_bytes",

@@ -3,7 +3,9 @@
 In the fast tier: tests/unit/http/test_response_cache.py, with the real stages on tiny networks.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import httpx
@@ -11,6 +13,7 @@ import pytest
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.redis_server import RedisServer, running_redis
 from tests.support.services.live_service import Service, Start, changed_config, drawn_photo
 
 pytestmark = pytest.mark.slow
@@ -32,6 +35,39 @@ def cached(
     service = start_service("--config", str(config), "--grpc-port", str(grpc_port))
     service.wait_ready()
     return service
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.mark.redis
+def test_with_redis_that_goes_away(
+    start_service: Start, tmp_path: Path, redis: RedisServer, photo_label: str, photo: bytes
+) -> None:
+    with changed_config(tmp_path) as content:
+        content["applications"][0]["args"]["cache"] = redis.url
+    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
+    service.wait_ready()
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+
+        def label(data: bytes) -> str:
+            answer = client.post("/v1/classify", content=data)
+            assert answer.status_code == 200
+            return answer.json()["predictions"][0]["label"]
+
+        assert label(photo) == photo_label
+        deadline = time.monotonic() + 60
+        while redis.command("DBSIZE") == b":0\r\n":  # written by a task of its own
+            assert time.monotonic() < deadline
+            label(photo + b"again")
+        redis.stop()
+        for number in range(5):
+            assert label(photo + bytes([number])) == photo_label
+        assert label(photo) == photo_label
+    service.stop()
 
 
 def test_a_photo_that_was_seen_before(cached: Service, photo_label: str, photo: bytes) -> None:

@@ -4,11 +4,13 @@ Services without a cache and with ``cache: local`` run side by side and are load
 requests a given share are for images that were seen before, drawn by Zipf's law from a few hundred;
 the others are for images that never came before (a photo with a few bytes of its own behind its
 end, which change its hash and none of its pixels). At 0 the difference is what the cache costs.
-Prints JSON.
+What a hit alone costs, without HTTP, is measured in this process. Prints JSON.
 """
 
+import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import accumulate
@@ -29,11 +31,17 @@ from app.bench.client import Target
 from app.bench.generator import Load, run_load
 from app.bench.photos import photos_in
 from app.bench.samples import summarise
+from app.deployments.assembly import assemble
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
+from app.messages import Fault
+from app.settings import Settings
 
 HIT_RATES = (0.0, 0.5, 0.9, 0.99)
 CACHES = ("none", "local")
 NUM_HOT = 300  # images that are asked for again and again
 ZIPF_EXPONENT = 1.0  # the n-th is asked for 1/n as often as the first
+NUM_HITS = 2000  # whose cost is measured by itself
 NUM_DRAWN = 2**20  # requests, before the draw begins anew
 NEVER = 2**32  # numbers of images that are asked for once begin here
 
@@ -79,6 +87,7 @@ def main(
     """Measure all in turns."""
     bodies = photos_in(photos)
     rows: dict[str, list[dict[str, float | None]]] = {}
+    hit = asyncio.run(cost_of_a_hit(bodies))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         services = {
@@ -101,11 +110,29 @@ def main(
             "clients": clients,
             "hot_images": NUM_HOT,
             "zipf_exponent": ZIPF_EXPONENT,
+            "hit": hit,
             "median": {name: medians(found) for name, found in sorted(rows.items())},
             "rounds": rows,
         },
         out,
     )
+
+
+async def cost_of_a_hit(photos: Sequence[bytes]) -> dict[str, float]:
+    """Return the CPU-ms of a hit in a graph in this process: hash, look, order, answer."""
+    photo = sorted(photos, key=len)[len(photos) // 2]
+    service = assemble(Settings(cache="local", trace_dir=None)).service
+
+    async def ask() -> None:
+        (answer,) = await service.classify(ClassifyRequest([photo], 5, 60.0, "hit", Timeline()))
+        assert not isinstance(answer, Fault)
+
+    await ask()
+    began = time.process_time()
+    for _ in range(NUM_HITS):
+        await ask()
+    cpu_ms = (time.process_time() - began) * 1e3 / NUM_HITS
+    return {"photo_bytes": len(photo), "cpu_ms": round(cpu_ms, 4)}
 
 
 def config_of(folder: Path, cache: str) -> Path:

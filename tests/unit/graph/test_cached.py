@@ -28,14 +28,14 @@ ROWS = {
 class Cached:
     """The service with a cache, and its fake stages within reach."""
 
-    def __init__(self, tiny_set, **settings: object) -> None:
+    def __init__(self, tiny_set, *, as_handles: bool = False, **settings: object) -> None:
         self.settings = Settings(model_set=str(tiny_set), **({"cache": "local"} | settings))
         self.decoder = FakeDecoder()
         self.members = {"sure": FakeMember(), "unsure": FakeMember()}
         for name, member in self.members.items():
             member.rows = {pixel: np.float32(row) for pixel, row in ROWS[name].items()}
         stages = (self.decoder, self.members, Combiner(self.settings))
-        self.service = service_of(self.settings, *stages)
+        self.service = service_of(self.settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, top_k: int = 2, **options: object):
         request = ClassifyRequest(list(files), top_k, 10.0, "id", Timeline(), **options)
@@ -66,8 +66,10 @@ def without_timings(answer: Classified) -> Classified:
     return replace(answer, timings_ms=None, cached=None)
 
 
+@pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-async def test_a_hit_is_what_would_have_been_computed(tiny_set, cached, top_k):
+async def test_a_hit_is_what_would_have_been_computed(tiny_set, top_k, as_handles):
+    cached = Cached(tiny_set, as_handles=as_handles)
     plain = Cached(tiny_set, cache="none")
     for file in (ONE, TWO):
         (first,) = await cached.classify(file)
@@ -247,7 +249,12 @@ async def test_those_that_wait_for_a_degraded_answer_compute_all_at_once(tiny_se
     cached.members["unsure"].raises = NotReadyError("gone")
     requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
     await cached.until_asked()
+    second_gate = cached.hold()
     gate.set()
+    async with asyncio.timeout(10):
+        while len(cached.members["sure"].asked) < 3:  # the others, none of which may end yet
+            await asyncio.sleep(0)
+    second_gate.set()
     answers = [answer for (answer,) in await asyncio.gather(*requests)]
     assert [answer.degraded for answer in answers] == [True] * 3
     assert [answer.cached for answer in answers] == [None] * 3
