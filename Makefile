@@ -53,9 +53,9 @@ format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(VENV)/.test ## make app/grpc/tandem_pb2*.py* from tandem.proto
+proto: $(VENV)/.test ## make app/grpc/*_pb2*.py* from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-		app/grpc/tandem.proto
+		app/grpc/tandem.proto app/grpc/open_inference.proto
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)

@@ -54,6 +54,27 @@ class BadParameterError(TandemError):
     code = "bad_parameter"
 
 
+class BadTensorError(TandemError):
+    """A request of the Open Inference Protocol whose parts do not fit each other, or a model."""
+
+    status = 400
+    code = "bad_tensor"
+
+
+class UnknownModelError(TandemError):
+    """A model, or a version of one, that is not served."""
+
+    status = 404
+    code = "unknown_model"
+
+
+class UnsupportedCodingError(TandemError):
+    """A Content-Encoding that is not read."""
+
+    status = 415
+    code = "unsupported_coding"
+
+
 class BodyTooLargeError(TandemError):
     """More bytes than the limit; what came over it was dropped as it arrived."""
 

@@ -30,8 +30,9 @@ class MemberOpinion:
 class StageTiming:
     """One bar of the timeline; times in ms from the request's arrival at the Gateway.
 
-    ``read`` is the body, ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine`` the
-    average. What lies between two bars is transport.
+    ``read`` is the body, ``cache`` the look into the response cache (and the wait for another
+    request's computation), ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine``
+    the average. What lies between two bars is transport.
     """
 
     stage: str
@@ -67,6 +68,11 @@ class Classified:
     missing_members: Annotated[
         dict[str, str] | SkipJsonSchema[None],
         Field(description="did not answer, and why: late, not_asked (it failed lately), or a code"),
+    ] = None
+    # Left out unless it is true.
+    cached: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="computed for an earlier request, or for one under way (setting cache)"),
     ] = None
     request_id: str
     timings_ms: Timings
@@ -178,6 +184,8 @@ def classified(
     missing: Mapping[str, str],
     request_id: str,
     timings: Timings,
+    *,
+    is_cached: bool = False,
 ) -> Classified:
     """Dress the Combiner's answer for the outside; ``skipped`` members were not asked.
 
@@ -195,6 +203,7 @@ def classified(
         degraded=bool(missing),
         skipped_members=list(skipped) or None,
         missing_members=dict(missing) or None,
+        cached=is_cached or None,
         request_id=request_id,
         timings_ms=timings,
     )

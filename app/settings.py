@@ -9,9 +9,10 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path, user_state_path
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.environment import MIB
+from app.redis_address import EXAMPLE, SCHEMES, RedisAddress
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision
@@ -75,6 +76,15 @@ class Settings(BaseModel):
         False, description="each replica keeps to cores of its own, as many as its whole num_cpus"
     )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    cache: str = Field(
+        "none",
+        description="where answers are kept, so that an image that was seen before is not "
+        "computed again: none, local (in each Gateway's memory), or redis://HOST:PORT/DB (there "
+        "too, for all Gateways)",
+    )
+    cache_mib: int = Field(
+        64, ge=1, le=2**16, description="of answers in each Gateway's memory, if cache is set"
+    )
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
     )
@@ -175,10 +185,27 @@ class Settings(BaseModel):
         _check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
 
+    @field_validator("cache")
+    @classmethod
+    def _cache_is_a_place(cls, given: str) -> str:
+        if given not in ("none", "local"):
+            _check_redis(given)
+        return given
+
     @property
     def model_search(self) -> tuple[Path, ...]:
         """Where model sets are looked for, in order."""
         return search_path(self.model_dirs)
+
+
+def _check_redis(given: str) -> None:
+    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
+    if not given.startswith(SCHEMES):
+        raise ValueError(f"cache is {given[:20]!r}: give none, local, or {EXAMPLE}")
+    try:
+        RedisAddress.of(given)
+    except ValueError as error:
+        raise ValueError(f"cache is no address of a Redis: {error}") from error
 
 
 def _check_trace_endpoint(exporter: str, endpoint: str | None) -> None:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,7 @@ from app.launch import ports
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
+from tests.support.redis_server import REDIS  # noqa: E402
 from tests.support.tiny_networks import write_tiny_set  # noqa: E402
 
 SHARED_DATA = Path(
@@ -73,6 +75,10 @@ def _lacking() -> dict[str, str]:
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
     if PROMETHEUS is None and not os.environ.get("CI"):
         lacking["prometheus"] = "no prometheus; see tests/e2e/install_prometheus.sh"
+    if REDIS is None:
+        lacking["redis"] = "no redis-server; apt-get install it, or set TANDEM_REDIS_SERVER"
+    elif find_spec("redis") is None:
+        lacking["redis"] = "no Python package redis; pip install 'tandem[redis]'"
     return lacking
 
 

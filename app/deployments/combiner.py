@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 
 from app.errors import UPDATING, OtherSetError
+from app.graph.combination import combined_row
 from app.messages import Combined
 from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
-from models.ensemble import Probabilities, average, entropy, top_k
+from models.ensemble import Probabilities, average
 from models.model_set import ModelSet, load_model_set
 
 
@@ -44,7 +45,5 @@ class Combiner:
     def _one(
         self, index: int, row: Probabilities, members: Mapping[str, Probabilities], k: int
     ) -> Combined:
-        own = {name: top_k(rows[index], self._labels, k) for name, rows in members.items()}
-        firsts = {predictions[0].index for predictions in own.values()}
-        best, agreement = top_k(row, self._labels, k), len(firsts) == 1
-        return Combined(best, own, agreement, entropy(row), self._fingerprint)
+        own = {name: rows[index] for name, rows in members.items()}
+        return combined_row(row, own, self._labels, k, self._fingerprint)

@@ -11,12 +11,14 @@ from app.deployments.assembly import assemble
 from app.deployments.replica import start_replica
 from app.graph.request import ForwardedRequest, RequestAnswers
 from app.grpc.interface import GrpcInterface, Incoming
+from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
+from app.oip.inference import Inference
 from app.settings import Settings
 
 
-class Gateway:
+class Gateway(OpenInferenceMethods):
     """The graph's root. Stages without a handle run in its process."""
 
     def __init__(
@@ -30,11 +32,13 @@ class Gateway:
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
         self._grpc = GrpcInterface(self._service)
+        self._inference = Inference(self._service)
+        self._open_inference = OpenInferenceInterface(self._inference)
         self._has_started = members is None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
-        return create_api(self._service)
+        return create_api(self._service, self._inference)
 
     async def Classify(
         self, incoming: Incoming, grpc_context: RayServegRPCContext

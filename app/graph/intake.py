@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from app.caching.directives import CacheUse, cache_use_of
 from app.graph.parameters import checked_top_k, lane_of
-from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest, num_images_of
 from app.graph.timeline import Timeline
 from app.metrics.meter import meter
 from app.metrics.table import REFUSED_BEFORE
@@ -15,10 +16,13 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """What a request's body holds: the files, and ``top_k`` where the protocol has it there."""
+    """What a request's body holds: the images, and what else the protocol has there."""
 
     files: list[bytes]
     top_k: int | None = None
+    timeout_s: float | None = None  # from the request's arrival; can only shorten it
+    priority: str | None = None  # goes before the Priority header
+    tensors: TensorRequest | None = None
 
 
 # Reads a request's body under the interface's limits; what arrives counts in the share.
@@ -34,6 +38,7 @@ class RequestOptions:
     timeout_s: float | None = None  # can only shorten the settings'
     priority: str | None = None  # the Priority header (RFC 9218)
     refused_before: int = 0  # requests that HAProxy has refused since it last said so
+    cache_control: str | None = None  # the header, where there is a cache
 
 
 class Intake:
@@ -79,11 +84,16 @@ class Intake:
         if options.timeout_s is not None:
             timeout_s = min(timeout_s, options.timeout_s)
         answer_s = min(timeout_s, self._answer_timeout_s)
+        control = options.cache_control
+        use: CacheUse = "use" if control is None else cache_use_of(control)
         with self._admission.admit(answer_s), self._byte_budget.share() as share:
             async with self._admission.arriving(timeout_s):
                 with timeline.measure("read") as timeline.reading:
                     body = await read(share)
-            self._admission.holds(len(body.files))
+            num_images = num_images_of(body.files, body.tensors)
+            self._admission.holds(num_images)
+            if body.timeout_s is not None:
+                timeout_s = min(timeout_s, body.timeout_s)
             return await self._classify(
                 ClassifyRequest(
                     body.files,
@@ -91,7 +101,9 @@ class Intake:
                     min(timeout_s, timeline.elapsed_s() + answer_s),
                     options.request_id,
                     timeline,
-                    lane_of(options.priority, len(body.files)),
+                    lane_of(body.priority or options.priority, num_images),
+                    tensors=body.tensors,
+                    cache_use=use,
                 )
             )
 

@@ -2,12 +2,25 @@
 
 from dataclasses import dataclass
 
+from app.caching.directives import CacheUse
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.priority import Lane
 from app.responses import Classified
+from models.runtime import Pixels
 
 RequestAnswers = list[Classified | Fault]  # one per file, in order
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """What a request of tensors asks for; its answers carry every class's probability.
+
+    See :class:`app.graph.probabilities.ClassifiedWithProbabilities`.
+    """
+
+    pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
+    member: str | None = None  # this one alone is asked; None: the ensemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +34,14 @@ class ClassifyRequest:
     timeline: Timeline
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
-    is_probe: bool = False  # the service's own, nobody's photo: metrics leave it out
+    is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
+    tensors: TensorRequest | None = None
+    cache_use: CacheUse = "use"
+
+    @property
+    def num_images(self) -> int:
+        """How many answers the request has."""
+        return num_images_of(self.files, self.tensors)
 
     @property
     def left_s(self) -> float:
@@ -38,14 +58,38 @@ class ForwardedRequest:
     left_s: float
     request_id: str
     lane: Lane
+    tensors: TensorRequest | None = None
+    cache_use: CacheUse = "use"
 
     @classmethod
     def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
         """Return what the other Gateway needs; its clock starts anew, with the time left."""
-        return cls(request.files, request.top_k, request.left_s, request.request_id, request.lane)
+        return cls(
+            request.files,
+            request.top_k,
+            request.left_s,
+            request.request_id,
+            request.lane,
+            request.tensors,
+            request.cache_use,
+        )
 
     def request(self) -> ClassifyRequest:
         """Return the request anew, with a timeline of this process."""
         return ClassifyRequest(
-            self.files, self.top_k, self.left_s, self.request_id, Timeline(), self.lane
+            self.files,
+            self.top_k,
+            self.left_s,
+            self.request_id,
+            Timeline(),
+            self.lane,
+            tensors=self.tensors,
+            cache_use=self.cache_use,
         )
+
+
+def num_images_of(files: list[bytes], tensors: TensorRequest | None) -> int:
+    """Return how many images there are, encoded or decoded."""
+    if tensors is None or tensors.pixels is None:
+        return len(files)
+    return len(tensors.pixels)

@@ -9,6 +9,7 @@ import asyncio
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError
 from app.graph.answer_timeout import answer_timeout_s
+from app.graph.cached import with_cache
 from app.graph.ensemble import Ensemble
 from app.graph.intake import Intake, ReadFiles, RequestOptions
 from app.graph.keys import read_keys
@@ -61,7 +62,8 @@ class EnsembleService:
             ByteBudget(settings.max_bytes_in_flight),
             answer_s,
         )
-        self._peers = PeerGateways(ensemble)
+        self._graph = with_cache(ensemble, settings, model_set)
+        self._peers = PeerGateways(self._graph)
         self._readiness = Readiness(self.classify)
 
     async def answer(
@@ -77,7 +79,7 @@ class EnsembleService:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
-        num_counted = 0 if request.is_probe else len(request.files)
+        num_counted = 0 if request.is_probe else request.num_images
         try:
             with self.usage.under_way(num_counted):
                 async with asyncio.timeout(request.left_s):
@@ -89,7 +91,8 @@ class EnsembleService:
             ) from error
         except OF_RAY as error:
             raise as_tandem(error) from error
-        if any(map(_is_whole, answers)):
+        is_of_all = request.tensors is None or request.tensors.member is None
+        if is_of_all and any(map(_is_whole, answers)):
             self._readiness.note_answer()
         return answers
 
@@ -100,7 +103,7 @@ class EnsembleService:
             OtherSetError: the members of this one's model set are not there either.
 
         """
-        return await self._ensemble.run(forwarded.request())
+        return await self._graph.run(forwarded.request())
 
     async def wait_ready(self) -> None:
         """Return when the graph has answered."""
@@ -137,5 +140,7 @@ class EnsembleService:
 
 
 def _is_whole(answer: Classified | Fault) -> bool:
-    """Whether every member answered."""
-    return isinstance(answer, Classified) and not (answer.degraded or answer.skipped_members)
+    """Whether every member answered, and not for a request before."""
+    if isinstance(answer, Fault) or answer.cached:
+        return False
+    return not (answer.degraded or answer.skipped_members)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from app.messages import MemberAnswer
 from app.metrics.responses import defer_stage
 from app.responses import StageTiming, Timings
-from app.tracing.spans import current_parent, record
+from app.tracing.spans import Value, current_parent, record
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Timeline:
         self._parent = current_parent()
         self.reading = Interval()
         self.combining = Interval()
+        self.caching: Interval | None = None  # the look into the response cache, if there is one
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
@@ -51,12 +52,14 @@ class Timeline:
         """Time the rendering of the answer, which its own timings cannot contain."""
         return Measured(self, "encode", defer_stage)
 
-    def record(self, name: str, interval: Interval) -> None:
+    def record(
+        self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
+    ) -> None:
         """Record an interval as a span of the request's trace, if it has one."""
         if self._parent is not None:
             start = self._started
             started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
-            record(name, self._parent, started, ended)
+            record(name, self._parent, started, ended, attributes)
 
     def of_image(
         self,
@@ -67,18 +70,22 @@ class Timeline:
         answers: Mapping[str, MemberAnswer],
     ) -> Timings:
         """Return the stages of one image, the ``row``-th of what the members answered."""
-        stages = [
-            _bar("read", self.reading.start_ms, self.reading.end_ms - self.reading.start_ms),
-            _bar("decode", decoding.centred(decode_ms), decode_ms),
-        ]
+        stages = [_whole_bar("read", self.reading)]
+        if self.caching is not None:
+            stages.append(_whole_bar("cache", self.caching))
+        stages.append(_bar("decode", decoding.centred(decode_ms), decode_ms))
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
             start = call_times[name].centred(queue_ms + infer_ms)
             size = answer.batch_size[row]
             stages.append(_bar("queue", start, queue_ms, name))
             stages.append(_bar("infer", start + queue_ms, infer_ms, name, size))
-        combine_ms = self.combining.end_ms - self.combining.start_ms
-        stages.append(_bar("combine", self.combining.start_ms, combine_ms))
+        stages.append(_whole_bar("combine", self.combining))
+        return Timings(total=round(self.elapsed_s() * 1e3, 3), stages=stages)
+
+    def of_cached(self, caching: Interval) -> Timings:
+        """Return the stages of an image that nothing was computed for."""
+        stages = [_whole_bar("read", self.reading), _whole_bar("cache", caching)]
         return Timings(total=round(self.elapsed_s() * 1e3, 3), stages=stages)
 
 
@@ -106,6 +113,10 @@ class Measured:
             self._timeline.record(self._name, interval)
             if self._observe is not None:
                 self._observe(self._name, interval.end_ms - interval.start_ms)
+
+
+def _whole_bar(stage: str, interval: Interval) -> StageTiming:
+    return _bar(stage, interval.start_ms, interval.end_ms - interval.start_ms)
 
 
 def _bar(

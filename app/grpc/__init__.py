@@ -1,4 +1,4 @@
-"""The gRPC interface: the ensemble as ``tandem.proto`` describes it, on Serve's own gRPC ingress.
+"""The gRPC interface: ``tandem.proto`` and ``open_inference.proto``, on Serve's own gRPC ingress.
 
-``tandem_pb2*.py*`` are made from it; ``make proto`` makes them again.
+``*_pb2*.py*`` are made from them; ``make proto`` makes them again.
 """

@@ -1,16 +1,24 @@
 """One gRPC call: its metadata, its status, and its record in trace and metrics."""
 
+import asyncio
+import logging
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
 from ray.serve.grpc_util import RayServegRPCContext
 
+from app.errors import OverloadedError
 from app.grpc.status import OK, code_of
-from app.messages import Fault
-from app.metrics.requests import record_answered
+from app.messages import UNEXPECTED, Fault
+from app.metrics.requests import CLIENT_WENT, record_answered
+from models.errors import TandemError
 
+M = TypeVar("M")
+logger = logging.getLogger("ray.serve")
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 # Clients with a retry policy wait that long (gRPC proposal A6): what Retry-After is over HTTP.
@@ -30,10 +38,15 @@ class Call:
         self._trailing: list[tuple[str, str]] = []
         self.status = OK  # in HTTP's numbers, as everywhere in the application
         sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
-        self.metadata = dict(sent)
+        self.metadata, self._sent = dict(sent), sent
         self.authorization = [value for key, value in sent if key == "authorization"]
         known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
         self.request_id = known.get("request_id") or uuid.uuid4().hex
+
+    def joined(self, name: str) -> str | None:
+        """Return the values of metadata that may be sent several times; None if there is none."""
+        values = [value for key, value in self._sent if key == name]
+        return ", ".join(values) if values else None
 
     def refuse(self, fault: Fault, retry_after_s: int = 1) -> None:
         """Answer with an error instead of a reply."""
@@ -57,3 +70,22 @@ class Call:
         self._context.set_trailing_metadata(self._trailing)
         duration_ms = (time.perf_counter() - self._started) * 1e3
         record_answered(f"/{self._service}/{self._method}", self.status, duration_ms)
+
+
+async def answered(call: Call, answer: Callable[[], Awaitable[M]], empty: Callable[[], M]) -> M:
+    """Return the reply to a call; an error is the context's status, and the reply is empty."""
+    try:
+        return await answer()
+    except OverloadedError as error:
+        call.refuse(Fault.of(error), error.retry_after_s)
+    except TandemError as error:
+        call.refuse(Fault.of(error))
+    except asyncio.CancelledError:  # the client hung up, or its deadline is over
+        call.status = CLIENT_WENT
+        raise
+    except Exception:
+        logger.exception("request %s failed", call.request_id)
+        call.refuse(UNEXPECTED)
+    finally:
+        call.ended()
+    return empty()

@@ -1,27 +1,20 @@
 """The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
 
-import asyncio
-import logging
-
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.errors import OverloadedError
+from app.caching.directives import CACHE_CONTROL
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
-from app.grpc.call import Call
+from app.grpc.call import Call, answered
 from app.grpc.receiver import Receiver
 from app.grpc.reply import reply_of
-from app.grpc.request import announced_bytes, images_of, request_of, timeout_s_of
+from app.grpc.request import announced_bytes, images_of, parsed, timeout_s_of
 from app.grpc.servicer import METHOD, SERVICE, Message
-from app.messages import UNEXPECTED, Fault
-from app.metrics.requests import CLIENT_WENT
 from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
-from models.errors import TandemError
 
-logger = logging.getLogger("ray.serve")
 # A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or that was received
 # before anybody was asked (the generated function in its place).
 Incoming = gRPCInputStream[Message] | messages.ClassifyRequest
@@ -32,27 +25,14 @@ class GrpcInterface:
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
+        self._has_cache = service.settings.cache != "none"
 
     async def classify(
         self, incoming: Incoming, context: RayServegRPCContext
     ) -> messages.ClassifyReply:
         """Answer one call; an error is the context's status, and the reply is empty."""
         call = Call(SERVICE, METHOD, context)
-        try:
-            return await self._classify(incoming, call)
-        except OverloadedError as error:
-            call.refuse(Fault.of(error), error.retry_after_s)
-        except TandemError as error:
-            call.refuse(Fault.of(error))
-        except asyncio.CancelledError:  # the client hung up, or its deadline is over
-            call.status = CLIENT_WENT
-            raise
-        except Exception:
-            logger.exception("request %s failed", call.request_id)
-            call.refuse(UNEXPECTED)
-        finally:
-            call.ended()
-        return messages.ClassifyReply()
+        return await answered(call, lambda: self._classify(incoming, call), messages.ClassifyReply)
 
     async def _classify(self, incoming: Incoming, call: Call) -> messages.ClassifyReply:
         timeline, service = Timeline(), self._service
@@ -61,6 +41,7 @@ class GrpcInterface:
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
+            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
             refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
         )
 
@@ -80,4 +61,5 @@ class GrpcInterface:
         if isinstance(incoming, messages.ClassifyRequest):
             return incoming
         share.expect(announced or 0)
-        return request_of(await self._receiver.receive(incoming, announced))
+        message = await self._receiver.receive(incoming, announced)
+        return parsed(message, messages.ClassifyRequest)

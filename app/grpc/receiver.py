@@ -61,4 +61,4 @@ async def _first(stream: gRPCInputStream[Message]) -> bytes:
         return message.take()
     if stream.is_cancelled():
         raise ClientGoneError("the client hung up before its message was there")
-    raise BadParameterError("the call has no message; send one tandem.v1.ClassifyRequest")
+    raise BadParameterError("the call has no message; send one")

@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
 from app.graph import parameters
 from app.grpc import tandem_pb2 as messages
 from app.settings import Settings
 
+M = TypeVar("M", bound=ProtobufMessage)
 # The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
 # tandem serve has HAProxy copy it (app/launch/haproxy/edits.py).
 DEADLINE_METADATA = "x-grpc-timeout"
@@ -32,20 +35,20 @@ def announced_bytes(metadata: Mapping[str, str]) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def request_of(message: bytes) -> messages.ClassifyRequest:
-    """Parse a message.
+def parsed(message: bytes, kind: type[M]) -> M:
+    """Parse a message of a ``kind``.
 
     Raises:
         BadParameterError: it is something else.
 
     """
-    request = messages.ClassifyRequest()
+    request: M = kind()
     try:
         request.ParseFromString(message)
     except DecodeError as error:
         raise BadParameterError(
-            f"these {len(message)} bytes are no tandem.v1.ClassifyRequest; make the client from "
-            "app/grpc/tandem.proto"
+            f"these {len(message)} bytes are no {kind.DESCRIPTOR.full_name}; make the client from "
+            f"{kind.DESCRIPTOR.file.name}"
         ) from error
     return request
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import grpc
 
-from app.grpc import tandem_pb2 as messages
+from app.grpc import open_inference_pb2, tandem_pb2
 
-SERVICE = messages.DESCRIPTOR.services_by_name["Ensemble"].full_name
+SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Ensemble"].full_name
 METHOD = "Classify"
+_OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+OPEN_INFERENCE, OPEN_INFERENCE_METHODS = (
+    _OPEN_INFERENCE.full_name,
+    [*_OPEN_INFERENCE.methods_by_name],
+)
 
 
 class Message:
@@ -39,13 +44,16 @@ class Message:
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
-    """Do what the generated ``add_EnsembleServicer_to_server`` does, with messages still to come.
+    """Add both services as the generated functions do, but with messages still to come.
 
-    Messages are handed over unparsed: one that is no ``ClassifyRequest`` then has an answer too.
+    Messages are handed over unparsed: one that is something else then has an answer too.
     Serve calls this (``grpc_servicer_functions``) with a servicer of its own, and with servers that
     put its own handlers in place of the servicer's methods.
     """
-    method = grpc.stream_unary_rpc_method_handler(getattr(servicer, METHOD), Message)
-    handlers = {METHOD: method}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_registered_method_handlers(SERVICE, handlers)
+    for service, methods in ((SERVICE, [METHOD]), (OPEN_INFERENCE, OPEN_INFERENCE_METHODS)):
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(getattr(servicer, name), Message)
+            for name in methods
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_registered_method_handlers(service, handlers)

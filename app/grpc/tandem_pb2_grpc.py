@@ -50,7 +50,8 @@ class EnsembleServicer:
         ready (UNAVAILABLE), past its deadline (DEADLINE_EXCEEDED).
 
         Metadata that is read: traceparent and tracestate (W3C), request_id, priority (RFC 9218),
-        x-request-timeout-seconds, application (Serve's, when there are several).
+        x-request-timeout-seconds, cache-control (no-cache, no-store: RFC 9111), application (Serve's,
+        when there are several).
         Trailing metadata of the answer: request_id, x-trace-id; of a call that failed also error-code, and
         grpc-retry-pushback-ms where trying again helps.
         """

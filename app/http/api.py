@@ -11,8 +11,10 @@ from app.http.classify import ClassifyEndpoint
 from app.http.direct import PATH, DirectClassify, TandemAPI, rendered
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.headers import Headers
+from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
 from app.metrics.requests import MeasuredRequests
+from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels
 from app.tracing.http import TracedRequests
 
@@ -27,8 +29,11 @@ FORM = {
 BODY = {"content": {**dict.fromkeys(IMAGE_TYPES, BINARY), "multipart/form-data": FORM}}
 
 
-def create_api(service: EnsembleService) -> TandemAPI:
-    """Return the ASGI application in front of ``service``."""
+def create_api(service: EnsembleService, inference: Inference | None = None) -> TandemAPI:
+    """Return the ASGI application in front of ``service``.
+
+    ``inference`` is the service's by the Open Inference Protocol, if gRPC has it too.
+    """
     api = TandemAPI(
         title="Tandem",
         docs_url=None,
@@ -43,6 +48,7 @@ def create_api(service: EnsembleService) -> TandemAPI:
     add_error_handlers(api)
     _add_classify(api, service)
     _add_state(api, service)
+    add_open_inference(api, inference or Inference(service))
     add_pages(api)
     return api
 

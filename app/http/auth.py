@@ -8,16 +8,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
 from app.graph.keys import Keys
-from app.http.errors import ERRORS, error_response
+from app.http.errors import ERRORS, error_response, is_protocol
 from app.http.headers import Headers
 from app.messages import Fault
 
 # Everything else wants a key, so that a new route does too. A load balancer's probes have none; the
 # page must be there before it can ask for one; what these tell is in the public repository.
-OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
+PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
-ERROR = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
-REFUSED = {"description": ERRORS[401]["description"], "content": {"application/json": ERROR}}
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
 
 
@@ -47,7 +46,9 @@ class KeyedRequests:
         try:
             check_keys(self._keys, scope)
         except UnauthorizedError as error:
-            await refusal(error, Headers(scope).request_id)(scope, receive, send)
+            request_id = Headers(scope).request_id
+            answer = refusal(error, request_id, is_protocol=is_protocol(scope))
+            await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -71,9 +72,9 @@ def check_keys(keys: Keys, scope: Scope) -> None:
     keys.check(given)
 
 
-def refusal(error: UnauthorizedError, request_id: str) -> Response:
+def refusal(error: UnauthorizedError, request_id: str, *, is_protocol: bool = False) -> Response:
     """Return the answer for a caller without a key."""
-    answer = error_response(Fault.of(error), request_id)
+    answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
     problem = ', error="invalid_token"' if error.is_given else ""
     answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
     return answer
@@ -86,5 +87,11 @@ def _with_security(description: dict[str, Any]) -> dict[str, Any]:
         if path not in OPEN_PATHS:
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
-                operation["responses"].setdefault("401", REFUSED)
+                operation["responses"].setdefault("401", _refused(path))
     return description
+
+
+def _refused(path: str) -> dict[str, Any]:
+    form = "ProtocolError" if is_protocol({"path": path}) else "ErrorAnswer"
+    schema = {"schema": {"$ref": f"#/components/schemas/{form}"}}
+    return {"description": ERRORS[401]["description"], "content": {"application/json": schema}}

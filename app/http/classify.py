@@ -2,6 +2,7 @@
 
 from starlette.types import Receive
 
+from app.caching.directives import CACHE_CONTROL
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers
@@ -18,6 +19,7 @@ from app.responses import Classified, Results, as_json, error_answer
 # Serve counts the same header from a moment earlier and would answer 408 in plain text: be first.
 CLIENT_TIME_SHARE = 0.9
 REFUSED = REFUSED_HEADER.encode("ascii")
+CACHE = CACHE_CONTROL.encode("ascii")
 
 
 class ClassifyEndpoint:
@@ -26,6 +28,7 @@ class ClassifyEndpoint:
     def __init__(self, service: EnsembleService) -> None:
         self._service = service
         self.default_top_k = min(service.settings.default_top_k, service.num_classes)
+        self._has_cache = service.settings.cache != "none"
         self._watch = DisconnectWatch()
 
     async def answer(self, headers: Headers, receive: Receive, top_k: int) -> bytes | Fault:
@@ -42,9 +45,10 @@ class ClassifyEndpoint:
         options = RequestOptions(
             request_id,
             top_k,
-            _timeout_s(headers),
+            timeout_s_of(headers),
             headers.get(b"priority"),
             refused_before(headers.get(REFUSED)),
+            headers.joined(CACHE) if self._has_cache else None,
         )
         length, settings = headers.text(b"content-length"), self._service.settings
         most = settings.max_body_bytes
@@ -75,7 +79,7 @@ def _image_of(answer: Classified | Fault) -> bytes | Fault:
     return answer if isinstance(answer, Fault) else as_json(answer)
 
 
-def _timeout_s(headers: Headers) -> float | None:
+def timeout_s_of(headers: Headers) -> float | None:
     """Return the time that the client gives its request, in seconds; None if it does not."""
     given = headers.get(TIMEOUT_HEADER.encode("ascii"))
     return None if given is None else CLIENT_TIME_SHARE * parse_timeout_s(given)

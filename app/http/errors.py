@@ -3,20 +3,24 @@
 import logging
 from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.graph.parameters import SHOWN
 from app.http.headers import Headers
 from app.messages import UNEXPECTED, Fault
+from app.oip.documents import ProtocolError
 from app.queueing.haproxy_headers import LIMIT_HEADER
 from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
+PROTOCOL_PATH = "/v2"  # of the Open Inference Protocol, and all below it
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
@@ -36,24 +40,29 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def tandem(request: Request, error: Exception) -> Response:
         assert isinstance(error, TandemError)
-        return response_of(error, request_id_of(request))
+        return response_of(error, request_id_of(request), is_protocol=is_protocol(request.scope))
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = str(first["loc"][-1])
         text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
-        return error_response(Fault(422, BadParameterError.code, text), request_id_of(request))
+        fault = Fault(422, BadParameterError.code, text)
+        return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
-        answer = error_response(Fault(error.status_code, "http", text), request_id_of(request))
+        fault = Fault(error.status_code, "http", text)
+        answer = error_response(
+            fault, request_id_of(request), is_protocol=is_protocol(request.scope)
+        )
         answer.headers.update(error.headers or {})  # Allow, for a wrong method
         return answer
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        return unexpected_response(error, request_id_of(request))
+        request_id = request_id_of(request)
+        return unexpected_response(error, request_id, is_protocol=is_protocol(request.scope))
 
     api.add_exception_handler(TandemError, tandem)
     api.add_exception_handler(RequestValidationError, validation)
@@ -61,31 +70,45 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, unexpected)
 
 
-def error_response(fault: Fault, request_id: str, retry_after_s: int = 1) -> Response:
+def is_protocol(scope: Scope) -> bool:
+    """Whether a request is of the Open Inference Protocol, which has errors of its own form."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/")
+
+
+def error_response(
+    fault: Fault, request_id: str, retry_after_s: int = 1, *, is_protocol: bool = False
+) -> Response:
     """Return the answer for a request that failed as a whole."""
     headers = {}
     if fault.status in (429, 503):
         headers["retry-after"] = str(retry_after_s)
     if fault.status == SlowBodyError.status:
         headers["connection"] = "close"  # what is still to come is of no use to anybody
-    answer = as_json(error_answer(fault, request_id))
+    if is_protocol:
+        answer = orjson.dumps(ProtocolError(fault.message))
+    else:
+        answer = as_json(error_answer(fault, request_id))
     return Response(answer, fault.status, headers, "application/json")
 
 
-def response_of(error: TandemError, request_id: str) -> Response:
+def response_of(error: TandemError, request_id: str, *, is_protocol: bool = False) -> Response:
     """Return the answer for a request that raised ``error``."""
+    fault = Fault.of(error)
     if not isinstance(error, OverloadedError):
-        return error_response(Fault.of(error), request_id)
-    answer = error_response(Fault.of(error), request_id, error.retry_after_s)
+        return error_response(fault, request_id, is_protocol=is_protocol)
+    answer = error_response(fault, request_id, error.retry_after_s, is_protocol=is_protocol)
     if error.limit is not None:
         answer.headers[LIMIT_HEADER] = str(error.limit)
     return answer
 
 
-def unexpected_response(error: Exception, request_id: str) -> Response:
+def unexpected_response(
+    error: Exception, request_id: str, *, is_protocol: bool = False
+) -> Response:
     """Return the answer for an error that is ours, and log it."""
     logger.error("request %s failed", request_id, exc_info=error)
-    return error_response(UNEXPECTED, request_id)
+    return error_response(UNEXPECTED, request_id, is_protocol=is_protocol)
 
 
 def request_id_of(request: Request) -> str:

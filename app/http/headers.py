@@ -12,12 +12,18 @@ class Headers:
     """Headers by lower-case name; of one that is sent twice the first counts."""
 
     def __init__(self, scope: Scope) -> None:
-        self._values: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self._sent = scope["headers"]
+        self._values: dict[bytes, bytes] = dict(reversed(self._sent))
 
     def get(self, name: bytes) -> str | None:
         """Return a header's value; None if it is not there."""
         value = self._values.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def joined(self, name: bytes) -> str | None:
+        """Return the values of a header that may be sent several times; None if it is not there."""
+        values = [value.decode("latin-1") for sent, value in self._sent if sent == name]
+        return ", ".join(values) if values else None
 
     def text(self, name: bytes) -> str:
         """Return a header's value; an empty text if it is not there."""

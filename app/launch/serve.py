@@ -25,6 +25,7 @@ from app.launch.ray_internals import check_installed_ray
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
+from app.redis_address import check_redis_client
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 
@@ -149,6 +150,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         _check_ports(config)
         read_keys(config.settings)  # on a cluster its nodes have the keys
     settings = config.settings
+    check_redis_client(settings.cache)
     model_set = load_model_set(settings.model_set, settings.model_search)
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:

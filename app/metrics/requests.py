@@ -8,7 +8,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.metrics.meter import meter
 from app.metrics.table import REQUEST_MS, REQUESTS
 
-CLASSIFY = frozenset({"/v1/classify", "/tandem.v1.Ensemble/Classify"})  # HTTP's and gRPC's
+INFER = "/v2/models/{model_name}/infer"
+INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
+# The routes that classify images, HTTP's and gRPC's: their latency is measured.
+CLASSIFY = frozenset(
+    {
+        "/v1/classify",
+        "/tandem.v1.Ensemble/Classify",
+        INFER,
+        INFER_VERSION,
+        "/inference.GRPCInferenceService/ModelInfer",
+    }
+)
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
 
 

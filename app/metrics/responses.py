@@ -6,16 +6,23 @@ from app.metrics.meter import meter
 from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
 from app.responses import Classified, StageTiming
 
-OF_REQUEST = frozenset({"read", "combine"})  # the same span in the answer of every image
+OF_REQUEST = frozenset({"read", "cache", "combine"})  # the same span in the answer of every image
 
 
-def record_answers(answers: Sequence[Classified], entropies: Sequence[float]) -> None:
-    """Record the images of one request; ``entropies`` are 0..1, in any order."""
-    meter.defer(_record_answers, answers, entropies)
+def record_answers(
+    answers: Sequence[Classified], entropies: Sequence[float], *, is_rest: bool = False
+) -> None:
+    """Record the images of one request; ``entropies`` are 0..1, in any order.
+
+    ``is_rest``: others of the same request are recorded by themselves.
+    """
+    meter.defer(_record_answers, answers, entropies, is_rest)
 
 
-def _record_answers(answers: Sequence[Classified], entropies: Sequence[float]) -> None:
-    for stage in stages_of(answers):
+def _record_answers(
+    answers: Sequence[Classified], entropies: Sequence[float], is_rest: bool
+) -> None:
+    for stage in stages_of(answers, is_rest=is_rest):
         observe_stage(stage.stage, stage.duration_ms, stage.member)
     for answer in answers:
         meter.count(ANSWERS, agreed=_agreed(answer), degraded="yes" if answer.degraded else "no")
@@ -34,9 +41,9 @@ def defer_stage(stage: str, duration_ms: float) -> None:
     meter.defer(observe_stage, stage, duration_ms)
 
 
-def stages_of(answers: Sequence[Classified]) -> Iterator[StageTiming]:
+def stages_of(answers: Sequence[Classified], *, is_rest: bool = False) -> Iterator[StageTiming]:
     """Return every stage that ran for a request once, though each answer tells its request's."""
-    for number, answer in enumerate(answers):
+    for number, answer in enumerate(answers, start=int(is_rest)):
         for stage in answer.timings_ms.stages:
             if number == 0 or stage.stage not in OF_REQUEST:
                 yield stage

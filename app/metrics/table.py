@@ -66,8 +66,8 @@ REQUEST_MS = Metric(
 STAGE_MS = Metric(
     "tandem_stage_ms",
     "histogram",
-    "read, combine and encode of a request; decode, queue and infer of an image, the latter two by "
-    "member (its batch's run)",
+    "read, cache, combine and encode of a request; decode, queue and infer of an image, the latter "
+    "two by member (its batch's run)",
     ("stage", "member"),
 )
 ANSWERS = Metric(
@@ -87,6 +87,34 @@ SKIPPED = Metric(
     "images that a member was not asked about, by cascade_margin",
     ("member",),
     when="cascade_margin is set",
+)
+CACHE_LOOKUPS = Metric(
+    "tandem_cache_lookups",
+    "counter",
+    "images looked up in the response cache; result: hit, miss, or shared (another request was "
+    "computing it)",
+    ("result",),
+    when="cache is set",
+)
+CACHE_REDIS = Metric(
+    "tandem_cache_redis",
+    "counter",
+    "images looked for in Redis (hit, miss, bad: damaged; failed; skipped: it failed lately) and "
+    "written to it (written, unwritten)",
+    ("result",),
+    when="cache is redis://",
+)
+CACHE_BYTES = Metric(
+    "tandem_cache_bytes",
+    "gauge",
+    "memory that a Gateway's response cache takes, at most cache_mib",
+    when="cache is set",
+)
+CACHE_EVICTIONS = Metric(
+    "tandem_cache_evictions",
+    "counter",
+    "images that had to leave a Gateway's response cache for others",
+    when="cache is set",
 )
 MEMBER_IMAGES = Metric(
     "tandem_member_images", "counter", "images that a member's network ran", ("member",)

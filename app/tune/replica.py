@@ -99,7 +99,7 @@ async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadReque
     async def client() -> None:
         while (sent := time.perf_counter()) < end:
             body = bodies[next(numbers) % len(bodies)]
-            request = ClassifyRequest([body], 1, REQUEST_S, "tune", Timeline())
+            request = ClassifyRequest([body], 1, REQUEST_S, "tune", Timeline(), cache_use="off")
             (result,) = await graph.service.classify(request)
             if isinstance(result, Fault):
                 raise ConfigError(f"a photo could not be classified: {result.message}")

@@ -4,6 +4,7 @@ That a client which goes away stops costing is in traced/test_client_gone.py.
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections import Counter
@@ -84,30 +85,46 @@ def test_who_is_let_in_does_not_wait_behind_all_the_places(service: Service, pho
 
 
 async def _fewest_places(service: Service, photo: bytes) -> int:
-    """Send more than can be answered until a refusal tells of fewer places than the limit."""
-    told = LIMIT
-    limits = httpx.Limits(max_connections=2 * LIMIT)
-    async with (
-        asyncio.timeout(EVENTUALLY_S),
-        httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client,
-    ):
+    """Send more than can be answered until a refusal tells of fewer places than the limit.
 
-        async def impatient() -> None:
-            nonlocal told
-            while told == LIMIT:
-                answer = await client.post(f"{service.url}/v1/classify?top_k=1", content=photo)
-                if answer.status_code == 429:
-                    found = re.match(r"\d+(?= requests are under way for)", message_of(answer))
-                    told = min(told, int(found[0]) if found else LIMIT)
+    On bare connections: a client library would take more of busy cores than the service, and
+    then fewer requests than there are places are under way.
+    """
+    head = f"POST /v1/classify?top_k=1 HTTP/1.1\r\nHost: x\r\nContent-Length: {len(photo)}\r\n\r\n"
+    request, told = head.encode() + photo, LIMIT
+
+    async def impatient() -> None:
+        nonlocal told
+        while told == LIMIT:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            with contextlib.suppress(ConnectionError):  # refused while it still sends
+                writer.write(request)
+                await writer.drain()
+            while told == LIMIT and (answer := await _answer(reader)) is not None:
+                status, body = answer
+                if status == 429:
+                    found = re.search(rb"(\d+) requests are under way for", body)
+                    told = min(told, int(found[1]) if found else LIMIT)
                     await asyncio.sleep(0.05)  # a refusal takes a millisecond
+                with contextlib.suppress(ConnectionError):
+                    writer.write(request)
+                    await writer.drain()
+            writer.transport.abort()
 
+    async with asyncio.timeout(EVENTUALLY_S):
         await asyncio.gather(*(impatient() for _ in range(2 * LIMIT)))
     return told
 
 
-def message_of(answer: httpx.Response) -> str:
-    """Return what an error says."""
-    return str(answer.json()["error"]["message"])
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes] | None:
+    """Return status and body of the next answer; None if the connection was closed."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(length[1]) if length else 0)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return int(head.split(b" ", 2)[1]), body
 
 
 def test_who_cannot_be_answered_in_time_is_told_so(service: Service, photo: bytes) -> None:
@@ -119,5 +136,6 @@ def test_who_cannot_be_answered_in_time_is_told_so(service: Service, photo: byte
 
     hurried, patient = asyncio.run(both())
     assert {answer.status_code for answer in patient} == {200}
-    assert {answer.status_code for answer in hurried} <= {429, 504}
-    assert {a.json()["error"]["code"] for a in hurried} <= {"overloaded", "deadline"}
+    told = {(answer.status_code, answer.json()["error"]["code"]) for answer in hurried}
+    # The last: on a busy machine the time is over before the photo is there.
+    assert told <= {(429, "overloaded"), (504, "deadline"), (408, "slow_body")}

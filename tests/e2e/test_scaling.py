@@ -1,4 +1,4 @@
-"""A step of load on configs/cluster.yaml: all stages grow together, and shrink without a loss.
+"""A step of load on a cluster's configuration: all stages grow together, and shrink without a loss.
 
 The tiny networks cost next to nothing, so the policy is told what they cost: what is measured
 counts only when a replica is busy.
@@ -10,65 +10,79 @@ simulated replicas in tests/unit/planning/test_simulator.py.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
 from app.bench.arrivals import poisson_arrivals
 from app.bench.client import Target, open_loop
 from app.bench.samples import Sample
+from models.cpus import available_cpus
 from tests.support.services.live_service import Service, changed_config
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
 pytestmark = pytest.mark.slow
-STAGES = ("Gateway", "Decoder", "sure", "unsure")
-# One replica carries 12 images/s of the step's 20, and all of the 3 that are there after it.
-CPU_MS = {"Gateway": 20.0, "Decoder": 40.0, "sure": 20.0, "unsure": 20.0}
+# By configuration and stage; a whole graph computes on all cores. One replica carries 12 images/s
+# of the step's 20, and all of the 3 that are there after it.
+CPU_MS = {
+    "cluster.yaml": {"Gateway": 20.0, "Decoder": 40.0, "sure": 20.0, "unsure": 20.0},
+    "cluster-whole.yaml": {"Gateway": 20.0 * available_cpus()},
+}
 TARGET_UTILIZATION = 0.25
 REACTS_WITHIN_S = 15.0  # to a step: the promise
 STEP_S, TRICKLE_S = 45.0, 45.0
 STARTS_WITHIN_S = STEP_S - REACTS_WITHIN_S  # after the step is too late
 
 
-@pytest.fixture(scope="module")
-def scaling(start_service: Callable[..., Service], tmp_path_factory) -> Iterator[Service]:
+@dataclass(frozen=True)
+class Scaling:
+    """A service, and the stages that it scales."""
+
+    service: Service
+    stages: Collection[str]
+
+    def num_replicas(self) -> dict[str, int]:
+        """Count each stage's processes, those that are still starting included."""
+        names = [title(process) for process in descendants(self.service.process.pid)]
+        found = [n.partition(":tandem:")[2].strip() for n in names if n.startswith("ray::ServeRep")]
+        return {stage: sum(name.startswith(stage) for name in found) for stage in self.stages}
+
+    def has_decided(self, change: str) -> bool:
+        """Whether the policy told a change of every stage in the controller's log."""
+        logs = serve_logs(self.service.process.pid).glob("controller_*.log")
+        text = "".join(log.read_text("utf-8") for log in logs)
+        return all(f"{stage}: {change} replicas" in text for stage in self.stages)
+
+
+@pytest.fixture(scope="module", params=CPU_MS)
+def scaling(
+    request: pytest.FixtureRequest, start_service: Callable[..., Service], tmp_path_factory
+) -> Iterator[Scaling]:
     """The cluster's configuration on this machine, with limits that fit it."""
+    cpu_ms = CPU_MS[request.param]
     folder = tmp_path_factory.mktemp("scaling")
     write_tiny_set(folder / "tiny", gains={"sure": 8.0, "unsure": 2.0})
-    with changed_config(folder, "configs/cluster.yaml") as content:
+    with changed_config(folder, f"configs/{request.param}") as content:
         application = content["applications"][0]
         application["args"] |= {"compile_cache": None, "trace_exporter": "none", "trace_dir": None}
         application["autoscaling_policy"]["policy_kwargs"] = {
             "target_utilization": TARGET_UTILIZATION,
             "scale_down_after_s": 4,
-            "cpu_ms": CPU_MS,
+            "cpu_ms": cpu_ms,
         }
         for deployment in application["deployments"]:
             deployment["ray_actor_options"] = {"num_cpus": 0.2}
             deployment["graceful_shutdown_timeout_s"] = 10
             del deployment["max_replicas_per_node"]  # there is one
             deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
-    files = ("--config", str(folder / "cluster.yaml"), "--model-set", str(folder / "tiny"))
+    files = ("--config", str(folder / request.param), "--model-set", str(folder / "tiny"))
     service = start_service(*files, "--host", "127.0.0.1")
     service.wait_ready()
-    yield service
+    yield Scaling(service, cpu_ms.keys())
     service.stop()
-
-
-def num_replicas(service: Service) -> dict[str, int]:
-    """Count each stage's processes, those that are still starting included."""
-    names = [title(process) for process in descendants(service.process.pid)]
-    found = [n.partition(":tandem:")[2].strip() for n in names if n.startswith("ray::ServeRep")]
-    return {stage: sum(name.startswith(stage) for name in found) for stage in STAGES}
-
-
-def has_decided(service: Service, change: str) -> bool:
-    """Whether the policy told a change of every stage in the controller's log."""
-    logs = serve_logs(service.process.pid).glob("controller_*.log")
-    text = "".join(log.read_text("utf-8") for log in logs)
-    return all(f"{stage}: {change} replicas" in text for stage in STAGES)
 
 
 def load(service: Service) -> list[Sample]:
@@ -82,17 +96,19 @@ def load(service: Service) -> list[Sample]:
 
 
 def test_all_stages_grow_together_within_15_s_and_shrink_without_a_lost_request(scaling):
-    assert num_replicas(scaling) == dict.fromkeys(STAGES, 1)
+    assert scaling.num_replicas() == dict.fromkeys(scaling.stages, 1)
     with ThreadPoolExecutor(1) as pool:
-        began, sent = time.monotonic(), pool.submit(load, scaling)
-        wait_until(lambda: has_decided(scaling, "1 -> 2"), REACTS_WITHIN_S, "a decision")
+        began, sent = time.monotonic(), pool.submit(load, scaling.service)
+        wait_until(lambda: scaling.has_decided("1 -> 2"), REACTS_WITHIN_S, "a decision")
         print(f"decided {time.monotonic() - began:.1f} s after the step")
         wait_until(
-            lambda: num_replicas(scaling) == dict.fromkeys(STAGES, 2), STARTS_WITHIN_S, "growth"
+            lambda: scaling.num_replicas() == dict.fromkeys(scaling.stages, 2),
+            STARTS_WITHIN_S,
+            "growth",
         )
         print(f"all replicas starting {time.monotonic() - began:.1f} s after the step")
         wait_until(
-            lambda: num_replicas(scaling) == dict.fromkeys(STAGES, 1),
+            lambda: scaling.num_replicas() == dict.fromkeys(scaling.stages, 1),
             STEP_S + TRICKLE_S,
             "shrinking",
         )

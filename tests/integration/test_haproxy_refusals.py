@@ -90,14 +90,14 @@ async def full_at(gateway: Gated, ask: Ask, num: int) -> list["asyncio.Task[http
     return tasks
 
 
-def beside(ports: tuple[int, int], scenario: Callable) -> None:
+def beside(ports: tuple[int, int], scenario: Callable, path: str = "/v1/classify") -> None:
     """Run a scenario with a Gateway and a way to send it requests through HAProxy."""
 
     async def run() -> None:
         gateway = Gated()
         front, back = ports
         server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
-        url = f"http://127.0.0.1:{front}/v1/classify"
+        url = f"http://127.0.0.1:{front}{path}"
         async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
 
             def ask() -> "asyncio.Task[httpx.Response]":
@@ -122,7 +122,8 @@ async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> Non
     gateway.num_arrived, gateway.told = 0, []
 
 
-def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(ports) -> None:
+@pytest.mark.parametrize("path", ["/v1/classify", "/v2/models/imagenette/infer"])
+def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(ports, path) -> None:
     async def scenario(gateway: Gated, ask: Ask) -> None:
         inside = await full_at(gateway, ask, MAX_REQUESTS)
         refused = 0
@@ -135,7 +136,8 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
             answer = task.result()
             refused += 1
             assert answer.status_code == 429
-            text = answer.json()["error"]["message"]
+            error = answer.json()["error"]  # the Open Inference Protocol's is a text
+            text = error["message"] if path.startswith("/v1") else error
             assert text.startswith(f"{MAX_REQUESTS} requests are under way for each Gateway")
         gateway.gate.set()
         answers = await asyncio.gather(*inside)
@@ -144,7 +146,7 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
         assert last.status_code == 200
         assert sum(gateway.told) == refused  # and no client's own words
 
-    beside(ports, scenario)
+    beside(ports, scenario, path)
 
 
 def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:

@@ -29,11 +29,11 @@ BEGIN = f"{FIRST_BYTES} if METH_POST"
 WHOLE_WITHIN_S = 60
 KEPT_BYTES = 16 * 2**20
 
-# Serve need not watch for the client's going away on this route: the Gateway does, for less
+# Serve need not watch for the client's going away on these routes: the Gateway does, for less
 # (app/http/disconnect.py).
 UNWATCHED = (
     "http-request set-header x-request-disconnect-disabled ?1 "
-    "if METH_POST { path_end /v1/classify }"
+    "if METH_POST { path_end /v1/classify /infer }"
 )
 
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
@@ -209,3 +209,8 @@ def _answers() -> list[str]:
 def error_body(code: str, message: str) -> str:
     """Return the service's form of an error, for answers that HAProxy gives."""
     return json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
+
+
+def protocol_error_body(message: str) -> str:
+    """Return the Open Inference Protocol's form of an error."""
+    return json.dumps({"error": message})

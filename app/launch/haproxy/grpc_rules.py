@@ -4,7 +4,10 @@ A refusal has the form that gRPC calls trailers only: HTTP's status 200, and the
 """
 
 CALL_PATH = "/tandem.v1.Ensemble/Classify"  # tandem.proto's method
-IS_CALL = f"{{ path {CALL_PATH} }}"
+INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"  # of the Open Inference Protocol
+IS_CALL = f"{{ path {CALL_PATH} {INFER_PATH} }}"
+# Every method of the two services: the others' messages are short, and have to come too.
+IS_OURS = "{ path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ }"
 # Methods that Serve adds to every application, and that ask for no key; it answers Healthz here.
 IS_SERVES = "{ path_beg /grpc.reflection. /ray.serve. } !{ path_end /Healthz }"
 # At a time, wherever they are: a connection may have 100 streams, and HAProxy keeps 16 KB of each
@@ -19,17 +22,17 @@ RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
 def frontend_rules(begin_within_s: int) -> list[str]:
     """Return the rules that come before all others of the frontend.
 
-    Calls under way are counted in a stick table of two rows: Classify's, and those of Serve's own
-    methods. Other applications' are their own affair.
+    Calls under way are counted in a stick table of two rows: our services', and those of Serve's
+    own methods. Other applications' are their own affair.
     """
     told = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
     full = f"http-request return status 200 {told}"
     late = f"headers and message did not begin to arrive within {begin_within_s} s"
     return [
         "stick-table type integer size 16 expire 1h store conn_cur",
-        f"http-request track-sc0 int(1) if {IS_CALL}",
+        f"http-request track-sc0 int(1) if {IS_OURS}",
         f"http-request track-sc0 int(2) if {IS_SERVES}",
-        f"{full} if {IS_CALL} {{ sc0_conn_cur gt {MAX_CALLS} }}",
+        f"{full} if {IS_OURS} {{ sc0_conn_cur gt {MAX_CALLS} }}",
         f"{full} if {IS_SERVES} {{ sc0_conn_cur gt {MAX_OF_SERVES} }}",
         f"http-error status 408 {_refusal(DEADLINE_EXCEEDED, 'slow_request', late)}",
         "http-after-response set-status 200 if { status 408 }",
@@ -41,7 +44,7 @@ def frontend_rules(begin_within_s: int) -> list[str]:
 
 def begin_rules(wait: str, condition: str = "") -> list[str]:
     """Return the rules that ``wait`` for a call's first bytes and tell the Gateway of them."""
-    return [f"{rule} if {IS_CALL}{condition}" for rule in (wait, TELL_PREFIX)]
+    return [f"{rule} if {IS_OURS}{condition}" for rule in (wait, TELL_PREFIX)]
 
 
 def refusal(message: str) -> str:

@@ -36,7 +36,8 @@ HEARD = [
     f"http-response set-var({SAID_AT}) {NOW} if {{ res.hdr({LIMIT_HEADER}) -m found }}",
     f"http-response del-header {LIMIT_HEADER}",
 ]
-IS_CLASSIFY = "{ path_end /v1/classify }"
+# The routes that classify; the Open Inference Protocol's has its own form of errors.
+IS_CLASSIFY, IS_INFER = "{ path_end /v1/classify /infer }", "{ path_end /infer }"
 
 
 def refusals(max_requests: int) -> list[Edit]:
@@ -54,12 +55,11 @@ def refusals(max_requests: int) -> list[Edit]:
 
 
 def _refused_requests(max_requests: int) -> Edit:
-    answer = (
-        "http-request return status 429 content-type application/json hdr retry-after 1 "
-        f"lf-string '{edits.error_body('overloaded', TOLD)}'"
-    )
+    refusal = "http-request return status 429 content-type application/json hdr retry-after 1"
+    to_infer = f"{refusal} lf-string '{edits.protocol_error_body(TOLD)}' if {IS_INFER}"
+    answer = f"{refusal} lf-string '{edits.error_body('overloaded', TOLD)}'"
     rules = [
-        *_rules(max_requests, IS_CLASSIFY, r" \3", answer),
+        *_rules(max_requests, IS_CLASSIFY, r" \3", answer, rf"{to_infer} \3"),
         rf"{edits.BEGIN} \3",
     ]
     return Edit(
@@ -67,7 +67,8 @@ def _refused_requests(max_requests: int) -> Edit:
         (edits.USE_BACKEND, rf"^ *acl is_{edits.BACKEND} path_beg "),
         _before(r"use_backend (http-[^ ]+) if ([^ ]+)", rules),
         patterns=(
-            f"^ *http-request return status 429 .* {MARK}$",
+            rf"^ *http-request return status 429 .*\"code\".* {MARK}$",
+            rf"^ *http-request return status 429 .*\"error\": \"%.* {MARK}$",
             f"^ *{edits.BEGIN} [^#]+ {MARK}$",
         ),
         per="^ *acl is_[^ ]+ path_beg ",
@@ -89,15 +90,20 @@ def _refused_calls(max_requests: int) -> Edit:
         + _before(r"default_backend (grpc-[^ ]+)", of_only),
         patterns=(
             rf"^ *http-request return status 200 .*grpc-message .*txn\.limit.* {MARK}$",
-            rf"^ *{edits.FIRST_BYTES} if \{{ path .* {MARK}$",
+            rf"^ *{edits.FIRST_BYTES} if \{{ path_beg .* {MARK}$",
             rf"^ *http-request set-header x-grpc-message-prefix .* {MARK}$",
         ),
         per="^ *(use_backend grpc-[^ ]+ if |default_backend grpc-)",
     )
 
 
-def _rules(max_requests: int, is_ours: str, is_route: str, answer: str) -> list[str]:
-    r"""Return the rules for requests of one backend, ``\2``; ``answer`` refuses one."""
+def _rules(
+    max_requests: int, is_ours: str, is_route: str, answer: str, first_answer: str = ""
+) -> list[str]:
+    r"""Return the rules for requests of one backend, ``\2``; ``answer`` refuses one.
+
+    ``first_answer``, which has a condition of its own, goes before it.
+    """
     ours = f"if {is_ours}{is_route}"
     beyond = r"{ nbsrv(\2) gt 0 } { be_conn(\2),div(txn.gateways),sub(txn.limit) ge 0 }"
     is_full, is_refused = "{ var(txn.full) -m bool }", "{ var(txn.refused) -m bool }"
@@ -112,6 +118,7 @@ def _rules(max_requests: int, is_ours: str, is_route: str, answer: str) -> list[
         f"http-request set-var({NUM_REFUSED}) var({NUM_REFUSED},0),add(1) {ours} {is_refused}",
         # Serve's proxy reads a line for each request: its share of a refusal's cost was a third.
         f"http-request set-log-level silent {ours} {is_refused}",
+        *([f"{first_answer} {is_refused}"] if first_answer else []),
         f"{answer} {ours} {is_refused}",
         f"http-request set-var({ASKED_AT}) {NOW} {ours} {is_full}",
         f"http-request set-header {REFUSED_HEADER} %[var({NUM_REFUSED})] {has_told}",

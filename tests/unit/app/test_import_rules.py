@@ -33,6 +33,8 @@ BREAKS = [
     ("pure", "app/planning/plan.py", "import fastapi"),
     ("pure", "app/scaling/policy.py", "import ray.serve"),
     ("pure", "app/messages.py", "import grpc"),
+    ("pure", "app/oip/json_body.py", "import fastapi"),
+    ("layers", "app/graph/request.py", "from app.oip import tensors"),
 ]
 
 

@@ -1,7 +1,10 @@
 """A Gateway whose stages are of another model set: what it cannot answer goes to a sibling."""
 
 import asyncio
+import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from app.deployments.classifier import Classifier
@@ -9,7 +12,7 @@ from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OtherSetError
-from app.graph.request import ClassifyRequest
+from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.rolling_update import PeerGateways, check_same_model_set
 from app.graph.timeline import Timeline
 from app.settings import Settings
@@ -78,6 +81,16 @@ async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
     again = forwarded.request()
     assert (again.files, again.top_k, again.lane) == ([b"a", b"b"], 3, "bulk")
     assert again.left_s <= forwarded.left_s
+
+
+async def test_a_sibling_takes_over_a_request_of_tensors(monkeypatch):
+    tensors = TensorRequest(np.zeros((2, 8, 8, 3), np.uint8), "resnet50")
+    sibling = Scripted(["theirs"])
+    request = replace(request_of(), tensors=tensors)
+    assert await siblings(Scripted(MIXED), sibling, monkeypatch).classify(request) == ["theirs"]
+    ((forwarded,),) = sibling.asked
+    again = pickle.loads(pickle.dumps(forwarded)).request()
+    assert (again.num_images, again.tensors.member) == (2, "resnet50")
 
 
 async def test_it_goes_on_until_somebody_can(monkeypatch):

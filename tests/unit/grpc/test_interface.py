@@ -20,15 +20,16 @@ from app.launch.grpc_options import ADD_SERVICER, grpc_port, with_grpc
 from models.errors import TandemError
 
 ROOT = Path(__file__).parents[3]
-PROTO = "app/grpc/tandem.proto"
 
 
-def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["tandem", "open_inference"])
+def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     kinds = ("python", "pyi", "grpc_python")
-    assert protoc.main(["protoc", "-I.", *(f"--{k}_out={tmp_path}" for k in kinds), PROTO]) == 0
+    proto = f"app/grpc/{name}.proto"
+    assert protoc.main(["protoc", "-I.", *(f"--{k}_out={tmp_path}" for k in kinds), proto]) == 0
     made = {path.name: path.read_text() for path in (tmp_path / "app" / "grpc").iterdir()}
-    assert set(made) == {"tandem_pb2.py", "tandem_pb2.pyi", "tandem_pb2_grpc.py"}
+    assert set(made) == {f"{name}_pb2.py", f"{name}_pb2.pyi", f"{name}_pb2_grpc.py"}
     for name, text in made.items():
         assert text == (ROOT / "app" / "grpc" / name).read_text(), f"{name}: make proto"
 

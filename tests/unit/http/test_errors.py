@@ -10,6 +10,7 @@ import app.cli.classify
 import app.launch.config  # noqa: F401  # the whole tree of errors must be there
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http.errors import ERRORS
+from app.http.open_inference import INFER_ERRORS
 from models.errors import NotAnImageError, TandemError
 
 
@@ -27,7 +28,7 @@ INTERNAL = {500}
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_every_error_has_a_documented_status(kind):
-    assert kind.status in set(ERRORS) | UNSEEN | INTERNAL
+    assert kind.status in set(ERRORS) | set(INFER_ERRORS) | UNSEEN | INTERNAL
     assert kind.__doc__
 
 

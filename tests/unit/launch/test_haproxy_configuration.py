@@ -92,8 +92,8 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
         assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
     lines = config.read_text().splitlines()
     route = lines.index("    use_backend http-tandem if is_http-tandem")
-    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 12 : route])
-    ours = "if { path_end /v1/classify } is_http-tandem"
+    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 13 : route])
+    ours = "if { path_end /v1/classify /infer } is_http-tandem"
     assert wait == (
         "http-request wait-for-body time 10s at-least 15360 if METH_POST is_http-tandem"
     )
@@ -106,14 +106,17 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
         f"http-request set-var(txn.full) bool(true) {ours} {{ nbsrv(http-tandem) gt 0 }} "
         "{ be_conn(http-tandem),div(txn.gateways),sub(txn.limit) ge 0 }"
     )
-    (refusal,) = (rule for rule in rules if "status 429" in rule)
+    of_infer, refusal = (rule for rule in rules if "status 429" in rule)
+    assert of_infer.endswith("if { path_end /infer } is_http-tandem { var(txn.refused) -m bool }")
+    (text,) = re.findall(r"lf-string '(.*)' if", of_infer)
+    assert "%[var(txn.limit)] requests are under way" in json.loads(text)["error"]
     assert "return status 429 content-type application/json hdr retry-after 1" in refusal
     assert refusal.endswith(f"{ours} {{ var(txn.refused) -m bool }}")
     (text,) = re.findall(r"lf-string '(.*)' if", refusal)
     error = json.loads(text)["error"]
     assert error["code"] == OverloadedError.code
     assert "%[var(txn.limit)] requests are under way for each Gateway" in error["message"]
-    assert config.read_text().count("status 429") == 1
+    assert config.read_text().count("status 429") == 2
 
 
 CALLS = """\
@@ -132,7 +135,9 @@ def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
     for _ in range(2):
         subprocess.run([command, "-f", config], check=False)
     lines = [line.strip().removesuffix(" # tandem") for line in config.read_text().splitlines()]
-    is_call = "if { path /tandem.v1.Ensemble/Classify }"
+    service = "inference.GRPCInferenceService"
+    is_call = f"if {{ path /tandem.v1.Ensemble/Classify /{service}/ModelInfer }}"
+    is_ours = f"if {{ path_beg /tandem.v1.Ensemble/ /{service}/ }}"
     for route, only in (
         ("use_backend grpc-tandem if is_grpc-tandem", " is_grpc-tandem"),
         ("default_backend grpc-tandem", ""),
@@ -147,8 +152,8 @@ def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
         assert 'hdr grpc-message "%[var(txn.limit)] requests are under way for each' in refusal
         assert f"hdr error-code {OverloadedError.code} " in refusal
         assert refusal.endswith(f"{is_call}{only} {{ var(txn.refused) -m bool }}")
-        assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_call}{only}"
-        assert tell == f"{grpc_rules.TELL_PREFIX} {is_call}{only}"
+        assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_ours}{only}"
+        assert tell == f"{grpc_rules.TELL_PREFIX} {is_ours}{only}"
     assert "\n".join(lines).count("wait-for-body") == 2  # nobody waits for what is refused
 
 
@@ -165,7 +170,7 @@ def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics
         "    http-request wait-for-body time 10s at-least 15360 if METH_POST # tandem",
         "    http-request wait-for-body time 60s if METH_POST # tandem",
         "    http-request wait-for-body time 10s at-least 15360 "
-        "if { path /tandem.v1.Ensemble/Classify } # tandem",
+        "if { path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ } # tandem",
     ]
     assert "    bind :9101" in lines
     assert "  bind *:8404" in lines
@@ -205,4 +210,4 @@ def test_haproxy_itself_takes_what_is_added(tmp_path, ports, grpc_port, replicas
         assert text.count("wait-for-body") == ("http" in replicas) + of_grpc
     assert text.count("timeout http-request") == 1
     assert text.count(COPY_DEADLINE) == has_grpc
-    assert text.count("status 429") == (ports is not None and "http" in replicas)
+    assert text.count("status 429") == 2 * (ports is not None and "http" in replicas)

@@ -1,0 +1,102 @@
+"""The cache of one process: what was answered, and what is being computed."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from app.caching.flights import Flight, Flights
+from app.caching.rows import Rows
+from app.caching.s3_fifo import S3Fifo
+from app.queueing.priority import Lane
+
+
+class SharedStore(Protocol):
+    """Where other Gateways keep rows too; it never raises."""
+
+    async def read(self, keys: Sequence[bytes]) -> list[Rows | None]:
+        """Return what is there of each key."""
+        ...
+
+    def write(self, key: bytes, rows: Rows) -> None:
+        """Write rows, soon; nobody waits for it."""
+        ...
+
+
+class Found(NamedTuple):
+    """What there is of a key: rows, or a computation, which is the caller's own or another's."""
+
+    rows: Rows | None = None
+    flight: Flight[Rows] | None = None
+    is_own: bool = False
+
+
+class ResponseCache:
+    """Keeps rows by key, at most ``max_bytes`` of memory; for one event loop.
+
+    What is not here may be in ``shared``, if there is one, and is written there as well.
+    """
+
+    def __init__(self, max_bytes: int, shared: SharedStore | None = None) -> None:
+        self._shared = shared
+        self._store: S3Fifo[Rows] = S3Fifo(max_bytes)
+        self._flights: Flights[Rows] = Flights()
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that is taken."""
+        return self._store.num_bytes
+
+    def take_evicted(self) -> int:
+        """Return how many images' rows have had to go since this was last asked."""
+        number, self._store.num_evicted = self._store.num_evicted, 0
+        return number
+
+    def look(self, key: bytes, lane: Lane) -> Found:
+        """Return what is kept; or else what to wait for, or what the caller is to compute.
+
+        Who is given a computation of its own must :meth:`end` it, whatever happens.
+        """
+        if (rows := self.read(key)) is not None:
+            return Found(rows)
+        joined = self._flights.join(key, lane)
+        return Found(None, joined.flight, joined.is_own)
+
+    def read(self, key: bytes) -> Rows | None:
+        """Return what is kept of a key."""
+        return self._store.get(key)
+
+    def keep(self, key: bytes, rows: Rows) -> None:
+        """Keep an image's rows, which are not to be written to any more."""
+        self._store.put(key, rows, rows.nbytes)
+        if self._shared is not None:
+            self._shared.write(key, rows)
+
+    async def fetch(self, flights: Mapping[int, Flight[Rows] | None]) -> dict[int, Rows]:
+        """Return what others kept, for computations of the caller's own, by their numbers.
+
+        Those computations are ended with it. One that is None is to be done in any case.
+        """
+        wanted = {number: flight for number, flight in flights.items() if flight is not None}
+        if self._shared is None or not wanted:
+            return {}
+        found = await self._shared.read([flight.key for flight in wanted.values()])
+        fetched = {}
+        for (number, flight), rows in zip(wanted.items(), found, strict=True):
+            if rows is not None:
+                fetched[number] = rows
+                self._store.put(flight.key, rows, rows.nbytes)
+                self.end(flight, rows)
+        return fetched
+
+    def end(
+        self, flight: Flight[Rows], rows: Rows | None = None, *, answered: bool = False
+    ) -> None:
+        """End a computation of one's own, for all that wait for it.
+
+        Args:
+            flight: the computation; if it has ended, nothing happens.
+            rows: what came of it; None: nothing that others may have.
+            answered: without rows, whether the caller's request had an answer of its own. Those
+                that wait then compute for themselves, all at once; else the first takes over.
+
+        """
+        self._flights.end(flight, rows, was_answered=answered)

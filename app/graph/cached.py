@@ -1,0 +1,200 @@
+"""The ensemble behind the response cache: what was answered before is not computed again.
+
+It stands before the Decoder, so a hit costs a hash of the file and the ordering of its classes.
+Every file of a request is looked up by itself; what is left goes through the ensemble together.
+"""
+
+from dataclasses import replace
+
+from app.caching.flights import Flight
+from app.caching.keys import FORMAT, ImageKeys
+from app.caching.redis_store import RedisStore
+from app.caching.response_cache import ResponseCache
+from app.caching.rows import Rows
+from app.caching.values import RowsFormat
+from app.environment import MIB
+from app.graph.combination import combined_row
+from app.graph.ensemble import Ensemble
+from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.rolling_update import Graph
+from app.graph.timeline import Interval
+from app.messages import Fault
+from app.metrics.cache import record_lookups, record_redis, record_state
+from app.metrics.responses import record_answers
+from app.redis_address import RedisAddress
+from app.responses import Classified, classified
+from app.settings import Settings
+from models.ensemble import average
+from models.model_set import ModelSet
+
+
+def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> Graph:
+    """Return what answers requests: the ensemble itself, if the settings want no cache."""
+    if settings.cache == "none":
+        return ensemble
+    keys = ImageKeys(settings, model_set)
+    shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
+    cache = ResponseCache(settings.cache_mib * MIB, shared)
+    return CachedEnsemble(ensemble, cache, keys, model_set)
+
+
+def _shared(
+    ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
+) -> RedisStore:
+    num_members, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
+    form = RowsFormat(keys.fingerprint, num_members, num_classes)
+    prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
+    return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
+
+
+class CachedEnsemble:
+    """Answers from ``cache``, and asks ``ensemble`` for the rest."""
+
+    def __init__(
+        self, ensemble: Ensemble, cache: ResponseCache, keys: ImageKeys, model_set: ModelSet
+    ) -> None:
+        self.ensemble, self.cache, self.keys = ensemble, cache, keys
+        self._model_set = model_set
+        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+        """Answer every file, in order; see :meth:`Ensemble.run`."""
+        # Requests of tensors (app/oip) want more than is kept.
+        if request.is_probe or request.cache_use == "off" or request.tensors is not None:
+            return await self.ensemble.run(request)
+        return await _Run(self, request).answers()
+
+    def answer_of(
+        self, rows: Rows, request: ClassifyRequest, caching: Interval
+    ) -> tuple[Classified, float]:
+        """Return the answer that these rows are, and its entropy; the timings are the request's."""
+        names = self.ensemble.member_names
+        members = dict(zip(names, rows[:, None], strict=True))  # each (1, C)
+        combined = combined_row(
+            average(members, self._weights)[0],
+            {name: row[0] for name, row in members.items()},
+            self._model_set.labels,
+            request.top_k,
+            self.keys.fingerprint,
+        )
+        timings = request.timeline.of_cached(caching)
+        name, request_id = self._model_set.name, request.request_id
+        answer = classified(combined, name, (), {}, request_id, timings, is_cached=True)
+        return answer, combined.entropy
+
+
+class _Run:
+    """One request; its files go by their places in it."""
+
+    def __init__(self, graph: CachedEnsemble, request: ClassifyRequest) -> None:
+        self._graph, self._cache, self._request = graph, graph.cache, request
+        self._answers: dict[int, Classified | Fault] = {}
+        self._cached: list[tuple[Classified, float]] = []  # with their entropies
+        self._keys: list[bytes] = []
+        # Files that this request computes for itself, whoever else may be at it.
+        self._alone: set[int] = set()
+        if request.cache_use == "renew":
+            self._alone = set(range(len(request.files)))
+
+    async def answers(self) -> RequestAnswers:
+        """Go on until every file has its answer.
+
+        A second round is for files whose computation, another request's, came to nothing.
+        """
+        timeline, files = self._request.timeline, self._request.files
+        timeline.caching = Interval(timeline.elapsed_s() * 1e3)
+        self._keys = await self._graph.keys.of(files)
+        left = list(range(len(files)))
+        while left:
+            left = await self._round(left)
+        self._record()
+        return [self._answers[place] for place in range(len(files))]
+
+    async def _round(self, left: list[int]) -> list[int]:
+        """Answer what can be; return what another request was computing in vain."""
+        own: dict[int, Flight[Rows] | None] = {}
+        others: dict[int, Flight[Rows]] = {}
+        hits = self._look_up(left, own, others)
+        try:
+            hits |= await self._cache.fetch(own)
+            misses = {place: flight for place, flight in own.items() if place not in hits}
+            self._note_lookups(len(hits), len(misses), len(others))
+            for place, rows in hits.items():
+                self._answer(place, rows)
+            if misses:
+                await self._compute(misses)
+        finally:  # of what has no answer now, another request takes over
+            for flight in own.values():
+                if flight is not None:
+                    self._cache.end(flight)
+        return [place for place, flight in others.items() if not await self._share(place, flight)]
+
+    def _look_up(
+        self,
+        left: list[int],
+        own: dict[int, Flight[Rows] | None],
+        others: dict[int, Flight[Rows]],
+    ) -> dict[int, Rows]:
+        """Return what is kept, by place; the rest is this request's to compute, or others' are."""
+        hits = {}
+        for place in left:
+            if place in self._alone:
+                own[place] = None
+                continue
+            found = self._cache.look(self._keys[place], self._request.lane)
+            if found.rows is not None:
+                hits[place] = found.rows
+            elif found.flight is not None:
+                (own if found.is_own else others)[place] = found.flight
+        return hits
+
+    async def _compute(self, own: dict[int, Flight[Rows] | None]) -> None:
+        """Send these files through the ensemble, keep what is whole, and tell those that wait."""
+        request = self._request
+        if len(own) < len(request.files):
+            request = replace(request, files=[request.files[place] for place in own])
+        kept: dict[int, Rows] = {}
+        answers = await self._graph.ensemble.run(request, kept.__setitem__)
+        for number, (place, flight) in enumerate(own.items()):
+            self._answers[place] = answers[number]
+            rows = kept.get(number)
+            if rows is not None:
+                self._cache.keep(self._keys[place], rows)
+            if flight is not None:
+                self._cache.end(flight, rows, answered=True)
+
+    async def _share(self, place: int, flight: Flight[Rows]) -> bool:
+        """Answer a file with what another computation comes to; False if it came to nothing."""
+        await flight.wait()
+        if flight.value is not None:
+            self._answer(place, flight.value)
+            return True
+        if flight.was_answered:
+            self._alone.add(place)
+        return False
+
+    def _answer(self, place: int, rows: Rows) -> None:
+        timeline = self._request.timeline
+        assert timeline.caching is not None
+        caching = Interval(timeline.caching.start_ms, timeline.elapsed_s() * 1e3)
+        answer, entropy = self._graph.answer_of(rows, self._request, caching)
+        self._answers[place] = answer
+        self._cached.append((answer, entropy))
+
+    def _note_lookups(self, num_hits: int, num_misses: int, num_others: int) -> None:
+        """End the request's interval of looking up, and record what it found."""
+        timeline = self._request.timeline
+        assert timeline.caching is not None
+        timeline.caching.end_ms = timeline.elapsed_s() * 1e3
+        found = {"hit": num_hits, "miss": num_misses, "shared": num_others}
+        attributes = {f"tandem.cache.{name}": number for name, number in found.items()}
+        timeline.record("cache", timeline.caching, attributes)
+        record_lookups(found)
+
+    def _record(self) -> None:
+        """Record the answers that were not computed; the ensemble has recorded the others."""
+        record_state(self._cache.num_bytes, self._cache.take_evicted())
+        if self._cached:
+            answers, entropies = zip(*self._cached, strict=True)
+            computed = len(self._answers) - len(answers)
+            record_answers(answers, entropies, is_rest=computed > 0)

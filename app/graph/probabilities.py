@@ -1,0 +1,48 @@
+"""The probabilities of every class, for answers to requests of tensors.
+
+Answers to files have only the likeliest classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from app.graph.members import MemberResults
+from app.responses import Classified
+from models.ensemble import Probabilities, average
+
+NAMES = tuple(field.name for field in fields(Classified))
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassifiedWithProbabilities(Classified):
+    """The answer for one image, with the probability of every class."""
+
+    probabilities: Probabilities  # (C,) float32
+
+
+def with_probabilities(
+    answers: Sequence[Classified],
+    results: Sequence[MemberResults],
+    weights: Mapping[str, float],
+) -> list[ClassifiedWithProbabilities]:
+    """Return the answers of a request's good images with what the Combiner averaged.
+
+    Args:
+        answers: in the order of the images.
+        results: that the answers were made of.
+        weights: the manifest's, by member.
+
+    """
+    rows: dict[int, Probabilities] = {}  # by the image's place
+    for result in results:
+        own = {name: answer.probabilities for name, answer in result.answers.items()}
+        mean = average(own, weights)  # (K, C) float32
+        rows |= zip(result.images, mean, strict=True)
+    return [_with_row(answer, rows[place]) for place, answer in enumerate(answers)]
+
+
+def _with_row(answer: Classified, row: Probabilities) -> ClassifiedWithProbabilities:
+    values = {name: getattr(answer, name) for name in NAMES}
+    return ClassifiedWithProbabilities(**values, probabilities=np.ascontiguousarray(row))

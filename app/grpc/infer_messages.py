@@ -1,0 +1,120 @@
+"""Reads ``ModelInferRequest`` and renders ``ModelInferResponse``, with raw and typed contents."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from app.errors import BadTensorError
+from app.grpc import open_inference_pb2 as messages
+from app.oip.answer import VERSION, InferAnswer, OutputTensor
+from app.oip.json_body import MAX_TENSORS
+from app.oip.request import (
+    InferRequest,
+    RequestedOutput,
+    check_no_shared_memory,
+    checked_id,
+    requested_output,
+)
+from app.oip.tensors import Tensor, checked_tensor, shown
+
+# Where a datatype's typed contents are; FP16 and BF16 have no field.
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
+    """Return the request of a message.
+
+    Raises:
+        BadTensorError: its parts do not fit each other.
+
+    """
+    num_inputs, raw = len(message.inputs), message.raw_input_contents
+    if max(num_inputs, len(message.outputs)) > MAX_TENSORS:
+        raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
+    if raw and len(raw) != num_inputs:
+        raise BadTensorError(
+            f"raw_input_contents has {len(raw)} entries for {num_inputs} inputs; give each one"
+        )
+    return InferRequest(
+        tuple(_input(each, raw[i] if raw else None) for i, each in enumerate(message.inputs)),
+        tuple(_output(each) for each in message.outputs),
+        _parameters(message.parameters),
+        checked_id(message.id),
+    )
+
+
+def _input(message: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+    where = f"input {shown(message.name)}"
+    check_no_shared_memory(where, message.parameters)
+    filled = [field.name for field, _ in message.contents.ListFields()]
+    name, datatype, shape = message.name, message.datatype, list(message.shape)
+    if raw is not None:
+        if filled:
+            raise BadTensorError(f"{where} has contents and raw_input_contents; give one of them")
+        return checked_tensor(name, datatype, shape, raw=raw)
+    tensor = checked_tensor(name, datatype, shape)
+    expected = CONTENTS.get(datatype)
+    if expected is None:
+        raise BadTensorError(f"{where}: {datatype} goes as raw_input_contents only")
+    if wrong := [field for field in filled if field != expected]:
+        raise BadTensorError(f"{where}: {datatype} goes into {expected}, and {wrong[0]} is filled")
+    values = list(getattr(message.contents, expected))
+    return checked_tensor(name, datatype, tensor.shape, values=values)
+
+
+def _output(message: messages.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+    return requested_output(message.name, _parameters(message.parameters))
+
+
+def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
+    """Return parameters by name; one without a value is left out."""
+    return {
+        name: getattr(parameter, choice)
+        for name, parameter in given.items()
+        if (choice := parameter.WhichOneof("parameter_choice"))
+    }
+
+
+def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInferResponse:
+    """Return an answer as a message, with raw or typed contents."""
+    parameters = {
+        name: messages.InferParameter(
+            **{"bool_param" if isinstance(value, bool) else "string_param": value}
+        )
+        for name, value in answer.parameters.items()
+    }
+    return messages.ModelInferResponse(
+        model_name=answer.model_name,
+        model_version=VERSION,
+        id=answer.id,
+        parameters=parameters,
+        outputs=[_tensor(output, is_raw=is_raw) for output in answer.outputs],
+        raw_output_contents=[output.packed() for output in answer.outputs] if is_raw else [],
+    )
+
+
+def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferResponse.InferOutputTensor:
+    message = messages.ModelInferResponse.InferOutputTensor(
+        name=output.name, datatype=output.datatype, shape=output.shape
+    )
+    if is_raw:
+        return message
+    if isinstance(output.contents, np.ndarray):
+        message.contents.fp32_contents.extend(output.contents.ravel().tolist())
+    else:
+        message.contents.bytes_contents.extend(output.contents)
+    return message

@@ -1,0 +1,170 @@
+"""The Open Inference Protocol over gRPC: the methods of ``inference.GRPCInferenceService``."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+
+from app.graph.intake import RequestOptions
+from app.graph.timeline import Timeline
+from app.grpc import open_inference_pb2 as messages
+from app.grpc.call import Call, answered
+from app.grpc.infer_messages import infer_request_of, infer_response_of
+from app.grpc.receiver import Receiver
+from app.grpc.request import announced_bytes, parsed, timeout_s_of
+from app.grpc.servicer import OPEN_INFERENCE, Message
+from app.messages import Fault
+from app.oip.inference import Inference, ModelRequest
+from app.oip.models import server_metadata
+from app.queueing.byte_budget import Share
+from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
+from models.errors import TandemError
+
+Stream = gRPCInputStream[Message]
+OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
+INFER = "ModelInfer"
+
+
+class OpenInferenceInterface:
+    """Answers calls with ``inference``; errors are the context's status, the reply empty."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._service = inference, inference.service
+        self._receiver = Receiver(self._service.settings)
+        self._methods: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
+            "ServerLive": (messages.ServerLiveRequest, self._server_live),
+            "ServerReady": (messages.ServerReadyRequest, self._server_ready),
+            "ServerMetadata": (messages.ServerMetadataRequest, self._server_metadata),
+            "ModelReady": (messages.ModelReadyRequest, self._model_ready),
+            "ModelMetadata": (messages.ModelMetadataRequest, self._model_metadata),
+            "ModelStatistics": (messages.ModelStatisticsRequest, self._model_statistics),
+            "RepositoryIndex": (messages.RepositoryIndexRequest, self._repository_index),
+        }
+
+    async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
+        """Answer one call of a method."""
+        call = Call(OPEN_INFERENCE, method, context)
+        reply = getattr(messages, f"{method}Response")
+        answering = self._infer if method == INFER else self._tell
+        return await answered(call, lambda: answering(method, incoming, call), reply)
+
+    async def _tell(self, method: str, incoming: Stream, call: Call) -> Any:
+        """Answer a method whose messages are short."""
+        if method not in OPEN_METHODS:
+            self._service.keys.check(call.authorization)
+        kind, answer = self._methods[method]
+        data = await self._receiver.receive(incoming, announced_bytes(call.metadata))
+        return await answer(parsed(data, kind))
+
+    async def _infer(self, _: str, incoming: Stream, call: Call) -> messages.ModelInferResponse:
+        timeline, inference = Timeline(), self._inference
+        self._service.keys.check(call.authorization)
+        options = RequestOptions(
+            call.request_id,
+            timeout_s=timeout_s_of(call.metadata),
+            priority=call.metadata.get("priority"),
+            refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
+        )
+        is_raw = False
+
+        async def read(share: Share) -> ModelRequest:
+            nonlocal is_raw
+            announced = announced_bytes(call.metadata)
+            share.expect(announced or 0)
+            data = await self._receiver.receive(incoming, announced)
+            share.grow(len(data))
+            message = parsed(data, messages.ModelInferRequest)
+            is_raw = bool(message.raw_input_contents)
+            model = inference.models.find(message.model_name, message.model_version)
+            return ModelRequest(model, infer_request_of(message))
+
+        answer = await inference.answer(read, options, timeline)
+        if isinstance(answer, Fault):
+            call.refuse(answer)
+            return messages.ModelInferResponse()
+        with timeline.encoding():
+            return infer_response_of(answer, is_raw=is_raw)
+
+    async def _server_live(self, _: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
+        return messages.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: messages.ServerReadyRequest) -> messages.ServerReadyResponse:
+        return messages.ServerReadyResponse(ready=await self._is_ready())
+
+    async def _server_metadata(
+        self, _: messages.ServerMetadataRequest
+    ) -> messages.ServerMetadataResponse:
+        return messages.ServerMetadataResponse(**asdict(server_metadata()))
+
+    async def _model_ready(
+        self, request: messages.ModelReadyRequest
+    ) -> messages.ModelReadyResponse:
+        self._inference.models.find(request.name, request.version)
+        return messages.ModelReadyResponse(ready=await self._is_ready())
+
+    async def _model_metadata(
+        self, request: messages.ModelMetadataRequest
+    ) -> messages.ModelMetadataResponse:
+        model = self._inference.models.find(request.name, request.version)
+        return messages.ModelMetadataResponse(**asdict(model.metadata()))
+
+    async def _model_statistics(
+        self, request: messages.ModelStatisticsRequest
+    ) -> messages.ModelStatisticsResponse:
+        models, name = self._inference.models, None
+        if request.name:
+            name = models.find(request.name, request.version).name
+        return messages.ModelStatisticsResponse(**asdict(self._inference.statistics.of(name)))
+
+    async def _repository_index(
+        self, _: messages.RepositoryIndexRequest
+    ) -> messages.RepositoryIndexResponse:
+        models = [asdict(entry) for entry in self._inference.models.index()]
+        return messages.RepositoryIndexResponse(models=models)
+
+    async def _is_ready(self) -> bool:
+        """Whether every member answers; over HTTP that it does not is an error."""
+        try:
+            await self._service.check_ready()
+        except TandemError:
+            return False
+        return True
+
+
+class OpenInferenceMethods:
+    """The methods as the ingress has them: Serve finds each, and ``grpc_context``, by its name."""
+
+    _open_inference: OpenInferenceInterface
+
+    async def ServerLive(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Say that the Gateway lives."""
+        return await self._open_inference.call("ServerLive", incoming, grpc_context)
+
+    async def ServerReady(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Say whether every member answers."""
+        return await self._open_inference.call("ServerReady", incoming, grpc_context)
+
+    async def ServerMetadata(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Describe the server."""
+        return await self._open_inference.call("ServerMetadata", incoming, grpc_context)
+
+    async def ModelReady(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Say whether a model answers."""
+        return await self._open_inference.call("ModelReady", incoming, grpc_context)
+
+    async def ModelMetadata(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Describe a model."""
+        return await self._open_inference.call("ModelMetadata", incoming, grpc_context)
+
+    async def ModelInfer(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Classify images."""
+        return await self._open_inference.call(INFER, incoming, grpc_context)
+
+    async def ModelStatistics(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """Say what models have answered."""
+        return await self._open_inference.call("ModelStatistics", incoming, grpc_context)
+
+    async def RepositoryIndex(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
+        """List the models."""
+        return await self._open_inference.call("RepositoryIndex", incoming, grpc_context)

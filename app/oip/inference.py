@@ -1,0 +1,117 @@
+"""Answers inference requests with the application's one service, under its limits."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from app.errors import BadTensorError, TooManyFilesError
+from app.graph.intake import RequestBody, RequestOptions
+from app.graph.parameters import checked_top_k
+from app.graph.probabilities import ClassifiedWithProbabilities
+from app.graph.request import RequestAnswers, TensorRequest
+from app.graph.service import EnsembleService
+from app.graph.timeline import Timeline
+from app.messages import Fault
+from app.oip.answer import InferAnswer
+from app.oip.models import IMAGE, Models, ServedModel
+from app.oip.outputs import answer_of
+from app.oip.request import InferRequest
+from app.oip.statistics import Statistics
+from app.oip.tensors import bytes_elements, uint8_array
+from app.queueing.byte_budget import Share
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request that was read, and the model that it is for."""
+
+    model: ServedModel
+    request: InferRequest
+
+
+# Reads a request under the interface's limits; what arrives counts in the share.
+ReadRequest = Callable[[Share], Awaitable[ModelRequest]]
+
+
+class Inference:
+    """The protocol's inference, the same over HTTP and gRPC."""
+
+    def __init__(self, service: EnsembleService) -> None:
+        self.service, self._settings = service, service.settings
+        self.models = Models(service.served_models())
+        self.statistics = Statistics(self.models.names)
+
+    async def answer(
+        self, read: ReadRequest, options: RequestOptions, timeline: Timeline
+    ) -> InferAnswer | Fault:
+        """Return the answer, or the fault of the first bad image, which is its request's.
+
+        Raises:
+            TandemError: the request is refused, or failed as a whole.
+
+        """
+        found: list[ModelRequest] = []
+
+        async def read_body(share: Share) -> RequestBody:
+            asked = await read(share)
+            body = self._body_of(asked)
+            found.append(ModelRequest(asked.model, _without_inputs(asked.request)))
+            return body
+
+        images: list[ClassifiedWithProbabilities] = []
+        try:
+            images, fault = _images_of(await self.service.answer(read_body, options, timeline))
+        finally:
+            if found:
+                self._count(found[0].model.name, timeline, images)
+        return fault or answer_of(found[0].request, found[0].model, images)
+
+    def _body_of(self, asked: ModelRequest) -> RequestBody:
+        """Check a request, and return what the graph needs of it; the rest is let go."""
+        request, model = asked.request, asked.model
+        tensor = model.input_of(request)
+        model.check_outputs(request)
+        if request.top_k is not None:
+            checked_top_k(request.top_k, len(model.labels))
+        count, most = tensor.shape[0], self._settings.max_files
+        if not count:
+            raise BadTensorError(f"input {tensor.name} has no image; send one or more")
+        if count > most:
+            raise TooManyFilesError(
+                f"input {tensor.name} has {count} images, the limit is {most}; "
+                "send them in several requests"
+            )
+        files: list[bytes] = []
+        tensors = TensorRequest(member=model.member)
+        if tensor.name == IMAGE:
+            files = bytes_elements(tensor)
+        else:
+            tensors = TensorRequest(uint8_array(tensor), model.member)
+        return RequestBody(files, 1, request.timeout_s, request.priority, tensors)
+
+    def _count(
+        self, name: str, timeline: Timeline, images: list[ClassifiedWithProbabilities]
+    ) -> None:
+        took_ms = timeline.elapsed_s() * 1e3
+        if images:
+            self.statistics.succeeded(name, took_ms, images)
+        else:
+            self.statistics.failed(name, took_ms)
+
+
+def _without_inputs(request: InferRequest) -> InferRequest:
+    """Return what is left to know of a request whose images the graph has."""
+    return InferRequest((), request.outputs, request.parameters, request.id)
+
+
+def _images_of(
+    answers: RequestAnswers,
+) -> tuple[list[ClassifiedWithProbabilities], Fault | None]:
+    """Return the answers, or the first fault, which says of which image it is."""
+    images: list[ClassifiedWithProbabilities] = []
+    for number, answer in enumerate(answers):
+        if isinstance(answer, Fault):
+            told = f"image {number} of {len(answers)} (counted from 0): {answer.message}"
+            return [], Fault(answer.status, answer.code, told)
+        assert isinstance(answer, ClassifiedWithProbabilities)
+        images.append(answer)
+    return images, None

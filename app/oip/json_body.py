@@ -1,0 +1,143 @@
+"""Parses the body of an inference request over HTTP: JSON, then the binary tensors in their order.
+
+The header Inference-Header-Content-Length says where the JSON ends; without it all is JSON, and 0
+is the raw form: the body is one encoded image.
+"""
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from app.errors import BadTensorError, BodyTooLargeError
+from app.oip.request import (
+    InferRequest,
+    RequestedOutput,
+    check_no_shared_memory,
+    checked_id,
+    requested_output,
+    truth,
+    whole_number,
+)
+from app.oip.tensors import Tensor, checked_tensor, shown
+
+HEADER_LENGTH = "inference-header-content-length"
+# JSON is parsed in one go on the event loop, and takes many times its size as Python's objects.
+MAX_JSON_BYTES = 2 * 2**20
+MAX_TENSORS = 16  # of a request, inputs and outputs each
+RAW_INPUT = "image"
+
+
+def parse_request(body: bytes, header_length: str | None) -> InferRequest:
+    """Return the request in a body.
+
+    Args:
+        body: the whole of it, without content coding.
+        header_length: the header's value; None if it is not there.
+
+    Raises:
+        BadTensorError: the body is no request of the protocol.
+        BodyTooLargeError: its JSON is too long.
+
+    """
+    length = len(body) if header_length is None else _header_length(header_length, len(body))
+    if header_length is not None and length == 0:
+        image = checked_tensor(RAW_INPUT, "BYTES", (1,), values=[body])
+        return InferRequest((image,), parameters={"binary_data_output": True})
+    if length > MAX_JSON_BYTES:
+        raise BodyTooLargeError(
+            f"the request has {length} bytes of JSON, the limit is {MAX_JSON_BYTES}; send tensors "
+            "in their binary form (binary_data_size, Inference-Header-Content-Length)"
+        )
+    fields = _object(_loaded(body[:length]), "the request")
+    parameters = _object(fields.get("parameters", {}), "parameters")
+    is_binary = truth(parameters, "binary_data_output")
+    return InferRequest(
+        _inputs(fields, memoryview(body)[length:]),
+        tuple(_output(each, is_binary) for each in _list(fields, "outputs", [])),
+        parameters,
+        checked_id(fields.get("id", "")),
+    )
+
+
+def _header_length(given: str, body_bytes: int) -> int:
+    if not (given.isascii() and given.isdecimal()):
+        raise BadTensorError(
+            f"Inference-Header-Content-Length is {shown(given)}; it is the number of bytes of JSON"
+        )
+    if len(given) > 18 or int(given) > body_bytes:
+        raise BadTensorError(
+            f"Inference-Header-Content-Length is {given[:18]}, and the body has {body_bytes} bytes"
+        )
+    return int(given)
+
+
+def _loaded(text: bytes) -> Any:
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through all of the lists again and again while they are made
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadTensorError(
+            f"the request is no JSON: {error.msg} at character {error.pos}; with binary tensors "
+            "the header Inference-Header-Content-Length says where the JSON ends"
+        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadTensorError(f"{what} is {shown(value)}; it is an object")
+    return value
+
+
+def _list(fields: Mapping[str, Any], name: str, default: list[Any] | None = None) -> list[Any]:
+    value = fields.get(name, default)
+    if not isinstance(value, list):
+        raise BadTensorError(f"{name} is {shown(value)}; it is a list")
+    if len(value) > MAX_TENSORS:
+        raise BadTensorError(f"the request has {len(value)} {name}, the limit is {MAX_TENSORS}")
+    return value
+
+
+def _inputs(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, ...]:
+    """Return the inputs; each binary one takes its bytes from where the one before it ended."""
+    tensors = []
+    for each in _list(fields, "inputs"):
+        tensor, used = _input(_object(each, "an input"), binary)
+        tensors.append(tensor)
+        binary = binary[used:]
+    if len(binary):
+        raise BadTensorError(
+            f"{len(binary)} bytes are left over after the inputs; the sum of binary_data_size "
+            "must be what comes after the JSON"
+        )
+    return tuple(tensors)
+
+
+def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
+    name, datatype, shape = (fields.get(key) for key in ("name", "datatype", "shape"))
+    where = f"input {shown(name)}"
+    parameters = _object(fields.get("parameters", {}), f"{where}: parameters")
+    check_no_shared_memory(where, parameters)
+    size = whole_number(parameters, "binary_data_size")
+    if size is None:
+        if "data" not in fields:
+            raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")
+        return checked_tensor(name, datatype, shape, values=fields["data"]), 0
+    if "data" in fields:
+        raise BadTensorError(f"{where} has both data and binary_data_size; give one of them")
+    if not 0 <= size <= len(binary):
+        raise BadTensorError(
+            f"{where}: binary_data_size is {size}, and {len(binary)} bytes are left of the body"
+        )
+    return checked_tensor(name, datatype, shape, raw=binary[:size]), size
+
+
+def _output(each: Any, is_binary: bool) -> RequestedOutput:
+    fields = _object(each, "an output")
+    parameters = _object(fields.get("parameters", {}), "an output's parameters")
+    return requested_output(fields.get("name"), parameters, is_binary=is_binary)

@@ -1,0 +1,140 @@
+"""The models of the protocol: the ensemble by its set's name, each member as SET.MEMBER."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from app.errors import BadTensorError, UnknownModelError
+from app.oip.answer import VERSION
+from app.oip.documents import (
+    EXTENSIONS,
+    IndexEntry,
+    ModelMetadata,
+    ServerMetadata,
+    TensorMetadata,
+)
+from app.oip.request import InferRequest
+from app.oip.tensors import Tensor, shown
+from app.responses import ServedModels
+
+SERVER = "tandem"
+PLATFORM = "openvino_ir"
+IMAGE, PIXELS = "image", "pixels"
+PROBABILITIES, LABEL = "probabilities", "label"
+OUTPUTS = (PROBABILITIES, LABEL)
+READY = "READY"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What requests are checked against."""
+
+    name: str
+    member: str | None  # None: the ensemble
+    input_size: int
+    labels: tuple[str, ...]
+
+    def metadata(self) -> ModelMetadata:
+        """Describe inputs and outputs; the first dimension is the images'."""
+        size = self.input_size
+        return ModelMetadata(
+            self.name,
+            [VERSION],
+            PLATFORM,
+            [
+                TensorMetadata(IMAGE, "BYTES", [-1]),
+                TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]),
+            ],
+            [
+                TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
+                TensorMetadata(LABEL, "BYTES", [-1]),
+            ],
+        )
+
+    def input_of(self, request: InferRequest) -> Tensor:
+        """Return the one input of a request: encoded images, or pixels of the right size.
+
+        Raises:
+            BadTensorError: there is none or another, or its datatype or shape do not fit.
+
+        """
+        names = [tensor.name for tensor in request.inputs]
+        if unknown := next((name for name in names if name not in (IMAGE, PIXELS)), None):
+            raise BadTensorError(
+                f"{self.name} has no input {shown(unknown)}; it has {IMAGE} and {PIXELS}"
+            )
+        if len(names) != 1:
+            raise BadTensorError(
+                f"the request has {len(names)} inputs; send one, {IMAGE} or {PIXELS}"
+            )
+        self._check_input(request.inputs[0])
+        return request.inputs[0]
+
+    def _check_input(self, tensor: Tensor) -> None:
+        size, shape = self.input_size, tensor.shape
+        if tensor.name == IMAGE:
+            datatype, fits, form = "BYTES", shape[1:] in ((), (1,)), "[N] or [N,1]"
+        else:
+            form = f"[N,{size},{size},3], in the order blue, green, red"
+            datatype, fits = "UINT8", shape[1:] == (size, size, 3)
+        if tensor.datatype != datatype:
+            raise BadTensorError(
+                f"input {tensor.name} has datatype {tensor.datatype}; it is {datatype}"
+            )
+        if not shape or not fits:
+            raise BadTensorError(f"input {tensor.name} has shape {list(shape)}; it is {form}")
+
+    def check_outputs(self, request: InferRequest) -> None:
+        """Raise :class:`BadTensorError` if an output is asked for that is none, or twice."""
+        names = [output.name for output in request.outputs]
+        if unknown := next((name for name in names if name not in OUTPUTS), None):
+            raise BadTensorError(
+                f"{self.name} has no output {shown(unknown)}; it has {' and '.join(OUTPUTS)}"
+            )
+        if len(set(names)) != len(names):
+            raise BadTensorError("an output is asked for twice; ask for each once")
+        if any(output.num_classes and output.name != PROBABILITIES for output in request.outputs):
+            raise BadTensorError(f"classification is of the output {PROBABILITIES} alone")
+
+
+class Models:
+    """The models that one service has."""
+
+    def __init__(self, served: ServedModels) -> None:
+        labels, size = tuple(served.labels), served.input_size
+        name = served.model_set
+        members = [member.name for member in served.members]
+        self._by_name = {name: ServedModel(name, None, size, labels)} | {
+            f"{name}.{member}": ServedModel(f"{name}.{member}", member, size, labels)
+            for member in members
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The ensemble's name first."""
+        return list(self._by_name)
+
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return a model; no version means the one there is.
+
+        Raises:
+            UnknownModelError: there is none of this name, or not this version.
+
+        """
+        if (model := self._by_name.get(name)) is None:
+            raise UnknownModelError(
+                f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"
+            )
+        if version not in ("", VERSION):
+            raise UnknownModelError(
+                f"{name} has no version {shown(version)}; it has version {VERSION}"
+            )
+        return model
+
+    def index(self) -> list[IndexEntry]:
+        """Return the repository index."""
+        return [IndexEntry(name, VERSION, READY, "") for name in self._by_name]
+
+
+def server_metadata() -> ServerMetadata:
+    """Describe the server."""
+    return ServerMetadata(SERVER, version(SERVER), list(EXTENSIONS))

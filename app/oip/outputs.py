@@ -1,0 +1,58 @@
+"""The output tensors of an inference request: probabilities, labels, classification strings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.graph.probabilities import ClassifiedWithProbabilities
+from app.oip.answer import InferAnswer, OutputTensor
+from app.oip.models import LABEL, OUTPUTS, ServedModel
+from app.oip.request import InferRequest, RequestedOutput
+from models.ensemble import Prediction, top_k
+
+
+def answer_of(
+    request: InferRequest, model: ServedModel, images: Sequence[ClassifiedWithProbabilities]
+) -> InferAnswer:
+    """Return the outputs that a request asks for, an image after the other."""
+    asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
+    parameters: dict[str, bool | str] = {}
+    if missing := {
+        name: why for image in images for name, why in (image.missing_members or {}).items()
+    }:
+        told = ", ".join(f"{name}: {why}" for name, why in missing.items())
+        parameters = {"degraded": True, "missing_members": told}
+    outputs = tuple(_output(output, request.top_k, model, images) for output in asked)
+    return InferAnswer(model.name, request.id, outputs, parameters)
+
+
+def _output(
+    asked: RequestedOutput,
+    num_labels: int | None,
+    model: ServedModel,
+    images: Sequence[ClassifiedWithProbabilities],
+) -> OutputTensor:
+    if asked.name == LABEL:
+        shape = (len(images),) if num_labels is None else (len(images), num_labels)
+        best = _best(images, model, num_labels or 1)
+        names = [each.label.encode() for row in best for each in row]
+        return OutputTensor(LABEL, "BYTES", shape, names, asked.is_binary)
+    if asked.num_classes:
+        num_classes = min(asked.num_classes, len(model.labels))
+        best = _best(images, model, num_classes)
+        texts = [_classification(each) for row in best for each in row]
+        shape = (len(images), num_classes)
+        return OutputTensor(asked.name, "BYTES", shape, texts, asked.is_binary)
+    rows = np.stack([image.probabilities for image in images])  # (N, C) float32
+    return OutputTensor(asked.name, "FP32", rows.shape, rows, asked.is_binary)
+
+
+def _best(
+    images: Sequence[ClassifiedWithProbabilities], model: ServedModel, k: int
+) -> list[list[Prediction]]:
+    return [top_k(image.probabilities, model.labels, k) for image in images]
+
+
+def _classification(prediction: Prediction) -> bytes:
+    """Return a class as Triton's classification extension writes it."""
+    return f"{prediction.probability:f}:{prediction.index}:{prediction.label}".encode()

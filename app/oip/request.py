@@ -1,0 +1,109 @@
+"""An inference request of the Open Inference Protocol, whichever way it came."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import BadTensorError
+from app.oip.tensors import Tensor, shown
+
+MICROSECONDS = 1e6
+# Triton's priorities begin at 1, the first to go; RFC 9218's urgencies at 0, and end at 7.
+MAX_URGENCY = 7
+MAX_ID = 1024  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output that the client asks for; ``num_classes`` above 0: as classification strings."""
+
+    name: str
+    is_binary: bool = False
+    num_classes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """Inputs, outputs (none named: all there are) and parameters."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[RequestedOutput, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+    @property
+    def top_k(self) -> int | None:
+        """How many labels an image gets; None: one, and no dimension for them."""
+        return whole_number(self.parameters, "top_k")
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The client's time for its answer, which is in microseconds as Triton has it."""
+        given = whole_number(self.parameters, "timeout")
+        if given is not None and given < 0:
+            raise BadTensorError(f"timeout is {given}; give microseconds above 0")
+        return given / MICROSECONDS if given else None
+
+    @property
+    def priority(self) -> str | None:
+        """The value of a Priority header (RFC 9218); None if the client gives no priority."""
+        given = whole_number(self.parameters, "priority")
+        if given is not None and given < 0:
+            raise BadTensorError(f"priority is {given}; 1 goes first, 5 and above wait for others")
+        return f"u={min(given - 1, MAX_URGENCY)}" if given else None
+
+    @property
+    def wants_binary(self) -> bool:
+        """Whether outputs are binary that do not say themselves."""
+        return truth(self.parameters, "binary_data_output")
+
+
+def whole_number(parameters: Mapping[str, Any], name: str) -> int | None:
+    """Return a parameter's value; None if it is not there."""
+    value = parameters.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise BadTensorError(f"parameter {name} is {shown(value)}; it is a whole number")
+
+
+def truth(parameters: Mapping[str, Any], name: str) -> bool:
+    """Return a parameter that is true or false; false if it is not there."""
+    value = parameters.get(name, False)
+    if isinstance(value, bool):
+        return value
+    raise BadTensorError(f"parameter {name} is {shown(value)}; it is true or false")
+
+
+def requested_output(
+    name: object, parameters: Mapping[str, Any], *, is_binary: bool = False
+) -> RequestedOutput:
+    """Return an output that a client asks for; ``is_binary`` unless its parameters say.
+
+    Raises:
+        BadTensorError: the name or a parameter is of the wrong kind.
+
+    """
+    if not isinstance(name, str):
+        raise BadTensorError(f"an output's name is {shown(name)}; it is a text")
+    check_no_shared_memory(f"output {shown(name)}", parameters)
+    num_classes = whole_number(parameters, "classification")
+    if num_classes is not None and num_classes < 1:
+        raise BadTensorError(
+            f"output {shown(name)}: classification is {num_classes}; ask for 1 class or more"
+        )
+    if "binary_data" in parameters:
+        is_binary = truth(parameters, "binary_data")
+    return RequestedOutput(name, is_binary, num_classes or 0)
+
+
+def checked_id(value: object) -> str:
+    """Return the id that a client gives its request."""
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise BadTensorError(f"id is {shown(value)}; it is a text of up to {MAX_ID} characters")
+    return value
+
+
+def check_no_shared_memory(where: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse tensors in regions of shared memory."""
+    if "shared_memory_region" in parameters:
+        raise BadTensorError(f"{where}: shared memory is not served here; send the data itself")

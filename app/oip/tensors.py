@@ -1,0 +1,196 @@
+"""Tensors of the Open Inference Protocol: datatypes, shapes, and what a request's tensors hold.
+
+Contents are binary (row-major, little-endian; each BYTES element after its length in 4 bytes), or
+values: JSON's lists and gRPC's typed contents.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.errors import BadTensorError
+
+Bytes = npt.NDArray[np.uint8]
+# Bytes of an element; None: each has its own length.
+DATATYPES: dict[str, int | None] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": None,
+}
+LENGTH = struct.Struct("<I")  # before each BYTES element
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**31 - 1
+SHOWN = 40  # characters of a foreign value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input of a request, its contents not yet read: ``raw``, or ``values``."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes | memoryview | None = None
+    values: Any = ()
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements the shape announces."""
+        return math.prod(self.shape)
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a foreign value, for an error."""
+    return repr(value[:SHOWN] if isinstance(value, (str, bytes)) else value)[: SHOWN + 2]
+
+
+def checked_tensor(
+    name: object,
+    datatype: object,
+    shape: object,
+    *,
+    raw: bytes | memoryview | None = None,
+    values: Any = (),
+) -> Tensor:
+    """Return a tensor whose name, datatype and shape are of the right kinds.
+
+    Raises:
+        BadTensorError: they are not, or the shape has more elements than any tensor may.
+
+    """
+    if not isinstance(name, str) or not name:
+        raise BadTensorError(f"an input's name is {shown(name)}; it is a text")
+    where = f"input {shown(name)}"
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        known = ", ".join(DATATYPES)
+        raise BadTensorError(f"{where}: datatype is {shown(datatype)}; there are {known}")
+    return Tensor(name, datatype, _checked_shape(where, shape), raw, values)
+
+
+def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
+        raise BadTensorError(f"{where}: shape is {shown(shape)}; it is a list of whole numbers")
+    if len(shape) > MAX_DIMENSIONS:
+        raise BadTensorError(f"{where}: {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}")
+    for size in shape:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise BadTensorError(
+                f"{where}: shape has {shown(size)}; sizes are whole numbers from 0"
+            )
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise BadTensorError(
+            f"{where}: its shape has more elements than {MAX_ELEMENTS}; send smaller requests"
+        )
+    return tuple(shape)
+
+
+def uint8_array(tensor: Tensor) -> Bytes:
+    """Return a UINT8 tensor's contents in its shape; raw ones are not copied and are read-only.
+
+    Raises:
+        BadTensorError: they are not as many as the shape says, or no numbers from 0 to 255.
+
+    """
+    if tensor.raw is not None:
+        if len(tensor.raw) != tensor.num_elements:
+            raise _miscounted(tensor, f"{len(tensor.raw)} bytes", tensor.num_elements)
+        return np.frombuffer(tensor.raw, np.uint8).reshape(tensor.shape)
+    values = _flat(tensor)
+    wrong = f"input {shown(tensor.name)}: UINT8 data are whole numbers from 0 to 255"
+    if set(map(type, values)) - {int}:
+        raise BadTensorError(wrong)
+    try:
+        flat = bytes(values)
+    except (ValueError, OverflowError) as error:
+        raise BadTensorError(wrong) from error
+    return np.frombuffer(flat, np.uint8).reshape(tensor.shape)
+
+
+def bytes_elements(tensor: Tensor) -> list[bytes]:
+    """Return a BYTES tensor's elements.
+
+    Raises:
+        BadTensorError: they are not as many as the shape says, or a length runs over the end.
+
+    """
+    if tensor.raw is not None:
+        return _split(tensor, memoryview(tensor.raw))
+    values = _flat(tensor)
+    if not all(isinstance(value, bytes) for value in values):
+        raise BadTensorError(
+            f"input {shown(tensor.name)}: BYTES in JSON are text, which no encoded image is, and "
+            "the protocol has no base64; send them as a binary tensor (binary_data_size), or the "
+            "image alone as the body with the header Inference-Header-Content-Length: 0"
+        )
+    return values
+
+
+def _split(tensor: Tensor, raw: memoryview) -> list[bytes]:
+    count, place, elements = tensor.num_elements, 0, []
+    if count * LENGTH.size > len(raw):
+        raise _miscounted(tensor, f"{len(raw)} bytes", f"{count * LENGTH.size} or more")
+    for number in range(count):
+        if place + LENGTH.size > len(raw):
+            raise _miscounted(tensor, f"{number} elements", count)
+        (length,) = LENGTH.unpack_from(raw, place)
+        place += LENGTH.size
+        if length > len(raw) - place:
+            raise BadTensorError(
+                f"input {shown(tensor.name)}: element {number} has {length} bytes by its length, "
+                f"and {len(raw) - place} are left; 4 bytes, little-endian, go before each element"
+            )
+        elements.append(bytes(raw[place : place + length]))
+        place += length
+    if place != len(raw):
+        raise BadTensorError(
+            f"input {shown(tensor.name)}: {len(raw) - place} bytes are left over after its "
+            f"{count} elements; shape and data must agree"
+        )
+    return elements
+
+
+def _flat(tensor: Tensor) -> list[Any]:
+    """Return values in row-major order; they are flat, or nested as the shape is."""
+    level = tensor.values
+    if not isinstance(level, list):
+        raise BadTensorError(f"input {shown(tensor.name)}: data is no list")
+    if level and isinstance(level[0], list):
+        level = [level]
+        for size in tensor.shape:
+            if not all(isinstance(part, list) for part in level):
+                raise _miscounted(tensor, "data nested less deeply", "its dimensions")
+            if found := set(map(len, level)) - {size}:
+                raise _miscounted(tensor, f"lists of {min(found)}", f"of {size}")
+            level = list(chain.from_iterable(level))
+    if len(level) != tensor.num_elements:
+        raise _miscounted(tensor, f"{len(level)} values", tensor.num_elements)
+    return level
+
+
+def _miscounted(tensor: Tensor, found: str, expected: object) -> BadTensorError:
+    return BadTensorError(
+        f"input {shown(tensor.name)} has {found}, and its shape {list(tensor.shape)} means "
+        f"{expected}; shape and data must agree"
+    )
+
+
+def packed_elements(elements: Iterable[bytes]) -> bytes:
+    """Return BYTES elements in their binary form."""
+    return b"".join(part for one in elements for part in (LENGTH.pack(len(one)), one))

@@ -1,0 +1,52 @@
+"""Where Redis is: the setting ``cache: redis://HOST:PORT/DB``."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Self
+from urllib.parse import urlsplit
+
+from app.errors import ConfigError
+
+SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
+EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """A server and a database of it; ``shown`` is without the password that ``url`` may have."""
+
+    url: str
+    shown: str
+
+    @classmethod
+    def of(cls, given: str) -> Self:
+        """Read an address.
+
+        Raises:
+            ValueError: it is none; the message repeats no password.
+
+        """
+        try:
+            parts = urlsplit(given)
+            port = parts.port
+        except ValueError as error:  # a port that is no number, brackets that do not close
+            raise ValueError(f"its port is no number from 1 to 65535: give {EXAMPLE}") from error
+        if f"{parts.scheme}:" not in SCHEMES or not parts.hostname or port is None or port == 0:
+            raise ValueError(f"it has no host or no port: give {EXAMPLE}")
+        database = parts.path.removeprefix("/") or "0"
+        if not (database.isascii() and database.isdigit()) or parts.query or parts.fragment:
+            raise ValueError(f"after the port comes the number of a database alone: give {EXAMPLE}")
+        _, _, place = parts.netloc.rpartition("@")
+        return cls(
+            f"{parts.scheme}://{parts.netloc}/{database}",
+            f"{parts.scheme}://{place}/{database}",
+        )
+
+
+def check_redis_client(cache: str) -> None:
+    """Raise :class:`ConfigError` if ``cache`` wants Python's client of Redis, and it is missing."""
+    if cache.startswith(SCHEMES) and find_spec("redis") is None:
+        raise ConfigError(
+            "cache is a Redis, and this Python has no client for one: pip install 'tandem[redis]', "
+            "or set cache to local or none"
+        )

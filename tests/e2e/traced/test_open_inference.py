@@ -1,0 +1,130 @@
+"""Unmodified clients of the Open Inference Protocol, each in a process of its own, at the service.
+
+They agree with /v1/classify. A batch is padded up and may be split otherwise than a form's, which
+changes the order of additions: single images agree to 1e-6, batches as other processes do.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.image import read_image
+from models.model_set import load_model_set
+from tests.support.services.live_service import SAME_PROBABILITY, Service, drawn_photo
+
+CLIENTS = Path(__file__).parents[2] / "support" / "open_inference_clients"
+SINGLE = 1e-6
+OF_HTTP = {"pixels in JSON", "binary in, JSON out", "gzip", "deflate"}
+WAYS = {"image", "image of two dimensions", "pixels", "batch"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A photo, three images' pixels (the first one's are the photo's), and the model's name."""
+    folder = tmp_path_factory.mktemp("images")
+    model_set = load_model_set("imagenette")
+    photos = [drawn_photo(seed) for seed in (3, 4, 5)]
+    (folder / "photo.jpg").write_bytes(photos[0])
+    (folder / "model").write_text(model_set.name)
+    rule = model_set.manifest.image.rule
+    np.save(folder / "pixels.npy", np.stack([read_image(photo, rule) for photo in photos]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(traced: Service) -> list[list[float]]:
+    """What /v1/classify says to each photo, by class."""
+    rows = []
+    for seed in (3, 4, 5):
+        answer = httpx.post(
+            f"{traced.url}/v1/classify?top_k=10", content=drawn_photo(seed), timeout=60
+        ).json()
+        predictions = sorted(answer["predictions"], key=lambda one: one["index"])
+        rows.append([one["probability"] for one in predictions])
+    return rows
+
+
+@pytest.fixture(scope="module")
+def told(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+    """What Triton's clients were told, by client."""
+    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    return run_client("triton.py", *addresses, folder)
+
+
+def run_client(name: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run one of the programs, and return what it prints."""
+    command = [sys.executable, CLIENTS / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("client", ["http", "grpc", "http.aio", "grpc.aio"])
+def test_tritons_clients_agree_with_v1(told, expected, client):
+    ways = WAYS | (OF_HTTP if client.startswith("http") else {"gzip"})
+    labels = load_model_set("imagenette").labels
+    assert ways <= set(told[client])
+    for way in ways:
+        rows, names = (told[client][way][name] for name in ("probabilities", "label"))
+        if way == "batch":
+            assert rows == pytest.approx(np.array(expected), abs=SAME_PROBABILITY), way
+        else:
+            assert rows == pytest.approx(np.array(expected[:1]), abs=SINGLE), way
+        assert names == [labels[int(np.argmax(row))] for row in rows], way
+
+
+@pytest.mark.parametrize("client", ["http", "grpc", "http.aio", "grpc.aio"])
+def test_classification_strings_of_tritons_clients(told, expected, client):
+    found = [one.split(":") for one in told[client]["classes"]]
+    best = np.argsort(-np.array(expected[0]), kind="stable")[:3]
+    assert [int(index) for _, index, _ in found] == best.tolist()
+    assert [float(p) for p, _, _ in found] == pytest.approx(
+        [expected[0][i] for i in best], abs=SINGLE
+    )
+
+
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_what_tritons_clients_are_told_beside(told, client, traced):
+    answers = told[client]
+    over_v1 = httpx.post(f"{traced.url}/v1/classify?top_k=10", content=drawn_photo(), timeout=60)
+    own = over_v1.json()["members"]["resnet50"]["predictions"]
+    row = [one["probability"] for one in sorted(own, key=lambda one: one["index"])]
+    assert answers["member"]["probabilities"] == pytest.approx(np.array([row]), abs=SINGLE)
+    status, message = answers["error"]
+    assert status in ("400", "StatusCode.INVALID_ARGUMENT")
+    assert "image 0 of 1" in message
+    assert answers["server"]["name"] == "tandem"
+    assert [one["name"] for one in answers["metadata"]["inputs"]] == ["image", "pixels"]
+    index = answers["index"]
+    assert (index if client == "http" else index["models"])[0]["state"] == "READY"
+    (stats,) = answers["statistics"]["model_stats"]
+    assert int(stats["inference_count"]) >= 8
+
+
+def test_the_client_that_is_made_from_the_protocols_own_definition(
+    traced: Service, grpc_port: int, folder: Path, expected: list[list[float]]
+) -> None:
+    told = run_client("open_inference_grpc.py", f"127.0.0.1:{grpc_port}", folder)
+    label = load_model_set("imagenette").labels[int(np.argmax(expected[0]))]
+    for way in ("typed image", "typed pixels", "raw pixels"):
+        assert told[way]["probabilities"] == pytest.approx(expected[0], abs=SINGLE), way
+        assert told[way]["label"] == label, way
+    assert (told["server"], told["inputs"]) == ("tandem", ["image", "pixels"])
+
+
+def test_an_inference_is_a_trace(traced: Service) -> None:
+    answer = httpx.post(
+        f"{traced.url}/v2/models/imagenette/infer",
+        content=drawn_photo(),
+        headers={"inference-header-content-length": "0"},
+        timeout=60,
+    )
+    assert answer.status_code == 200, answer.text
+    assert len(answer.headers["x-trace-id"]) == 32

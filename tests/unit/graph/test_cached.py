@@ -1,0 +1,306 @@
+"""The ensemble behind the response cache: the same answers, computed once."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.deployments.combiner import Combiner
+from app.errors import NotReadyError, OverloadedError
+from app.graph.request import ClassifyRequest, ForwardedRequest
+from app.graph.timeline import Timeline
+from app.messages import Fault
+from app.metrics.table import ANSWERS, CACHE_BYTES, CACHE_LOOKUPS, STAGE_MS
+from app.responses import Classified, as_json
+from app.settings import Settings
+from tests.support.fakes import FakeDecoder, FakeMember, service_of
+from tests.support.hand_clock import HandClock
+from tests.support.instruments import Instruments
+
+ONE, TWO = b"good", b"good two"  # by whose lengths the members tell them apart
+ROWS = {
+    "sure": {4: (0.1, 0.8, 0.1), 8: (0.3, 0.3, 0.4), 5: (0.6, 0.3, 0.1)},
+    "unsure": {4: (0.2, 0.5, 0.3), 8: (0.4, 0.3, 0.3), 5: (0.2, 0.3, 0.5)},
+}
+
+
+class Cached:
+    """The service with a cache, and its fake stages within reach."""
+
+    def __init__(self, tiny_set, *, as_handles: bool = False, **settings: object) -> None:
+        self.settings = Settings(model_set=str(tiny_set), **({"cache": "local"} | settings))
+        self.decoder = FakeDecoder()
+        self.members = {"sure": FakeMember(), "unsure": FakeMember()}
+        for name, member in self.members.items():
+            member.rows = {pixel: np.float32(row) for pixel, row in ROWS[name].items()}
+        stages = (self.decoder, self.members, Combiner(self.settings))
+        self.service = service_of(self.settings, *stages, as_handles=as_handles)
+
+    async def classify(self, *files: bytes, top_k: int = 2, **options: object):
+        request = ClassifyRequest(list(files), top_k, 10.0, "id", Timeline(), **options)
+        return await self.service.classify(request)
+
+    @property
+    def num_computed(self) -> int:
+        return sum(map(len, self.members["sure"].seen))
+
+    def hold(self) -> asyncio.Event:
+        """Let computations wait for what is returned."""
+        gate = asyncio.Event()
+        for member in self.members.values():
+            member.gate = gate
+        return gate
+
+    async def until_asked(self, times: int = 1) -> None:
+        while len(self.members["unsure"].asked) < times:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def cached(tiny_set) -> Cached:
+    return Cached(tiny_set)
+
+
+def without_timings(answer: Classified) -> Classified:
+    return replace(answer, timings_ms=None, cached=None)
+
+
+@pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+async def test_a_hit_is_what_would_have_been_computed(tiny_set, top_k, as_handles):
+    cached = Cached(tiny_set, as_handles=as_handles)
+    plain = Cached(tiny_set, cache="none")
+    for file in (ONE, TWO):
+        (first,) = await cached.classify(file)
+        (hit,) = await cached.classify(file, top_k=top_k)
+        (computed,) = await plain.classify(file, top_k=top_k)
+        assert (first.cached, hit.cached, computed.cached) == (None, True, None)
+        assert without_timings(hit) == without_timings(computed)  # to the last bit
+    assert cached.num_computed == 2
+
+
+async def test_without_a_cache_answers_have_no_word_of_it(tiny_set):
+    plain = Cached(tiny_set, cache="none")
+    for _ in range(2):
+        (answer,) = await plain.classify(ONE)
+        assert b"cache" not in as_json(answer)
+    assert plain.num_computed == 2
+
+
+async def test_the_timings_of_a_hit_are_its_own_requests(cached):
+    await cached.classify(ONE)
+    clock = HandClock()
+    timeline = Timeline(clock.monotonic)
+    timeline.reading.end_ms = 250.0
+    clock.now += 0.25
+    (hit,) = await cached.service.classify(ClassifyRequest([ONE], 1, 10.0, "own", timeline))
+    assert hit.request_id == "own"
+    assert hit.timings_ms.total == 250.0
+    stages = [(s.stage, s.start_ms, s.duration_ms) for s in hit.timings_ms.stages]
+    assert stages == [("read", 0.0, 250.0), ("cache", 250.0, 0.0)]
+
+
+async def test_a_miss_tells_of_the_lookup_too(cached):
+    (miss,) = await cached.classify(ONE)
+    stages = [stage.stage for stage in miss.timings_ms.stages]
+    assert stages == ["read", "cache", "decode", "queue", "infer", "queue", "infer", "combine"]
+
+
+async def test_each_file_of_a_form_by_itself(cached):
+    await cached.classify(ONE)
+    answers = await cached.classify(TWO, b"bad", ONE, TWO, b"good!", ONE)
+    two, bad, one, again, new, last = answers
+    assert isinstance(bad, Fault)
+    assert [a.cached for a in (two, one, again, new, last)] == [None, True, True, None, True]
+    assert cached.members["sure"].seen == [[4], [8, 5]]  # the form's own in one call
+    assert without_timings(two) == without_timings(again)
+    assert two.predictions != new.predictions != one.predictions
+
+
+async def test_faults_are_not_kept(cached):
+    for _ in range(2):
+        (fault,) = await cached.classify(b"bad")
+        assert isinstance(fault, Fault)
+    (fault, same) = await cached.classify(b"bad", b"bad")
+    assert fault == same
+
+
+async def test_errors_are_not_kept(cached):
+    cached.members["sure"].raises = OverloadedError("full")
+    with pytest.raises(OverloadedError):
+        await cached.classify(ONE)
+    cached.members["sure"].raises = None
+    (answer,) = await cached.classify(ONE)
+    assert answer.cached is None
+
+
+async def test_degraded_answers_are_not_kept(tiny_set):
+    cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
+    cached.members["unsure"].raises = NotReadyError("gone")
+    (degraded,) = await cached.classify(ONE)
+    assert degraded.degraded
+    cached.members["unsure"].raises = None
+    answers = [(await cached.classify(ONE, lane="bulk"))[0] for _ in range(2)]
+    assert all(answer.cached is None for answer in answers if answer.degraded)
+
+
+async def test_answers_of_a_cascade_that_skipped_members_are_not_kept(tiny_set):
+    cached = Cached(tiny_set, cascade_margin=0.5)
+    for _ in range(2):  # the first member is sure of it: 0.8 and 0.1
+        (skipped,) = await cached.classify(ONE)
+        assert skipped.skipped_members == ["unsure"]
+        assert skipped.cached is None
+    (whole,) = await cached.classify(TWO)
+    (hit,) = await cached.classify(TWO)
+    assert (whole.cached, hit.cached) == (None, True)
+    assert without_timings(whole) == without_timings(hit)
+
+
+async def test_a_client_that_wants_a_new_answer(cached):
+    await cached.classify(ONE)
+    for member in cached.members.values():
+        member.rows[4] = np.float32((0.0, 0.0, 1.0))
+    (renewed,) = await cached.classify(ONE, cache_use="renew")
+    assert (renewed.cached, renewed.predictions[0].probability) == (None, 1.0)
+    (hit,) = await cached.classify(ONE)
+    assert (hit.cached, hit.predictions[0].probability) == (True, 1.0)
+
+
+async def test_a_client_that_wants_nothing_kept(cached):
+    for _ in range(2):
+        (answer,) = await cached.classify(ONE, cache_use="off")
+        assert answer.cached is None
+        assert "cache" not in [stage.stage for stage in answer.timings_ms.stages]
+    (answer,) = await cached.classify(ONE)
+    assert answer.cached is None
+    assert cached.num_computed == 3
+
+
+async def test_a_probe_asks_the_members_every_time(cached):
+    for _ in range(2):
+        await cached.classify(ONE, is_probe=True)
+    assert cached.num_computed == 2
+
+
+async def test_a_hit_is_no_sign_that_members_answer(cached):
+    await cached.classify(ONE)
+    cached.service._readiness._ready_until = 0.0
+    await cached.classify(ONE)
+    cached.members["sure"].raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError):
+        await cached.service.check_ready()
+
+
+async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
+    await cached.classify(ONE)
+    request = ClassifyRequest([ONE], 2, 10.0, "id", Timeline())
+    for use, expected in (("use", True), ("renew", None), ("off", None)):
+        forwarded = ForwardedRequest.of(replace(request, cache_use=use))
+        (answer,) = await cached.service.handle_forwarded(forwarded)
+        assert answer.cached is expected
+
+
+async def test_identical_images_under_way_are_computed_once(cached):
+    gate = cached.hold()
+    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(5)]
+    await cached.until_asked()
+    gate.set()
+    answers = [answer for (answer,) in await asyncio.gather(*requests)]
+    assert cached.num_computed == 1
+    assert [answer.cached for answer in answers] == [None, True, True, True, True]
+    assert len({repr(without_timings(answer)) for answer in answers}) == 1
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_when_the_first_ends_in_vain_the_next_takes_over(cached, how):
+    gate = cached.hold()
+    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(4)]
+    await cached.until_asked()
+    if how == "fails":
+        cached.members["sure"].raises = OverloadedError("full")
+        gate.set()
+        with pytest.raises(OverloadedError):
+            await requests[0]
+        cached.members["sure"].raises = None
+    else:
+        requests[0].cancel()
+        await asyncio.wait(requests[:1])
+        await cached.until_asked(2)
+        gate.set()
+    answers = [answer for (answer,) in await asyncio.gather(*requests[1:])]
+    assert [answer.cached for answer in answers] == [None, True, True]
+    assert cached.num_computed == 2
+
+
+async def test_a_waiter_that_goes_leaves_the_first_alone(cached):
+    gate = cached.hold()
+    first, second = (asyncio.create_task(cached.classify(ONE)) for _ in range(2))
+    await cached.until_asked()
+    second.cancel()
+    await asyncio.wait([second])
+    gate.set()
+    assert (await first)[0].cached is None
+
+
+async def test_those_that_wait_for_a_degraded_answer_compute_all_at_once(tiny_set):
+    cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
+    gate = cached.hold()
+    cached.members["unsure"].raises = NotReadyError("gone")
+    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
+    await cached.until_asked()
+    second_gate = cached.hold()
+    gate.set()
+    async with asyncio.timeout(10):
+        while len(cached.members["sure"].asked) < 3:  # the others, none of which may end yet
+            await asyncio.sleep(0)
+    second_gate.set()
+    answers = [answer for (answer,) in await asyncio.gather(*requests)]
+    assert [answer.degraded for answer in answers] == [True] * 3
+    assert [answer.cached for answer in answers] == [None] * 3
+
+
+async def test_forms_that_wait_for_each_other(cached):
+    gate = cached.hold()
+    forms = [(ONE, TWO), (TWO, ONE), (b"good!", TWO, ONE)]
+    requests = [asyncio.create_task(cached.classify(*form)) for form in forms]
+    await cached.until_asked(2)
+    gate.set()
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*requests)
+    assert cached.num_computed == 3
+    by_file = {file: set() for form in forms for file in form}
+    for form, row in zip(forms, answers, strict=True):
+        for file, answer in zip(form, row, strict=True):
+            by_file[file].add(repr(answer.predictions))
+    assert all(len(found) == 1 for found in by_file.values())
+
+
+async def test_a_form_does_not_keep_a_single_photo_waiting(cached):
+    gate = cached.hold()
+    form = asyncio.create_task(cached.classify(ONE, lane="bulk"))
+    await cached.until_asked(1)
+    single = asyncio.create_task(cached.classify(ONE))
+    await cached.until_asked(2)
+    gate.set()
+    assert [(await task)[0].cached for task in (form, single)] == [None, None]
+
+
+async def test_a_small_cache_never_answers_wrongly(tiny_set):
+    cached, plain = Cached(tiny_set, cache_mib=1), Cached(tiny_set, cache="none")
+    files = [b"good" + b"x" * n for n in range(60)]
+    expected = {file: (await plain.classify(file))[0].predictions for file in files}
+    for turn in range(3):
+        for file in files[:: turn + 1]:
+            assert (await cached.classify(file))[0].predictions == expected[file]
+
+
+async def test_metrics(cached, told: Instruments):
+    await cached.classify(ONE)
+    await cached.classify(ONE, ONE, TWO, TWO)
+    assert told.of(CACHE_LOOKUPS) == {("hit",): 2, ("miss",): 2, ("shared",): 1}
+    assert sum(told.of(ANSWERS).values()) == 5
+    times = {stage: n for (stage, _), n in told.observed(STAGE_MS).items()}
+    assert (times["read"], times["cache"], times["decode"], times["combine"]) == (2, 2, 2, 2)
+    (num_bytes,) = told.of(CACHE_BYTES).values()
+    assert 0 < num_bytes < 2**20

@@ -1,0 +1,197 @@
+"""The response cache through both interfaces, with the real stages on tiny networks."""
+
+import re
+from collections.abc import AsyncIterator
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from app.deployments.assembly import assemble
+from app.graph.service import EnsembleService
+from app.grpc.interface import GrpcInterface
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.http.api import create_api
+from app.settings import Settings
+from tests.support.grpc_contexts import context_of, stream_of
+from tests.support.tiny_networks import picture
+
+TIMES = re.compile(rb'("(?:total|start_ms|duration_ms)"):[0-9.e-]+')
+SAME = 1e-6  # of what is computed again, in another batch perhaps
+
+
+def service_with(tiny_set, cache: str) -> EnsembleService:
+    settings = Settings(
+        model_set=str(tiny_set), compile_cache=None, trace_dir=None, cache=cache, default_top_k=3
+    )
+    return assemble(settings).service
+
+
+@pytest.fixture(scope="module")
+def services(tiny_set) -> dict[str, EnsembleService]:
+    """One with a cache and one without; each test sends pictures of its own size."""
+    return {cache: service_with(tiny_set, cache) for cache in ("none", "local")}
+
+
+@pytest.fixture
+async def clients(services) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
+    clients = {
+        cache: httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_api(service)), base_url="http://tandem"
+        )
+        for cache, service in services.items()
+    }
+    yield clients
+    for client in clients.values():
+        await client.aclose()
+
+
+async def post(client: httpx.AsyncClient, data: bytes, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.post("/v1/classify", content=data, headers={"x-request-id": "r1"} | named)
+
+
+async def test_answers_of_a_service_without_cache_are_as_ever(clients):
+    """Byte for byte, but for the times; a service with one differs by what the cache adds."""
+    data = picture("red", side=30)
+    first, second = [(await post(clients["none"], data)).content for _ in range(2)]
+    assert TIMES.sub(rb"\1:0", first) == TIMES.sub(rb"\1:0", second)
+    assert list((await post(clients["none"], data)).json()) == [
+        "model_set",
+        "predictions",
+        "members",
+        "agreement",
+        "degraded",
+        "request_id",
+        "timings_ms",
+    ]
+    assert b"cache" not in first
+    miss = TIMES.sub(rb"\1:0", (await post(clients["local"], data)).content)
+    bar = b'{"stage":"cache","start_ms":0,"duration_ms":0},'
+    assert bar in miss
+    assert miss.replace(bar, b"") == TIMES.sub(rb"\1:0", first)
+
+
+async def test_a_hit_over_http(clients):
+    data = picture("blue", side=31)
+    miss, hit = [(await post(clients["local"], data)).json() for _ in range(2)]
+    assert "cached" not in miss
+    assert hit["cached"] is True
+    assert [stage["stage"] for stage in hit["timings_ms"]["stages"]] == ["read", "cache"]
+    for key in ("model_set", "predictions", "members", "agreement", "degraded"):
+        assert hit[key] == miss[key]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+async def test_any_top_k_of_what_is_kept(clients, top_k):
+    data = picture("green", side=32)
+    url = f"/v1/classify?top_k={top_k}"
+    await clients["local"].post(url, content=data)
+    hit = (await clients["local"].post("/v1/classify?top_k=2", content=data)).json()
+    computed = (await clients["none"].post("/v1/classify?top_k=2", content=data)).json()
+    assert hit["cached"]
+    check_agree(hit, computed)
+
+
+async def test_forms(clients):
+    known, new = picture("red", side=33), picture("red", side=34)
+    await post(clients["local"], known)
+    files = [("f", (str(n), data)) for n, data in enumerate([new, known, b"no image", new])]
+    answers = {}
+    for cache, client in clients.items():
+        answers[cache] = (await client.post("/v1/classify", files=files)).json()["results"]
+    cached = [row.get("cached", False) for row in answers["local"] if "error" not in row]
+    assert cached == [False, True, True]
+    for ours, theirs in zip(answers["local"], answers["none"], strict=True):
+        if "error" in ours:
+            assert ours["error"]["code"] == theirs["error"]["code"] == "not_an_image"
+        else:
+            check_agree(ours, theirs)
+
+
+def check_agree(ours: dict, theirs: dict) -> None:
+    assert ours["members"].keys() == theirs["members"].keys()
+    for mine, yours in [
+        (ours["predictions"], theirs["predictions"]),
+        *(
+            (ours["members"][m]["predictions"], theirs["members"][m]["predictions"])
+            for m in ours["members"]
+        ),
+    ]:
+        assert [p["label"] for p in mine] == [p["label"] for p in yours]
+        for one, other in zip(mine, yours, strict=True):
+            assert one["probability"] == pytest.approx(other["probability"], abs=SAME)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({}, True),
+        ({"cache_control": "max-age=0"}, True),
+        ({"cache_control": "no-cache"}, None),
+        ({"cache_control": "No-Store"}, None),
+    ],
+    ids=str,
+)
+async def test_cache_control(clients, sent, expected):
+    data = picture("green", side=35)
+    await post(clients["local"], data)
+    assert (await post(clients["local"], data, **sent)).json().get("cached") is expected
+    assert (await post(clients["none"], data, **sent)).json().get("cached") is None
+
+
+async def test_no_store_leaves_nothing_and_counts_wherever_it_stands(clients):
+    data = picture("blue", side=36)
+    headers = [("cache-control", "no-cache"), ("Cache-Control", "max-age=0, no-store")]
+    for _ in range(2):
+        answer = await clients["local"].post("/v1/classify", content=data, headers=headers)
+        assert "cached" not in answer.json()
+    assert "cached" not in (await post(clients["local"], data)).json()
+
+
+async def classify(service: EnsembleService, *images: bytes, **metadata: str) -> ClassifyReply:
+    context = context_of(**metadata)
+    incoming = stream_of(ClassifyRequest(images=images).SerializeToString())
+    reply = await GrpcInterface(service).classify(incoming, context)
+    assert context.code() in (None, grpc.StatusCode.OK)
+    return reply
+
+
+async def test_grpc_shares_it_and_says_so(services, clients):
+    data = picture("red", side=37)
+    over_http = (await post(clients["local"], data)).json()
+    (result,) = (await classify(services["local"], data)).results
+    assert result.classified.cached
+    told = MessageToDict(result.classified, preserving_proto_field_name=True)
+    check_agree(told, over_http)
+    (result,) = (await classify(services["none"], data)).results
+    assert not result.classified.HasField("cached")
+
+
+@pytest.mark.parametrize("control", ["no-cache", "no-store"])
+async def test_grpc_metadata(services, control):
+    data = picture("blue", side=38)
+    await classify(services["local"], data)
+    (result,) = (await classify(services["local"], data, cache_control=control)).results
+    assert not result.classified.HasField("cached")
+    (result,) = (await classify(services["local"], data)).results
+    assert result.classified.cached
+
+
+async def test_the_schema_tells_of_it(clients):
+    schema = (await clients["none"].get("/openapi.json")).json()["components"]["schemas"]
+    assert schema["Classified"]["properties"]["cached"]["type"] == "boolean"
+    assert "cached" not in schema["Classified"]["required"]
+
+
+async def test_tensors_are_answered_anew_and_alike(clients, tiny_set):
+    """The cache keeps answers to files; /v2 asks for more, and is told the same."""
+    data, headers = picture("green", side=44), {"inference-header-content-length": "0"}
+    known = (await post(clients["local"], data)).json()["predictions"][0]
+    for _ in range(2):
+        raw = await clients["local"].post(
+            f"/v2/models/{tiny_set.name}/infer", content=data, headers=headers
+        )
+        assert raw.status_code == 200, raw.text
+        assert known["label"].encode() in raw.content

@@ -1,0 +1,127 @@
+"""Datatypes, shapes and contents of tensors, and every way in which they do not fit."""
+
+import numpy as np
+import pytest
+
+from app.errors import BadTensorError
+from app.oip.tensors import Tensor, bytes_elements, checked_tensor, packed_elements, uint8_array
+from tests.support.open_inference import elements
+
+
+def uint8(shape: tuple[int, ...], **contents: object) -> Tensor:
+    return Tensor("pixels", "UINT8", shape, **contents)
+
+
+def encoded(shape: tuple[int, ...], raw: bytes) -> Tensor:
+    return Tensor("image", "BYTES", shape, raw)
+
+
+def test_raw_pixels_are_an_array_of_the_shape():
+    array = uint8_array(uint8((2, 1, 3), raw=bytes(range(6))))
+    assert array.tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
+    assert array.dtype == np.uint8
+
+
+@pytest.mark.parametrize("values", [[0, 1, 254, 255], [[0, 1], [254, 255]]])
+def test_json_pixels_are_flat_or_nested_as_the_shape_is(values):
+    assert uint8_array(uint8((2, 2), values=values)).tolist() == [[0, 1], [254, 255]]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, 1, 2],
+        [0, 1, 2, 3, 4],
+        [[0, 1, 2, 3]],
+        [[0], [1], [2], [3]],
+        [[0, 1, 2], [3]],
+        [[0, 1], 2, 3],
+        [[[0], [1]], [[2], [3]]],
+        [[], []],
+        [],
+        {},
+        "text",
+        None,
+        [0, 1, 2, 256],
+        [0, 1, 2, -1],
+        [0, 1, 2, 3.0],
+        [0, 1, 2, True],
+        [0, 1, 2, "3"],
+        [0, 1, 2, None],
+        [0, 1, 2, 2**70],
+        [["a", "b"], ["c", "d"]],
+        ["ab", "cd"],
+    ],
+)
+def test_json_pixels_that_do_not_fit(values):
+    with pytest.raises(BadTensorError, match="pixels"):
+        uint8_array(uint8((2, 2), values=values))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 5])
+def test_raw_pixels_of_another_number(num_bytes):
+    with pytest.raises(BadTensorError, match=rf"has {num_bytes} bytes, and its shape \[2, 2\]"):
+        uint8_array(uint8((2, 2), raw=bytes(num_bytes)))
+
+
+def test_elements_of_bytes_come_after_their_lengths():
+    raw = elements(b"one", b"", b"three")
+    assert bytes_elements(encoded((3,), raw)) == [b"one", b"", b"three"]
+    assert bytes_elements(encoded((3, 1), raw)) == [b"one", b"", b"three"]
+    assert packed_elements([b"one", b"", b"three"]) == raw
+
+
+@pytest.mark.parametrize(
+    ("shape", "raw", "says"),
+    [
+        ((1,), b"\xff\xff\xff\xffone", "element 0 has 4294967295 bytes by its length, and 3 are"),
+        ((1,), b"\x04\0\0\0one", "element 0 has 4 bytes by its length, and 3 are left"),
+        ((1,), b"\x03\0\0", "3 bytes, and its shape"),
+        ((1,), b"", "0 bytes, and its shape"),
+        ((2,), elements(b"one"), "means 8 or more|1 elements"),
+        ((2,), elements(b"four!"), "1 elements, and its shape"),
+        ((1,), elements(b"one", b"two"), "7 bytes are left over after its 1 elements"),
+        ((2**31 - 1,), elements(b"one"), "means 8589934588 or more"),
+        ((0,), elements(b"one"), "7 bytes are left over"),
+    ],
+)
+def test_elements_that_do_not_fit(shape, raw, says):
+    with pytest.raises(BadTensorError, match=says):
+        bytes_elements(encoded(shape, raw))
+
+
+def test_text_is_no_image():
+    tensor = Tensor("image", "BYTES", (1,), values=["/9j/4AAQ"])
+    with pytest.raises(BadTensorError, match="no base64"):
+        bytes_elements(tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "datatype", "shape", "says"),
+    [
+        (None, "UINT8", [1], "name is None"),
+        ("", "UINT8", [1], "name is ''"),
+        (["x"], "UINT8", [1], "name is"),
+        ("x", "uint8", [1], "datatype is 'uint8'; there are BOOL"),
+        ("x", None, [1], "datatype is None"),
+        ("x", ["UINT8"], [1], "datatype is"),
+        ("x", "UINT8", None, "shape is None"),
+        ("x", "UINT8", "12", "shape is '12'"),
+        ("x", "UINT8", [1.0], "shape has 1.0"),
+        ("x", "UINT8", [True], "shape has True"),
+        ("x", "UINT8", [-1], "shape has -1"),
+        ("x", "UINT8", [2**31], "more elements than 2147483647"),
+        ("x", "UINT8", [2**16, 2**16], "more elements than"),
+        ("x", "UINT8", [2**63, 2**63, 2**63], "more elements than"),
+        ("x", "UINT8", [1] * 9, "9 dimensions, the limit is 8"),
+    ],
+)
+def test_what_no_tensor_has(name, datatype, shape, says):
+    with pytest.raises(BadTensorError, match=says):
+        checked_tensor(name, datatype, shape)
+
+
+def test_errors_repeat_only_the_beginning_of_foreign_text():
+    with pytest.raises(BadTensorError) as refused:
+        checked_tensor("n" * 10_000, "d" * 10_000, [1])
+    assert len(refused.value.message) < 300
