@@ -199,6 +199,10 @@ def test_the_overhead_is_what_was_measured() -> None:
     words = " ".join(README.split())
     ahead = [100 * (1 / of_load[load]["tandem"]["of_yardstick"] - 1) for load in ("16", "64")]
     assert "ahead, by {:.0f} % at 16 clients and {:.0f} % at 64".format(*ahead) in words, ahead
+    larger = json.loads((ROOT / "tests/load/results/overhead-224.json").read_text("utf-8"))
+    rows = (larger["together"]["median"][load]["tandem"] for load in ("16", "64"))
+    shares = [row["of_yardstick"] for row in rows]
+    assert "at 224 px Tandem has {:.2f} and {:.2f} of its rate".format(*shares) in words, shares
     null = result["null"]["median"]["16"]
     rates = [f"{null[name]['images_per_s']:.0f}" for name in ("yardstick", "tandem", "tandem:old")]
     told = "it answers {} requests a second, Tandem {} (before: {})".format(*rates)
