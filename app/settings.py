@@ -30,7 +30,10 @@ TRACE_ENDPOINTS = {
 class Settings(BaseModel):
     """What ``app.main:build`` takes; a key it does not know is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # Serve prints what pydantic says of a wrong value: not the value, which may hold a password.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
 
     model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
@@ -201,7 +204,8 @@ class Settings(BaseModel):
 def _check_redis(given: str) -> None:
     """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
     if not given.startswith(SCHEMES):
-        raise ValueError(f"cache is {given[:20]!r}: give none, local, or {EXAMPLE}")
+        shown = given.partition("://")[0][:20]  # a password may come after it
+        raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
     try:
         RedisAddress.of(given)
     except ValueError as error:

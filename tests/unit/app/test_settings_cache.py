@@ -51,3 +51,11 @@ def test_a_redis_wants_its_client(monkeypatch):
         check_redis_client(cache)
     with pytest.raises(ConfigError, match=r"pip install 'tandem\[redis\]'"):
         check_redis_client("redis://cache:6379/1")
+
+
+@pytest.mark.parametrize("cache", ["redis://u:s3cret@cache:none/0", "redsi://:s3cret@cache:1/0"])
+def test_what_serve_prints_of_a_bad_address_has_no_password(cache):
+    """``serve deploy`` shows the error as pydantic words it."""
+    with pytest.raises(ValidationError) as raised:
+        Settings(cache=cache)
+    assert "s3cret" not in str(raised.value)

@@ -1,69 +1,19 @@
 """The ensemble behind the response cache: the same answers, computed once."""
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from app.deployments.combiner import Combiner
 from app.errors import NotReadyError, OverloadedError
 from app.graph.request import ClassifyRequest, ForwardedRequest
 from app.graph.timeline import Timeline
 from app.messages import Fault
-from app.metrics.table import ANSWERS, CACHE_BYTES, CACHE_LOOKUPS, STAGE_MS
-from app.responses import Classified, as_json
-from app.settings import Settings
-from tests.support.fakes import FakeDecoder, FakeMember, service_of
+from app.metrics.table import ANSWERS, CACHE_BYTES, CACHE_EVICTIONS, CACHE_LOOKUPS, STAGE_MS
+from app.responses import as_json
+from tests.support.cached_service import ONE, TWO, Cached, without_timings
 from tests.support.hand_clock import HandClock
 from tests.support.instruments import Instruments
-
-ONE, TWO = b"good", b"good two"  # by whose lengths the members tell them apart
-ROWS = {
-    "sure": {4: (0.1, 0.8, 0.1), 8: (0.3, 0.3, 0.4), 5: (0.6, 0.3, 0.1)},
-    "unsure": {4: (0.2, 0.5, 0.3), 8: (0.4, 0.3, 0.3), 5: (0.2, 0.3, 0.5)},
-}
-
-
-class Cached:
-    """The service with a cache, and its fake stages within reach."""
-
-    def __init__(self, tiny_set, *, as_handles: bool = False, **settings: object) -> None:
-        self.settings = Settings(model_set=str(tiny_set), **({"cache": "local"} | settings))
-        self.decoder = FakeDecoder()
-        self.members = {"sure": FakeMember(), "unsure": FakeMember()}
-        for name, member in self.members.items():
-            member.rows = {pixel: np.float32(row) for pixel, row in ROWS[name].items()}
-        stages = (self.decoder, self.members, Combiner(self.settings))
-        self.service = service_of(self.settings, *stages, as_handles=as_handles)
-
-    async def classify(self, *files: bytes, top_k: int = 2, **options: object):
-        request = ClassifyRequest(list(files), top_k, 10.0, "id", Timeline(), **options)
-        return await self.service.classify(request)
-
-    @property
-    def num_computed(self) -> int:
-        return sum(map(len, self.members["sure"].seen))
-
-    def hold(self) -> asyncio.Event:
-        """Let computations wait for what is returned."""
-        gate = asyncio.Event()
-        for member in self.members.values():
-            member.gate = gate
-        return gate
-
-    async def until_asked(self, times: int = 1) -> None:
-        while len(self.members["unsure"].asked) < times:
-            await asyncio.sleep(0)
-
-
-@pytest.fixture
-def cached(tiny_set) -> Cached:
-    return Cached(tiny_set)
-
-
-def without_timings(answer: Classified) -> Classified:
-    return replace(answer, timings_ms=None, cached=None)
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
@@ -201,98 +151,15 @@ async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
         assert answer.cached is expected
 
 
-async def test_identical_images_under_way_are_computed_once(cached):
-    gate = cached.hold()
-    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(5)]
-    await cached.until_asked()
-    gate.set()
-    answers = [answer for (answer,) in await asyncio.gather(*requests)]
-    assert cached.num_computed == 1
-    assert [answer.cached for answer in answers] == [None, True, True, True, True]
-    assert len({repr(without_timings(answer)) for answer in answers}) == 1
-
-
-@pytest.mark.parametrize("how", ["fails", "is cancelled"])
-async def test_when_the_first_ends_in_vain_the_next_takes_over(cached, how):
-    gate = cached.hold()
-    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(4)]
-    await cached.until_asked()
-    if how == "fails":
-        cached.members["sure"].raises = OverloadedError("full")
-        gate.set()
-        with pytest.raises(OverloadedError):
-            await requests[0]
-        cached.members["sure"].raises = None
-    else:
-        requests[0].cancel()
-        await asyncio.wait(requests[:1])
-        await cached.until_asked(2)
-        gate.set()
-    answers = [answer for (answer,) in await asyncio.gather(*requests[1:])]
-    assert [answer.cached for answer in answers] == [None, True, True]
-    assert cached.num_computed == 2
-
-
-async def test_a_waiter_that_goes_leaves_the_first_alone(cached):
-    gate = cached.hold()
-    first, second = (asyncio.create_task(cached.classify(ONE)) for _ in range(2))
-    await cached.until_asked()
-    second.cancel()
-    await asyncio.wait([second])
-    gate.set()
-    assert (await first)[0].cached is None
-
-
-async def test_those_that_wait_for_a_degraded_answer_compute_all_at_once(tiny_set):
-    cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
-    gate = cached.hold()
-    cached.members["unsure"].raises = NotReadyError("gone")
-    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
-    await cached.until_asked()
-    second_gate = cached.hold()
-    gate.set()
-    async with asyncio.timeout(10):
-        while len(cached.members["sure"].asked) < 3:  # the others, none of which may end yet
-            await asyncio.sleep(0)
-    second_gate.set()
-    answers = [answer for (answer,) in await asyncio.gather(*requests)]
-    assert [answer.degraded for answer in answers] == [True] * 3
-    assert [answer.cached for answer in answers] == [None] * 3
-
-
-async def test_forms_that_wait_for_each_other(cached):
-    gate = cached.hold()
-    forms = [(ONE, TWO), (TWO, ONE), (b"good!", TWO, ONE)]
-    requests = [asyncio.create_task(cached.classify(*form)) for form in forms]
-    await cached.until_asked(2)
-    gate.set()
-    async with asyncio.timeout(10):
-        answers = await asyncio.gather(*requests)
-    assert cached.num_computed == 3
-    by_file = {file: set() for form in forms for file in form}
-    for form, row in zip(forms, answers, strict=True):
-        for file, answer in zip(form, row, strict=True):
-            by_file[file].add(repr(answer.predictions))
-    assert all(len(found) == 1 for found in by_file.values())
-
-
-async def test_a_form_does_not_keep_a_single_photo_waiting(cached):
-    gate = cached.hold()
-    form = asyncio.create_task(cached.classify(ONE, lane="bulk"))
-    await cached.until_asked(1)
-    single = asyncio.create_task(cached.classify(ONE))
-    await cached.until_asked(2)
-    gate.set()
-    assert [(await task)[0].cached for task in (form, single)] == [None, None]
-
-
-async def test_a_small_cache_never_answers_wrongly(tiny_set):
+async def test_a_small_cache_never_answers_wrongly(tiny_set, told: Instruments, monkeypatch):
+    monkeypatch.setattr("app.graph.cached.MIB", 8 * 2**10)  # what cache_mib counts in
     cached, plain = Cached(tiny_set, cache_mib=1), Cached(tiny_set, cache="none")
     files = [b"good" + b"x" * n for n in range(60)]
     expected = {file: (await plain.classify(file))[0].predictions for file in files}
     for turn in range(3):
         for file in files[:: turn + 1]:
             assert (await cached.classify(file))[0].predictions == expected[file]
+    assert sum(told.of(CACHE_EVICTIONS).values()) > 0
 
 
 async def test_metrics(cached, told: Instruments):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -58,6 +59,16 @@ async def threads() -> AsyncIterator[Threads]:
     made = Threads()
     yield made
     made.end_all()
+
+
+async def test_a_thread_takes_the_next_file_while_the_loop_is_held():
+    threads = Threads(num_threads=1)
+    photos = [threads.submit(name) for name in ("one", "two")]
+    threads.end_all()
+    deadline = time.monotonic() + WITHIN_S
+    while threads.begun != ["one", "two"]:  # nothing of the loop runs in between
+        assert time.monotonic() < deadline
+    assert await asyncio.gather(*photos) == ["one", "two"]
 
 
 async def test_a_photo_passes_large_pictures_that_came_before_it(threads):
