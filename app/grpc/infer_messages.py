@@ -126,11 +126,15 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
 
 
 def _told(parameters: Mapping[str, bool | int | str]) -> dict[str, messages.InferParameter]:
-    kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
-    return {
-        name: messages.InferParameter(**{kinds[type(value)]: value})
-        for name, value in parameters.items()
-    }
+    return {name: _parameter(value) for name, value in parameters.items()}
+
+
+def _parameter(value: bool | int | str) -> messages.InferParameter:
+    if isinstance(value, bool):
+        return messages.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return messages.InferParameter(int64_param=value)
+    return messages.InferParameter(string_param=value)
 
 
 def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferResponse.InferOutputTensor:

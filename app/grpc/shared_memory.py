@@ -49,8 +49,11 @@ class RegionCalls:
     def _of_system(self, verb: str, request: Any, call: Call) -> Any:
         regions = self._memory.for_caller(is_local=is_local(call.peer))
         if verb == "Status":
-            found = {one.name: asdict(one) for one in regions.status(request.name)}
-            return messages.SystemSharedMemoryStatusResponse(regions=found)
+            reply = messages.SystemSharedMemoryStatusResponse()
+            for one in regions.status(request.name):
+                region = reply.RegionStatus(**asdict(one))
+                reply.regions[one.name].CopyFrom(region)
+            return reply
         if verb == "Register":
             regions.register(request.name, request.key, request.offset, request.byte_size)
             return messages.SystemSharedMemoryRegisterResponse()

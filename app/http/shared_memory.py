@@ -34,10 +34,9 @@ UNKNOWN: dict[int | str, dict[str, Any]] = {
     404: {"model": ProtocolError, "description": "no such region"}
 }
 REGISTERING: dict[int | str, dict[str, Any]] = {
-    409: {"model": ProtocolError, "description": "the region is registered already"}
-} | {
-    status: {"model": ProtocolError, "description": ERRORS[status]["description"]}
-    for status in (408, 413)
+    408: {"model": ProtocolError, "description": ERRORS[408]["description"]},
+    409: {"model": ProtocolError, "description": "the region is registered already"},
+    413: {"model": ProtocolError, "description": ERRORS[413]["description"]},
 }
 SIZE = {"type": "integer", "minimum": 0}
 REGION = {

@@ -30,7 +30,8 @@ class OutputTensor:
         """Say where the contents are, if they are in a region."""
         if self.region is None:
             return {}
-        told = {REGION: self.region.region, REGION_SIZE: self.region.byte_size}
+        told: dict[str, str | int] = {REGION: self.region.region}
+        told[REGION_SIZE] = self.region.byte_size
         return told | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
 
     def packed(self) -> bytes:

@@ -61,16 +61,18 @@ class Inference:
             found.append(replace(asked, request=_without_inputs(asked.request)))
             return body
 
-        images: list[ClassifiedWithProbabilities] = []
+        counted: list[ClassifiedWithProbabilities] = []
         try:
             images, fault = _images_of(await self.service.answer(read_body, options, timeline))
+            if fault is not None:
+                return fault
+            asked = found[0]
+            answer = placed(answer_of(asked.request, asked.model, images), asked.regions)
+            counted = images
+            return answer
         finally:
             if found:
-                self._count(found[0].model.name, timeline, images)
-        if fault is not None:
-            return fault
-        asked = found[0]
-        return placed(answer_of(asked.request, asked.model, images), asked.regions)
+                self._count(found[0].model.name, timeline, counted)
 
     def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
         """Check a request, and return what the graph needs of it; the rest is let go."""

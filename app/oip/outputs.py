@@ -12,7 +12,6 @@ from app.oip.regions import Regions
 from app.oip.request import InferRequest, RequestedOutput
 from models.ensemble import Prediction, top_k
 
-
 PROBABILITY_BYTES = 4  # FP32
 
 

@@ -5,10 +5,10 @@ and with the run they are gone.
 """
 
 import hashlib
-import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from app.oip.tensors import RegionSlice, shown
 from app.queueing.byte_budget import Share
 
 MAX_REGIONS = 256  # of all clients together
-MAX_NAME = 256  # characters; an entry has at most 4,095 bytes (symlink(2))
+MAX_NAME = 256  # characters
 MAX_OFFSET = 2**63 - 1  # off_t
 
 
@@ -39,8 +39,7 @@ class _Entry:
 class Regions:
     """Registers regions, and reads and writes them.
 
-    An entry is a symbolic link that leads nowhere: its text is the region. Such links are made,
-    read and removed whole, in one system call each, and one of a name that is there is refused.
+    An entry is a file, which appears whole or not at all, and not where one of its name is.
     """
 
     def __init__(self, entries: Path, memory: Path = FOLDER) -> None:
@@ -60,22 +59,11 @@ class Regions:
         with opened(self._memory, file) as there:
             _check_size(there, shown(name), offset + byte_size)
             identity = there.identity
-        if len(os.listdir(self._entries)) >= MAX_REGIONS:
-            raise BadRegionError(
-                f"{MAX_REGIONS} regions are registered, the limit; unregister those of no use"
-            )
-        text = orjson.dumps([name, key, offset, byte_size, identity])
-        try:
-            os.symlink(text, os.fsencode(self._place(name)))
-        except FileExistsError as error:
-            raise RegionExistsError(
-                f"region {shown(name)} is registered already; unregister it first"
-            ) from error
+        self._add(_Entry(name, str(key), offset, byte_size, identity))
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all if no name is given; one that is not there is no error."""
-        places = [self._place(name)] if name else list(self._entries.iterdir())
-        for place in places:
+        for place in [self._place(name)] if name else self._places():
             place.unlink(missing_ok=True)
 
     def status(self, name: str = "") -> list[RegionStatus]:
@@ -127,7 +115,7 @@ class Regions:
     ) -> Iterator[tuple[OpenFile, int]]:
         """Open the file of a region, and check anew that it is the same one and has the part."""
         region, told = self._find(part.region), f"region {shown(part.region)}"
-        if part.offset + part.byte_size > region.byte_size:
+        if not 0 <= part.offset < part.offset + part.byte_size <= region.byte_size:
             raise BadRegionError(
                 f"{told} has {region.byte_size} bytes, and {part.byte_size} from {part.offset} on "
                 "are asked for"
@@ -141,15 +129,34 @@ class Regions:
 
     def _find(self, name: str) -> _Entry:
         with suppress(FileNotFoundError):
-            return _parsed(os.readlink(os.fsencode(self._place(_checked_name(name)))))
+            return _parsed(self._place(_checked_name(name)).read_bytes())
         raise UnknownRegionError(f"region {shown(name)} is not registered; register it first")
 
     def _all(self) -> list[_Entry]:
         entries = []
-        for place in sorted(self._entries.iterdir()):
+        for place in self._places():
             with suppress(FileNotFoundError):  # unregistered meanwhile
-                entries.append(_parsed(os.readlink(os.fsencode(place))))
-        return entries
+                entries.append(_parsed(place.read_bytes()))
+        return sorted(entries, key=lambda one: one.name)
+
+    def _add(self, entry: _Entry) -> None:
+        if len(self._places()) >= MAX_REGIONS:
+            raise BadRegionError(
+                f"{MAX_REGIONS} regions are registered, the limit; unregister those of no use"
+            )
+        unfinished = self._entries / f".{uuid.uuid4().hex}"
+        unfinished.write_bytes(orjson.dumps(astuple(entry)))
+        try:
+            self._place(entry.name).hardlink_to(unfinished)
+        except FileExistsError as error:
+            raise RegionExistsError(
+                f"region {shown(entry.name)} is registered already; unregister it first"
+            ) from error
+        finally:
+            unfinished.unlink()
+
+    def _places(self) -> list[Path]:
+        return [place for place in self._entries.iterdir() if not place.name.startswith(".")]
 
     def _place(self, name: str) -> Path:
         """Return where a region's entry is; names may be anything."""
