@@ -80,7 +80,7 @@ class OpenInferenceInterface:
             request, regions = infer_request_of(message), None
             if request.uses_regions:
                 regions = inference.shared_memory.for_caller(is_local=is_local(call.peer))
-            is_raw = bool(message.raw_input_contents) or request.uses_regions
+            is_raw = any(one.raw is not None or one.region for one in request.inputs)
             return ModelRequest(model, request, regions)
 
         answer = await inference.answer(read, options, timeline)
