@@ -57,7 +57,7 @@ class Inference:
 
         async def read_body(share: Share) -> RequestBody:
             asked = await read(share)
-            body = self._body_of(asked, share)
+            body = await self._body_of(asked, share)
             found.append(replace(asked, request=_without_inputs(asked.request)))
             return body
 
@@ -74,7 +74,7 @@ class Inference:
             if found:
                 self._count(found[0].model.name, timeline, counted)
 
-    def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
+    async def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
         """Check a request, and return what the graph needs of it; the rest is let go."""
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
@@ -90,7 +90,7 @@ class Inference:
                 "send them in several requests"
             )
         check_outputs_fit(request, model, count, asked.regions)
-        tensor = loaded(tensor, asked.regions, self._settings.max_body_bytes, share)
+        tensor = await loaded(tensor, asked.regions, self._settings.max_body_bytes, share)
         files: list[bytes] = []
         tensors = TensorRequest(member=model.member)
         if tensor.name == IMAGE:

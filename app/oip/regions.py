@@ -18,7 +18,6 @@ from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
 from app.oip.documents import RegionStatus
 from app.oip.region_files import FOLDER, OpenFile, file_name, opened, read_at, write_at
 from app.oip.tensors import RegionSlice, shown
-from app.queueing.byte_budget import Share
 
 MAX_REGIONS = 256  # of all clients together
 MAX_NAME = 256  # characters
@@ -76,16 +75,14 @@ class Regions:
         found = [self._find(name)] if name else self._all()
         return [RegionStatus(one.name, one.key, one.offset, one.byte_size) for one in found]
 
-    def read(self, part: RegionSlice, share: Share) -> bytes:
-        """Return the bytes of ``part``, which count in ``share`` before memory is taken for them.
+    def read(self, part: RegionSlice) -> bytes:
+        """Return the bytes of ``part``, on any thread.
 
         Raises:
             UnknownRegionError, BadRegionError: it is not there, or no longer.
-            OverloadedError: the bodies of all requests together hold too much.
 
         """
         with self._opened(part) as (file, place):
-            share.grow(part.byte_size)
             return read_at(file, place, part.byte_size)
 
     def check(self, part: RegionSlice) -> None:

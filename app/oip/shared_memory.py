@@ -1,5 +1,6 @@
 """Who may use shared memory: callers that are known to be on this machine, where it is on."""
 
+import asyncio
 import ipaddress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from app.settings import Settings
 OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: true"
 )
+LONG_BYTES = 2**20  # from which on the event loop would stand still for some tenths of a ms
 NO_CUDA = (
     "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
     "register system shared memory"
@@ -78,8 +80,10 @@ def is_loopback(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:
+async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:
     """Return a tensor with its contents, read from its region if it is in one.
+
+    They count in ``share`` as a body's do, before memory is taken for them.
 
     Raises:
         BodyTooLargeError: it is longer than a body may be; nothing was read.
@@ -94,7 +98,12 @@ def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share
             f"input {shown(tensor.name)} has {tensor.region.byte_size} bytes of shared memory, the "
             f"limit is {max_bytes}; send fewer images per request"
         )
-    return replace(tensor, raw=regions.read(tensor.region, share), region=None)
+    share.grow(tensor.region.byte_size)
+    if tensor.region.byte_size > LONG_BYTES:
+        raw = await asyncio.to_thread(regions.read, tensor.region)
+    else:
+        raw = regions.read(tensor.region)
+    return replace(tensor, raw=raw, region=None)
 
 
 def placed(answer: InferAnswer, regions: Regions | None) -> InferAnswer:

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import BadRegionError, OverloadedError, RegionExistsError, UnknownRegionError
+from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
 from app.oip.documents import RegionStatus
 from app.oip.regions import MAX_NAME, MAX_REGIONS
 from app.oip.tensors import RegionSlice
-from app.queueing.byte_budget import ByteBudget
 from tests.support.shared_regions import Memory
 
-BUDGET = ByteBudget(1000)
 DATA = bytes(range(100))
 
 
@@ -21,9 +19,8 @@ def memory(tmp_path: Path) -> Memory:
     return Memory(tmp_path)
 
 
-def read(memory: Memory, part: RegionSlice, budget: ByteBudget = BUDGET) -> bytes:
-    with budget.share() as share:
-        return memory.regions.read(part, share)
+def read(memory: Memory, part: RegionSlice) -> bytes:
+    return memory.regions.read(part)
 
 
 def test_a_part_of_a_part_is_read_and_written(memory):
@@ -60,8 +57,7 @@ def test_regions_are_described_and_forgotten(memory):
 def test_every_gateway_of_the_run_knows_a_region(memory):
     memory.region(DATA)
     other = memory.of_another_gateway()
-    with BUDGET.share() as share:
-        assert other.read(RegionSlice("r", 100), share) == DATA
+    assert other.read(RegionSlice("r", 100)) == DATA
     with pytest.raises(RegionExistsError):
         other.register("r", "k", 0, 1)
     other.unregister("r")
@@ -195,18 +191,3 @@ def test_a_region_that_was_never_registered(memory):
     for use in uses(memory):
         with pytest.raises(UnknownRegionError, match="'r' is not registered; register it first"):
             use()
-
-
-def test_bytes_are_counted_before_memory_is_taken_for_them(memory):
-    with (memory.folder / "k").open("wb") as file:
-        file.truncate(2**40)  # sparse: to read it would end this process
-    memory.regions.register("r", "k", 0, 2**40)
-    budget = ByteBudget(1000)
-    with pytest.raises(OverloadedError, match="the limit of all together is 1000"):
-        read(memory, RegionSlice("r", 2**40), budget)
-    assert budget.num_held == 0
-    with budget.share() as share:
-        memory.regions.read(RegionSlice("r", 600), share)
-        assert budget.num_held == 600
-        with pytest.raises(OverloadedError):
-            memory.regions.read(RegionSlice("r", 600), share)

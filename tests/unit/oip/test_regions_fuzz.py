@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import BadRegionError, OverloadedError, RegionExistsError, UnknownRegionError
+from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
 from app.oip.tensors import RegionSlice
-from app.queueing.byte_budget import ByteBudget
 from tests.support.shared_regions import Memory
 
 EXAMPLES = settings(
@@ -19,7 +18,7 @@ EXAMPLES = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TOLD = (BadRegionError, UnknownRegionError, RegionExistsError, OverloadedError)
+TOLD = (BadRegionError, UnknownRegionError, RegionExistsError)
 NUMBERS = st.integers(0, 70) | st.sampled_from([-1, 2**31, 2**63 - 1, 2**63, 2**70, -(2**63)])
 ANY = st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
 NAMES = st.sampled_from(["r", "s"])
@@ -38,7 +37,7 @@ class Run:
     """Takes steps, and knows what must be there."""
 
     def __init__(self, folder: Path) -> None:
-        self._memory, self._budget = Memory(folder), ByteBudget(64)
+        self._memory = Memory(folder)
         self._secret = self._memory.entries.parent / "secret"
         self._secret.write_bytes(b"nobody's")
         for key in ("k", "l"):
@@ -55,7 +54,6 @@ class Run:
         except TOLD as error:
             refused = error
         assert refused is None or 0 < len(refused.message) < 600
-        assert self._budget.num_held == 0
         assert self._secret.read_bytes() == b"nobody's"
 
     def _register(self, *given: Any) -> None:
@@ -63,8 +61,7 @@ class Run:
         assert given[0] in [one.name for one in self._memory.regions.status()]
 
     def _read(self, name: str, byte_size: int, offset: int) -> None:
-        with self._budget.share() as share:
-            found = self._memory.regions.read(RegionSlice(name, byte_size, offset), share)
+        found = self._memory.regions.read(RegionSlice(name, byte_size, offset))
         assert len(found) == byte_size
 
     def _write(self, name: str, byte_size: int, offset: int) -> None:
