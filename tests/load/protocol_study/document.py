@@ -11,7 +11,7 @@ from protocol_study.figures import Figures, Row
 from protocol_study.plots import write_plots
 
 TEMPLATE = "protocols.md.j2"
-NOT_TOLD = "–"
+NOT_TOLD = "-"
 
 
 def write_document(result: Mapping[str, Any], path: Path) -> None:
@@ -60,9 +60,8 @@ def loads(figures: Figures, clients: int) -> str:
     head = "way,images/s,p50 ms,p95 ms,p99 ms,CPU-ms service,CPU-ms client,utilisation %,memory MB"
     rows = []
     for row in figures.of("clients", clients=clients):
-        busy = (
-            f"{number(row, 'utilisation_percent', 0)} ± {number(row, 'utilisation_deviation', 0)}"
-        )
+        mean, deviation = (number(row, f"utilisation_{of}", 0) for of in ("percent", "deviation"))
+        busy = f"{mean} ± {deviation}"
         latencies = [number(row, f"p{q}_ms") for q in (50, 95, 99)]
         costs = [number(row, "server_cpu_ms", 2), number(row, "client_cpu_ms", 2)]
         memory = number(row, "memory_mb", 0)

@@ -28,9 +28,7 @@ class Figures:
 
     def ways(self, section: str) -> list[tuple[str, str]]:
         """Return protocol and payload of a section's rows, each once, in their order."""
-        names = [
-            (row["protocol"], row["payload"]) for row in self.rows if row["section"] == section
-        ]
+        names = [(row["protocol"], row["payload"]) for row in self.of(section)]
         return list(dict.fromkeys(names))
 
     def at_clients(self, protocol: str, payload: str, clients: int) -> Row:
