@@ -18,6 +18,7 @@ from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.graph.answer_timeout import answer_timeout_s
+from app.oip.shared_memory import shared_memory_of
 from app.redis_address import check_redis_client
 from app.settings import Settings
 from models.model_set import load_model_set
@@ -31,6 +32,7 @@ def build(settings: Settings) -> Application:
     check_ray()
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
+    shared_memory_of(settings)  # the same
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":

@@ -88,6 +88,11 @@ class Settings(BaseModel):
     cache_mib: int = Field(
         64, ge=1, le=2**16, description="of answers in each Gateway's memory, if cache is set"
     )
+    shared_memory: bool = Field(
+        False,
+        description="let callers on this machine pass tensors of the Open Inference Protocol in "
+        "shared memory (system shared memory of Triton's); tandem serve on loopback only",
+    )
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
     )

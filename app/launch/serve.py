@@ -22,6 +22,7 @@ from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_internals import check_installed_ray
+from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
@@ -58,6 +59,7 @@ def run_service(options: ServeOptions) -> None:
         check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
+        make_regions_folder(config, haproxy.path.parent)
         with console.status("starting Ray") as status, _ray(options, forks), ExitStack() as stack:
 
             def report(progress: str) -> None:
@@ -149,6 +151,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
         _check_ports(config)
         read_keys(config.settings)  # on a cluster its nodes have the keys
+    check_shared_memory(config, is_joining=options.address is not None)
     settings = config.settings
     check_redis_client(settings.cache)
     model_set = load_model_set(settings.model_set, settings.model_search)

@@ -7,6 +7,7 @@ from app.errors import BadTensorError, UnknownModelError
 from app.oip.answer import VERSION
 from app.oip.documents import (
     EXTENSIONS,
+    SHARED_MEMORY,
     IndexEntry,
     ModelMetadata,
     ServerMetadata,
@@ -135,6 +136,7 @@ class Models:
         return [IndexEntry(name, VERSION, READY, "") for name in self._by_name]
 
 
-def server_metadata() -> ServerMetadata:
+def server_metadata(*, has_shared_memory: bool = False) -> ServerMetadata:
     """Describe the server."""
-    return ServerMetadata(SERVER, version(SERVER), list(EXTENSIONS))
+    extensions = [*EXTENSIONS, *([SHARED_MEMORY] if has_shared_memory else [])]
+    return ServerMetadata(SERVER, version(SERVER), extensions)
