@@ -45,7 +45,7 @@ class BadImage(TandemError):
 
 
 class BadRequest(TandemError):
-    """A parameter, or the request as a whole, is at fault: ``bad_parameter``, ``too_many_files``."""
+    """A parameter or the request as a whole is at fault: ``bad_parameter``, ``too_many_files``."""
 
 
 class Unauthorized(TandemError):

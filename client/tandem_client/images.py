@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
 
 from tandem_client.errors import BadImage
 from tandem_client.png import encode_png
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Channels = Literal["rgb", "bgr"]  # the order of an array's channels: Pillow's, OpenCV's
 Encoded: TypeAlias = bytes | bytearray | memoryview
 # A file's path, its bytes (JPEG, PNG or WebP), or its pixels: (H, W, 3) uint8.
-Image: TypeAlias = "str | os.PathLike[str] | Encoded | NDArray[np.uint8]"
+Image: TypeAlias = Union[str, os.PathLike[str], Encoded, "NDArray[np.uint8]"]
 
 
 def is_many(images: object) -> bool:
