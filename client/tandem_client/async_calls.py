@@ -8,15 +8,7 @@ import httpx
 
 from tandem_client.answers import Classification, Result
 from tandem_client.errors import TandemError
-from tandem_client.exchange import (
-    Outcome,
-    build,
-    failed,
-    failure,
-    outcomes,
-    results_of,
-    single,
-)
+from tandem_client.exchange import Outcome, answer_of, build, checked, failed, failure, outcomes
 from tandem_client.images import Image, path_of, takes_long
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts
@@ -38,22 +30,22 @@ class AsyncCalls:
         """End the connections."""
         await self._http.aclose()
 
-    async def one(self, image: Image, options: CallOptions) -> Classification:
-        """Classify one image."""
-        said = await self._ask(await _call_of(image, options))
-        return single(said, allow_degraded=self._options.allow_degraded)
-
-    async def several(self, images: Sequence[Image], options: CallOptions) -> list[Result]:
-        """Classify several images in one request."""
-        said = await self._ask(await asyncio.to_thread(Call.of_many, images, options))
-        return results_of(images, said, allow_degraded=self._options.allow_degraded)
+    async def classify(
+        self, given: Image | Sequence[Image], options: CallOptions
+    ) -> Classification | list[Result]:
+        """Classify an image, or several in one request."""
+        call = await _call_of(given, options)
+        said = await self._ask(call)
+        return answer_of(call, said, allow_degraded=self._options.allow_degraded)
 
     async def result(self, index: int, image: Image, options: CallOptions) -> Result:
         """Classify one image of many, whose error is its own."""
         try:
-            return Result(index, path_of(image), await self.one(image, options))
+            (outcome,) = await self._ask(await _call_of(image, options))
+            answer = checked(outcome, allow_degraded=self._options.allow_degraded)
         except TandemError as error:
             return failed(index, image, error)
+        return Result(index, path_of(image), answer)
 
     async def _ask(self, call: Call) -> list[Outcome]:
         """Return what the service says of each image, after as many attempts as it takes."""
@@ -79,7 +71,7 @@ class AsyncCalls:
         return outcomes(self._options, call, response, response.content)
 
 
-async def _call_of(image: Image, options: CallOptions) -> Call:
-    if takes_long(image):
-        return await asyncio.to_thread(Call.of_one, image, options)
-    return Call.of_one(image, options)
+async def _call_of(given: Image | Sequence[Image], options: CallOptions) -> Call:
+    if takes_long(given):
+        return await asyncio.to_thread(Call.of, given, options)
+    return Call.of(given, options)

@@ -10,7 +10,7 @@ import httpx
 from tandem_client.answers import Classification, Result
 from tandem_client.async_calls import AsyncCalls
 from tandem_client.client import DEFAULT_URL
-from tandem_client.images import Channels, Image, is_many
+from tandem_client.images import Channels, Image
 from tandem_client.many import Stream
 from tandem_client.options import CallOptions, Options
 from tandem_client.retries import RetryPolicy
@@ -66,7 +66,7 @@ class AsyncClient:
         await self._calls.aclose()
 
     @overload
-    async def classify(
+    async def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
         self,
         image: Image,
         *,
@@ -105,9 +105,7 @@ class AsyncClient:
 
         """
         options = CallOptions(top_k, channels, timeout, priority)
-        if is_many(image):
-            return await self._calls.several(image, options)
-        return await self._calls.one(image, options)
+        return await self._calls.classify(image, options)
 
     def classify_many(
         self,

@@ -10,8 +10,8 @@ import httpx
 
 from tandem_client.answers import Classification, Result
 from tandem_client.errors import TandemError
-from tandem_client.exchange import Outcome, build, failure, outcomes, results_of, single
-from tandem_client.images import Channels, Image, is_many
+from tandem_client.exchange import Outcome, answer_of, build, failure, outcomes
+from tandem_client.images import Channels, Image
 from tandem_client.many import Stream
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts, RetryPolicy
@@ -88,7 +88,7 @@ class Client:
         self._http.close()
 
     @overload
-    def classify(
+    def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
         self,
         image: Image,
         *,
@@ -137,11 +137,8 @@ class Client:
 
         """
         options = CallOptions(top_k, channels, timeout, priority)
-        if is_many(image):
-            said = self._ask(Call.of_many(image, options))
-            return results_of(image, said, allow_degraded=self._options.allow_degraded)
-        said = self._ask(Call.of_one(image, options))
-        return single(said, allow_degraded=self._options.allow_degraded)
+        call = Call.of(image, options)
+        return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
     def classify_many(
         self,

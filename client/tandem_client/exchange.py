@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import httpx
@@ -118,28 +118,34 @@ def _not_ours(options: Options, status: int) -> str:
     return f"{options.shown_url} answered {status}, but not as Tandem does"
 
 
-def single(said: list[Outcome], *, allow_degraded: bool) -> Classification:
-    """Return the one answer of a call for one image, or raise its error."""
-    (outcome,) = said
+def answer_of(
+    call: Call, said: list[Outcome], *, allow_degraded: bool
+) -> Classification | list[Result]:
+    """Return what a caller gets: the answer, or a result for each image of a form.
+
+    Raises:
+        TandemError: the one image has none.
+
+    """
+    if not call.is_form:
+        return checked(said[0], allow_degraded=allow_degraded)
+    results = []
+    for index, (image, outcome) in enumerate(zip(call.images, said, strict=True)):
+        try:
+            answer = checked(outcome, allow_degraded=allow_degraded)
+            results.append(Result(index, path_of(image), answer))
+        except TandemError as error:
+            results.append(failed(index, image, error))
+    return results
+
+
+def checked(outcome: Outcome, *, allow_degraded: bool) -> Classification:
+    """Return an image's answer, or raise its error."""
     if isinstance(outcome, TandemError):
         raise outcome
     if not allow_degraded:
         outcome.check_whole()
     return outcome
-
-
-def results_of(
-    images: Sequence[Image], said: list[Outcome], *, allow_degraded: bool
-) -> list[Result]:
-    """Return what became of each image of a call for several."""
-    results = []
-    for index, (image, outcome) in enumerate(zip(images, said, strict=True)):
-        try:
-            answer = single([outcome], allow_degraded=allow_degraded)
-            results.append(Result(index, path_of(image), answer))
-        except TandemError as error:
-            results.append(failed(index, image, error))
-    return results
 
 
 def failed(index: int, image: Image, error: TandemError) -> Result:

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem_client.answers import Classification, Result
 from tandem_client.errors import BadAnswer, TandemError, Unreachable, error_of
-from tandem_client.exchange import Outcome, outcome_of, results_of, single
-from tandem_client.images import Channels, Image, is_many
+from tandem_client.exchange import Outcome, answer_of, outcome_of
+from tandem_client.images import Channels, Image
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts, RetryPolicy
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
@@ -90,7 +90,7 @@ class GrpcClient:
         self._channel.close()
 
     @overload
-    def classify(
+    def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
         self,
         image: Image,
         *,
@@ -127,11 +127,8 @@ class GrpcClient:
 
         """
         options = CallOptions(top_k, channels, timeout, priority)
-        degraded = self._options.allow_degraded
-        if is_many(image):
-            said = self._ask(Call.of_many(image, options))
-            return results_of(image, said, allow_degraded=degraded)
-        return single(self._ask(Call.of_one(image, options)), allow_degraded=degraded)
+        call = Call.of(image, options)
+        return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
     def _ask(self, call: Call) -> list[Outcome]:
         """Return what the service says of each image, after as many attempts as it takes."""

@@ -18,9 +18,11 @@ Encoded: TypeAlias = bytes | bytearray | memoryview
 Image: TypeAlias = Union[str, os.PathLike[str], Encoded, "NDArray[np.uint8]"]
 
 
-def is_many(images: object) -> bool:
-    """Whether several images were given; a sequence of them has no other meaning."""
-    return isinstance(images, Sequence) and not isinstance(images, str | Encoded)
+def images_of(given: Image | Sequence[Image]) -> tuple[Sequence[Image], bool]:
+    """Return the images that were given, and whether they were given as several."""
+    if isinstance(given, Sequence) and not isinstance(given, str | Encoded):
+        return given, True
+    return [given], False
 
 
 def path_of(image: Image) -> str | os.PathLike[str] | None:
@@ -49,9 +51,9 @@ def encoded(image: Image, channels: Channels | None) -> bytes:
     return _encode(image, channels)
 
 
-def takes_long(image: Image) -> bool:
-    """Whether :func:`encoded` reads a file or packs pixels, and an event loop must not do it."""
-    return not isinstance(image, Encoded)
+def takes_long(given: Image | Sequence[Image]) -> bool:
+    """Whether :func:`encoded` reads files or packs pixels, and an event loop must not do it."""
+    return not isinstance(given, Encoded)
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:

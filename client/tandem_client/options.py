@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tandem_client.images import Channels, Image, encoded
+from tandem_client.images import Channels, Image, encoded, images_of
 from tandem_client.retries import RetryPolicy, checked_timeout_s
 from tandem_client.tls import Tls
 from tandem_client.version import __version__
@@ -83,20 +83,24 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """The files of one request; one of a form has an answer for each."""
+    """The images of one request as files; one of a form has an answer for each."""
 
+    images: Sequence[Image]
     files: Sequence[bytes]
     is_form: bool
     options: CallOptions
 
     @classmethod
-    def of_one(cls, image: Image, options: CallOptions) -> "Call":
-        """Return the call for one image."""
-        return cls([encoded(image, options.channels)], False, options)
+    def of(cls, given: Image | Sequence[Image], options: CallOptions) -> "Call":
+        """Return the call for an image, or for several.
 
-    @classmethod
-    def of_many(cls, images: Sequence[Image], options: CallOptions) -> "Call":
-        """Return the call for several images."""
+        Raises:
+            BadImage: one of them cannot be sent.
+            ValueError: there is none.
+
+        """
+        images, is_form = images_of(given)
         if not images:
             raise ValueError("no images: give one or more")
-        return cls([encoded(image, options.channels) for image in images], True, options)
+        files = [encoded(image, options.channels) for image in images]
+        return cls(images, files, is_form, options)
