@@ -41,5 +41,5 @@ class ImageRecord(Record):
     @property
     def key(self) -> str:
         """A text that differs where records differ; without later fields that are as ever."""
-        usual = {name for name in LATER_FIELDS if name not in self.model_dump(exclude_defaults=True)}
-        return self.model_dump_json(exclude=usual)
+        told = self.model_dump(exclude_defaults=True)
+        return self.model_dump_json(exclude=LATER_FIELDS - told.keys())

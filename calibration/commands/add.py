@@ -111,8 +111,7 @@ def add(
         labels=labels,
         class_ids=class_ids,
         member_class_ids={
-            key: Path(value)
-            for key, value in pairs(member_class_ids or [], "--member-class-ids")
+            key: Path(value) for key, value in pairs(member_class_ids or [], "--member-class-ids")
         },
         options=MemberOptions(
             input_size=input_size,

@@ -65,15 +65,15 @@ def check_rows(model: ov.Model, path: Path) -> None:
 
     """
     number = batch_of(model) or NUM_TRIED
+    told = "four" if number == NUM_TRIED else number
     trial = model.clone()
     try:
         trial.reshape([number, *list(model.input().partial_shape)[1:]])
         out = trial.output().partial_shape
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"{path} cannot take {number} images: {last_line}") from error
+        raise ModelSetError(f"{path} cannot take {told} images: {last_line}") from error
     if not len(out) or out[0] != number:
-        told = "four" if number == NUM_TRIED else number
         raise ModelSetError(
             f"{path} answers {out} to {told} images: give it the size it was made for"
         )

@@ -50,9 +50,12 @@ def check_external_data(path: Path) -> None:
 def external_locations(path: Path) -> set[str]:
     """Return the files that an ONNX file names; none if it is no ONNX."""
     try:
-        with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as m:
-            with memoryview(m) as data:
-                return set(_locations(data, 0, len(data), MODEL, 0))
+        with (
+            path.open("rb") as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as data,
+        ):
+            return set(_locations(data, 0, len(data), MODEL, 0))
     except (OSError, ValueError, IndexError):  # OpenVINO says what is wrong with it
         return set()
 
