@@ -69,6 +69,7 @@ class MemberRecord(Record):
     image: ImageRecord | None = None  # its own input, if that is not the set's
     # Images in a batch, where the network was exported for that many and cannot be reshaped.
     fixed_batch: Annotated[int, Field(ge=1)] | None = None
+    imported_int8: bool = False  # its INT8 network came so, and no float one with it
     quantization: QuantizationOptions = QuantizationOptions()
     left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
     validation_drop: ValidationDrop | None = None  # as tandem quantize measured it, if it did

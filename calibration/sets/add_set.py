@@ -147,6 +147,9 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int) -> Mani
                 networks={},
                 image=None if images[name] == image else images[name],
                 fixed_batch=firsts[name].network.fixed_batch,
+                imported_int8=all(
+                    one.network.precision == "INT8" for one in imported if one.name == name
+                ),
             )
             for name in dict.fromkeys(one.name for one in imported)
         ),
