@@ -69,6 +69,9 @@ def resize_region(region: NDArray[np.uint8], y: Axis, x: Axis) -> NDArray[np.uin
     if down.block > 1 or across.block > 1:
         blocks = region.shape[1] // across.block, region.shape[0] // down.block
         region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
+    if y.interpolation == "bicubic":  # Pillow's order: the sums between are cut to 0..255
+        half = _resample_rows(_transpose(region), across)  # (x.size, rows, 3)
+        return _resample_rows(_transpose(half), down)
     half = _transpose(_resample_rows(region, down))  # (columns, y.size, 3)
     return _transpose(_resample_rows(half, across))
 
