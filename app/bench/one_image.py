@@ -53,11 +53,12 @@ class OneImage:
         return median(times[WARM_UP:])
 
     def _side_by_side(self, pixels: Pixels) -> None:
-        list(self._pool.map(lambda member: self._infer(*member, pixels), self._shared))
+        list(self._pool.map(lambda member: self._infer(member, pixels), self._shared))
 
     def _one_by_one(self, pixels: Pixels) -> None:
         for member in self._in_turn:
-            self._infer(*member, pixels)
+            self._infer(member, pixels)
 
-    def _infer(self, name: str, network: CompiledNetwork, pixels: Pixels) -> None:
+    def _infer(self, member: tuple[str, CompiledNetwork], pixels: Pixels) -> None:
+        name, network = member
         network.infer(self._inputs.of(name, pixels))

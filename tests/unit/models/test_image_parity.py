@@ -24,7 +24,9 @@ from tests.support.images import (
 RULE = ImageRule(input_size=56, resize_shorter=64)
 # Levels of 255. Weights of 1/256 and two roundings move a value by two at most.
 EXACT_LARGEST, EXACT_MEAN = 2, 0.35
-BICUBIC_MEAN = 0.05  # its weights are finer
+# Bicubic weights are finer. Sums between the axes are cut to 0..255, so the order of the axes shows
+# in a few pixels; Pillow 13 begins with the height where that shrinks more, older ones never do.
+BICUBIC_LARGEST, BICUBIC_MEAN = 8, 0.05
 # Shrinking more than 8 times starts with whole blocks (models/image_resize.py).
 BLOCKS_LARGEST, BLOCKS_MEAN = 3, 0.35
 # A JPEG decoded at 1/2, 1/4 or 1/8: DCT scaling is a slightly different filter.
@@ -109,7 +111,8 @@ def test_reduced_decoding_is_turned_upright_too():
 def test_a_stretched_picture_matches_pillow(shrink, aspect, interpolation):
     width, height = (round(56 * shrink * side) for side in aspect)
     rule = ImageRule(56, 56, "stretch", interpolation)
-    check(encode(make_scene(width, height), "PNG"), rule, EXACT_LARGEST, EXACT_MEAN)
+    largest = EXACT_LARGEST if interpolation == "bilinear" else BICUBIC_LARGEST
+    check(encode(make_scene(width, height), "PNG"), rule, largest, EXACT_MEAN)
 
 
 @pytest.mark.parametrize("shrink", [0.5, 1.0, 1.25, 2.0, 7.9])

@@ -138,7 +138,7 @@ def test_weights_that_are_no_numbers(tmp_path):
     means = ops.reduce_mean(pixels, np.array([2, 3]), False)
     broken = ops.constant(weights, name="head")
     model = ov.Model([ops.matmul(means, broken, False, False)], [pixels], "broken")
-    with pytest.raises(ModelSetError, match="the weights .* have NaN"):
+    with pytest.raises(ModelSetError, match=r"the weights .* have NaN"):
         import_network(save(model, tmp_path), None, PLAIN)
 
 
