@@ -170,7 +170,9 @@ def tell(made: ModelSet) -> None:
     """Say what was made and what to do with it next."""
     out.print(f"[green]{escape(str(made.folder))}[/] is there")
     for record in made.manifest.members:
-        out.print(f"  {record.name}: {', '.join(record.networks)}")
+        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
+        at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
+        out.print(f"  {record.name}: {', '.join(record.networks)}, {size} px{at_a_time}")
     is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
     folder = escape(made.name if is_found else str(made.folder.resolve()))
     if any("INT8" not in record.networks for record in made.manifest.members):

@@ -63,6 +63,8 @@ def test_what_was_added_is_listed_and_verified(home):
         "name": "mine",
         "num_classes": 3,
         "input_size": 16,
+        "input_sizes": [16],
+        "fixed_batch": {},
         "members": ["a", "b"],
         "top1": {},
     }
