@@ -17,6 +17,7 @@ from app.accuracy_gate import check_accuracy
 from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
+from app.functions.trial import check_functions
 from app.graph.answer_timeout import answer_timeout_s
 from app.redis_address import check_redis_client
 from app.settings import Settings
@@ -35,6 +36,7 @@ def build(settings: Settings) -> Application:
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
+    check_functions(settings, manifest)
     decoder = members = combiner = None  # in the Gateway's process
     if settings.decoder == "deployment":
         decoder = _bound("Decoder", DecoderReplica, settings)

@@ -43,6 +43,17 @@ class RedisAddress:
         )
 
 
+def check_cache_address(given: str) -> None:
+    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
+    if not given.startswith(SCHEMES):
+        shown = given.partition("://")[0][:20]  # a password may come after it
+        raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
+    try:
+        RedisAddress.of(given)
+    except ValueError as error:
+        raise ValueError(f"cache is no address of a Redis: {error}") from error
+
+
 def check_redis_client(cache: str) -> None:
     """Raise :class:`ConfigError` if ``cache`` wants Python's client of Redis, and it is missing."""
     if cache.startswith(SCHEMES) and find_spec("redis") is None:

@@ -6,13 +6,13 @@ Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.environment import MIB
-from app.redis_address import EXAMPLE, SCHEMES, RedisAddress
+from app.redis_address import check_cache_address
+from app.trace_endpoint import check_trace_endpoint
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision
@@ -20,11 +20,6 @@ from models.record import Precision
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
-# The schemes that an exporter takes, and examples.
-TRACE_ENDPOINTS = {
-    "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
-    "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
-}
 
 
 class Settings(BaseModel):
@@ -58,6 +53,16 @@ class Settings(BaseModel):
         ge=0,
         le=60,
         description="how long the other members are waited for once enough have answered",
+    )
+    preprocess: str | None = Field(
+        None,
+        description="the operator's own function from pixels to pixels, package.module:function, "
+        "between the Decoder and the members; null: none",
+    )
+    combine: str | None = Field(
+        None,
+        description="the operator's own function from the members' rows to the ensemble's, "
+        "package.module:function; null: the weighted average",
     )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
@@ -185,14 +190,31 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _traces_have_somewhere_to_go(self) -> Self:
-        _check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
+        check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
+
+    @model_validator(mode="after")
+    def _a_cascade_averages(self) -> Self:
+        if self.combine is not None and self.cascade_margin is not None:
+            raise ValueError(
+                f"combine is {self.combine} and cascade_margin {self.cascade_margin:g}: a cascade "
+                "answers some images by the first member alone, which is no combination of "
+                "combine's; leave one of them out"
+            )
+        return self
+
+    @field_validator("preprocess", "combine")
+    @classmethod
+    def _function_has_a_name(cls, given: str | None) -> str | None:
+        if given is not None:
+            _check_function_name(given)
+        return given
 
     @field_validator("cache")
     @classmethod
     def _cache_is_a_place(cls, given: str) -> str:
         if given not in ("none", "local"):
-            _check_redis(given)
+            check_cache_address(given)
         return given
 
     @property
@@ -201,29 +223,11 @@ class Settings(BaseModel):
         return search_path(self.model_dirs)
 
 
-def _check_redis(given: str) -> None:
-    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
-    if not given.startswith(SCHEMES):
-        shown = given.partition("://")[0][:20]  # a password may come after it
-        raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
-    try:
-        RedisAddress.of(given)
-    except ValueError as error:
-        raise ValueError(f"cache is no address of a Redis: {error}") from error
-
-
-def _check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
-    """Raise ValueError if it is none; exporters that send nowhere take no notice of it."""
-    if endpoint is None or exporter not in TRACE_ENDPOINTS:
-        return
-    schemes, example = TRACE_ENDPOINTS[exporter]
-    try:
-        parts = urlsplit(endpoint)
-        is_one = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, brackets that do not close
-        is_one = False
-    if not is_one:
-        raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
+def _check_function_name(given: str) -> None:
+    """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
+    module, _, function = given.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ValueError(f"{given[:80]!r} names no function: give package.module:function")
 
 
 def form_places(max_queued_images: int) -> int:

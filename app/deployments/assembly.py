@@ -22,6 +22,7 @@ class Assembly:
     service: EnsembleService
     own_members: tuple[Classifier, ...]
     own_decoder: Decoder | None
+    own_combiner: Combiner | None
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a stage of this process fails or hangs."""
@@ -29,6 +30,9 @@ class Assembly:
             await self.own_decoder.check_health()
         for member in self.own_members:
             await member.check_health()
+        if self.own_combiner is not None:
+            await self.own_combiner.check_health()
+        self.service.check_health()
 
 
 def assemble(
@@ -53,13 +57,9 @@ def assemble(
         }
     image_bytes = 3 * model_set.manifest.image.input_size**2
     decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
-    ensemble = Ensemble(
-        settings,
-        model_set,
-        decoding,
-        stages,
-        RemoteCombiner(combiner) if combiner else Combiner(settings, model_set),
-    )
+    combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
+    ensemble = Ensemble(settings, model_set, decoding, stages, combining)
     service = EnsembleService(settings, model_set, ensemble, cores)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
-    return Assembly(service, tuple(own.values()), own_decoder)
+    own_combiner = combining if isinstance(combining, Combiner) else None
+    return Assembly(service, tuple(own.values()), own_decoder, own_combiner)

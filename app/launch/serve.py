@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.accuracy_gate import check_accuracy
 from app.environment import has_haproxy
 from app.errors import ConfigError
+from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
@@ -155,6 +156,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
+    check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")
