@@ -1,7 +1,7 @@
 """A ``preprocess`` of one's own: test-time mirroring.
 
-``configs/mirroring.yaml`` serves with it. Each member sees every image and its mirror image, and says
-the mean of what it says of both.
+``configs/mirroring.yaml`` serves with it. Each member sees every image and its mirror image, and
+says the mean of what it says of both.
 """
 
 import numpy as np
