@@ -14,12 +14,12 @@ from ray import serve
 from ray.serve import Application
 
 from app.accuracy_gate import check_accuracy
+from app.addresses import check_redis_client
 from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
 from app.graph.answer_timeout import answer_timeout_s
-from app.redis_address import check_redis_client
 from app.settings import Settings
 from models.model_set import load_model_set
 

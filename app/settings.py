@@ -10,9 +10,8 @@ from typing import Annotated, Literal, Self
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.addresses import check_cache_address, check_trace_endpoint
 from app.environment import MIB
-from app.redis_address import check_cache_address
-from app.trace_endpoint import check_trace_endpoint
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import search_path
 from models.record import Precision

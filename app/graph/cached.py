@@ -6,6 +6,7 @@ Every file of a request is looked up by itself; what is left goes through the en
 
 from dataclasses import replace
 
+from app.addresses import RedisAddress
 from app.caching.flights import Flight
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
@@ -22,7 +23,6 @@ from app.graph.timeline import Interval
 from app.messages import Fault
 from app.metrics.cache import record_lookups, record_redis, record_state
 from app.metrics.responses import record_answers
-from app.redis_address import RedisAddress
 from app.responses import Classified, classified
 from app.settings import Settings
 from models.ensemble import average

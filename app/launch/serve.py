@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.accuracy_gate import check_accuracy
+from app.addresses import check_redis_client
 from app.environment import has_haproxy
 from app.errors import ConfigError
 from app.functions.trial import check_functions
@@ -26,7 +27,6 @@ from app.launch.ray_internals import check_installed_ray
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
-from app.redis_address import check_redis_client
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from app.addresses import RedisAddress
 from app.caching.redis_store import RedisStore
 from app.caching.response_cache import ResponseCache
 from app.caching.values import RowsFormat
@@ -13,7 +14,6 @@ from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.metrics.cache import record_redis
 from app.metrics.table import CACHE_LOOKUPS, CACHE_REDIS
-from app.redis_address import RedisAddress
 from app.settings import Settings
 from tests.support.fake_redis import FakeRedis
 from tests.support.fakes import FakeDecoder, FakeMember, service_of

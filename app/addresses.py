@@ -1,4 +1,4 @@
-"""Where Redis is: the setting ``cache: redis://HOST:PORT/DB``."""
+"""Addresses in the settings: of a Redis (``cache``), and of where traces go."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,6 +9,11 @@ from app.errors import ConfigError
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
 EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"
+# The schemes that an exporter takes, and examples.
+TRACE_ENDPOINTS = {
+    "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
+    "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,17 @@ def check_redis_client(cache: str) -> None:
             "cache is a Redis, and this Python has no client for one: pip install 'tandem[redis]', "
             "or set cache to local or none"
         )
+
+
+def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
+    """Raise ValueError if it is none; exporters that send nowhere take no notice of it."""
+    if endpoint is None or exporter not in TRACE_ENDPOINTS:
+        return
+    schemes, example = TRACE_ENDPOINTS[exporter]
+    try:
+        parts = urlsplit(endpoint)
+        is_one = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        is_one = False
+    if not is_one:
+        raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
