@@ -44,8 +44,7 @@ def as_pixels(
 def as_rows(answer: object, shape: tuple[int, int]) -> Probabilities:
     """Return what ``combine`` answered: float32 (N, C) of ``shape``, each row a distribution."""
     wanted = f"float32 {shape}"
-    is_array = isinstance(answer, np.ndarray)
-    if not is_array or answer.dtype != np.float32 or answer.shape != shape:
+    if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.float32, shape):
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
     rows: Probabilities = np.ascontiguousarray(answer)
     if not np.isfinite(rows).all():
