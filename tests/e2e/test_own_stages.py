@@ -21,7 +21,7 @@ def test_a_majority_vote_in_a_combiner_of_its_own(
 ) -> None:
     with changed_config(tmp_path, "configs/majority-vote.yaml") as content:
         content["applications"][0]["args"]["combiner"] = "deployment"
-    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
+    service = start_service("--config", str(tmp_path / "majority-vote.yaml"))
     service.wait_ready()
     with httpx.Client(base_url=service.url, timeout=60) as client:
         models = client.get("/v1/models").json()
