@@ -14,14 +14,13 @@ from ray import serve
 from ray.serve import Application
 
 from app.accuracy_gate import check_accuracy
-from app.addresses import check_redis_client
 from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
 from app.graph.answer_timeout import answer_timeout_s
+from app.setting_values import check_redis_client
 from app.settings import Settings
-from models.model_set import load_model_set
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
@@ -32,7 +31,7 @@ def build(settings: Settings) -> Application:
     check_ray()
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
-    manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    manifest = settings.load_set().manifest
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)

@@ -3,17 +3,21 @@
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 """
 
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.addresses import check_cache_address, check_trace_endpoint
 from app.environment import MIB
+from app.setting_values import (
+    check_cache_address,
+    check_form_fits,
+    check_function_name,
+    check_trace_endpoint,
+)
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
-from models.model_set import search_path
+from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 
 Place = Literal["gateway", "deployment"]
@@ -31,6 +35,12 @@ class Settings(BaseModel):
 
     model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+        None,
+        min_length=1,
+        description="the members that are served, by name, and what each one's row weighs in the "
+        "average; null: all, with the manifest's weights",
+    )
     precision: Precision = Field("INT8", description="which of the set's networks are served")
     allow_unverified: bool = Field(
         False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
@@ -206,7 +216,7 @@ class Settings(BaseModel):
     @classmethod
     def _function_has_a_name(cls, given: str | None) -> str | None:
         if given is not None:
-            _check_function_name(given)
+            check_function_name(given)
         return given
 
     @field_validator("cache")
@@ -221,29 +231,7 @@ class Settings(BaseModel):
         """Where model sets are looked for, in order."""
         return search_path(self.model_dirs)
 
-
-def _check_function_name(given: str) -> None:
-    """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
-    module, _, function = given.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise ValueError(f"{given[:80]!r} names no function: give package.module:function")
-
-
-def form_places(max_queued_images: int) -> int:
-    """Return how many places of a member's queue requests of several images may fill.
-
-    The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
-    """
-    return max_queued_images - max_queued_images // 4
-
-
-def check_form_fits(max_queued_images: int, max_files: int) -> None:
-    """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
-    places = form_places(max_queued_images)
-    if max_files > max(places, 1):
-        least = next(n for n in count(max_files) if form_places(n) >= max_files)
-        raise ValueError(
-            f"max_files is {max_files}, and of max_queued_images {max_queued_images} a form may "
-            f"fill {places}: larger ones would always be refused; raise max_queued_images to "
-            f"{least}, or lower max_files"
-        )
+    def load_set(self) -> ModelSet:
+        """Load the set that is served: of the members that ``weights`` name, if it is given."""
+        found = load_model_set(self.model_set, self.model_search)
+        return found if self.weights is None else found.weighted(self.weights)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from app.addresses import RedisAddress
 from app.caching.breaker import Breaker
 from app.caching.rows import Rows
 from app.caching.values import RowsFormat
+from app.setting_values import RedisAddress
 
 # For one look, connecting included. A busy Gateway's loop may itself be late by a tenth of this; a
 # Redis that hangs costs it the requests of one moment, and then one request now and then (Breaker).

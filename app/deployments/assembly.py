@@ -12,7 +12,6 @@ from app.graph.ensemble import Ensemble
 from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
 from app.settings import Settings
-from models.model_set import load_model_set
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def assemble(
     combiner: StageHandle | None = None,
 ) -> Assembly:
     """Build the graph; a stage without a handle is made in this process, and shares its cores."""
-    model_set = load_model_set(settings.model_set, settings.model_search)
+    model_set = settings.load_set()
     own: dict[str, Classifier] = {}
     cores = 1  # without members of its own a process computes on its one event loop
     if members is None:

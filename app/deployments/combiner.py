@@ -12,7 +12,7 @@ from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
 from models.ensemble import Probabilities, average
-from models.model_set import ModelSet, load_model_set
+from models.model_set import ModelSet
 
 
 class Combiner:
@@ -25,7 +25,7 @@ class Combiner:
             ConfigError: the operator's function, if there is one, is not to be had or fails.
 
         """
-        model_set = model_set or load_model_set(settings.model_set, settings.model_search)
+        model_set = model_set or settings.load_set()
         self._own = OwnCombine.of(settings, model_set.manifest)
         function = self._own.calls.function if self._own else None
         self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)

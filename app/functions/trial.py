@@ -9,7 +9,8 @@ import numpy.typing as npt
 from app.errors import ConfigError
 from app.functions.answers import as_pixels, as_rows
 from app.functions.loading import SIGNATURES, OwnFunction, load_function
-from app.settings import Settings, check_form_fits
+from app.setting_values import check_form_fits
+from app.settings import Settings
 from models.ensemble import Probabilities
 from models.manifest import Manifest
 from models.runtime import Pixels

@@ -6,7 +6,6 @@ Every file of a request is looked up by itself; what is left goes through the en
 
 from dataclasses import replace
 
-from app.addresses import RedisAddress
 from app.caching.flights import Flight
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
@@ -24,6 +23,7 @@ from app.messages import Fault
 from app.metrics.cache import record_lookups, record_redis, record_state
 from app.metrics.responses import record_answers
 from app.responses import Classified, classified
+from app.setting_values import RedisAddress
 from app.settings import Settings
 from models.ensemble import average
 from models.model_set import ModelSet

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.accuracy_gate import check_accuracy
-from app.addresses import check_redis_client
 from app.environment import has_haproxy
 from app.errors import ConfigError
 from app.functions.trial import check_functions
@@ -27,8 +26,8 @@ from app.launch.ray_internals import check_installed_ray
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
+from app.setting_values import check_redis_client
 from models.cpus import available_cpus
-from models.model_set import load_model_set
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -152,7 +151,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         read_keys(config.settings)  # on a cluster its nodes have the keys
     settings = config.settings
     check_redis_client(settings.cache)
-    model_set = load_model_set(settings.model_set, settings.model_search)
+    model_set = settings.load_set()
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)

@@ -1,7 +1,8 @@
-"""Addresses in the settings: of a Redis (``cache``), and of where traces go."""
+"""What single settings may say: addresses, names of functions, room in the queues."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -80,3 +81,30 @@ def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         is_one = False
     if not is_one:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
+
+
+def check_function_name(given: str) -> None:
+    """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
+    module, _, function = given.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ValueError(f"{given[:80]!r} names no function: give package.module:function")
+
+
+def form_places(max_queued_images: int) -> int:
+    """Return how many places of a member's queue requests of several images may fill.
+
+    The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
+    """
+    return max_queued_images - max_queued_images // 4
+
+
+def check_form_fits(max_queued_images: int, max_files: int) -> None:
+    """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
+    places = form_places(max_queued_images)
+    if max_files > max(places, 1):
+        least = next(n for n in count(max_files) if form_places(n) >= max_files)
+        raise ValueError(
+            f"max_files is {max_files}, and of max_queued_images {max_queued_images} a form may "
+            f"fill {places}: larger ones would always be refused; raise max_queued_images to "
+            f"{least}, or lower max_files"
+        )
