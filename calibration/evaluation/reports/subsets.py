@@ -20,8 +20,8 @@ MAX_ROWS = 24  # of the table; JSON has all
 LEAST_WEIGHT = 1e-4  # one that is less has no say, and its member need not be served
 NOTE = (
     "judged on images that no weight was fitted to, but the front and the choice are of these same "
-    "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; MB: "
-    "what the process grew by for a network of that one batch size"
+    "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; "
+    "MB: what the process grew by for a network of that one batch size"
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibration.datasets.labelled import LabelledImage
+from models.errors import ModelSetError
 from models.record import sha256_of
 
 
@@ -16,7 +17,7 @@ def is_for_fitting(path: Path) -> bool:
     """Whether an image is one of the half that weights are fitted to."""
     try:
         digest = sha256_of(path)
-    except OSError:  # it is listed as unreadable when its turn comes
+    except ModelSetError:  # it is listed as unreadable when its turn comes
         digest = hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()
     return int(digest[:8], 16) % 2 == 0
 
