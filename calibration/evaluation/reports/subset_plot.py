@@ -95,8 +95,8 @@ def _marks(
     if not scores:
         return
     x, y = [s.cpu_ms for s in scores], [s.top1 for s in scores]
-    below = [s.top1 - s.top1_interval[0] for s in scores]
-    above = [s.top1_interval[1] - s.top1 for s in scores]
+    below = [max(0.0, s.top1 - s.top1_interval[0]) for s in scores]  # rounding may put it below
+    above = [max(0.0, s.top1_interval[1] - s.top1) for s in scores]
     axes.errorbar(x, y, (below, above), fmt="none", ecolor=color, alpha=0.25, linewidth=0.8)
     sizes = [max(SMALLEST_MARK, LARGEST_MARK * s.memory_mb / most_mb) for s in scores]
     axes.scatter(x, y, sizes, color=color, marker=mark, alpha=0.75, label=label, linewidths=0)
