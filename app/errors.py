@@ -155,6 +155,12 @@ class HeavyFileError(NotReadyError):
     """A large picture came in a call with files of others: it is to come in one of its own."""
 
 
+class FunctionError(TandemError):
+    """A function of the operator's (``preprocess``, ``combine``) raised, or returned nonsense."""
+
+    code = "function"
+
+
 class UnhealthyError(TandemError):
     """A replica that no longer works; Serve hears of it and replaces the replica."""
 

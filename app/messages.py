@@ -70,3 +70,4 @@ class Combined:
     agreement: bool  # all members that answered have the same top-1
     entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
     model_set_fingerprint: str
+    row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo

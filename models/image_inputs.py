@@ -6,7 +6,7 @@ a batch is (N, B), which is stacked, cut and sent as the other is. :meth:`ImageI
 member's part.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,12 +84,29 @@ class ImageInputs:
     def of(self, member: str, images: Pixels) -> Pixels:
         """Return what a member takes of a batch: (N, H, W, 3), a view.
 
-        A batch of (N, H, W, 3) already is what every member takes.
+        A batch of (N, H, W, 3) already is what every member takes. With several views of each image
+        there is an axis for them behind the first: (N, V, B), and (N, V, H, W, 3).
         """
-        if images.ndim == 4:
+        if images.ndim > 3:
             return images
         first, end, rule = self._parts[member]
-        return images[:, first:end].reshape(-1, rule.input_size, rule.input_size, COLORS)
+        return _squares(images[..., first:end], rule.input_size)
+
+    def split(self, images: Pixels) -> list[Pixels]:
+        """Return a batch's distinct inputs, each (N, H, W, 3), in the order of ``rules``."""
+        if images.ndim > 3:
+            return [images]
+        ends = np.cumsum([_num_bytes(rule) for rule in self.rules])[:-1]
+        parts = np.split(images, ends, axis=-1)
+        sizes = (rule.input_size for rule in self.rules)
+        return [_squares(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+    @staticmethod
+    def joined(parts: Sequence[Pixels]) -> Pixels:
+        """Return the batch of these inputs, each (..., H, W, 3): one as it is, or (..., B)."""
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([part.reshape(*part.shape[:-3], -1) for part in parts], axis=-1)
 
     def none(self) -> Pixels:
         """Return a batch without images."""
@@ -101,3 +118,7 @@ class ImageInputs:
 
 def _num_bytes(rule: ImageRule) -> int:
     return COLORS * rule.input_size**2
+
+
+def _squares(images: Pixels, size: int) -> Pixels:
+    return images.reshape(*images.shape[:-1], size, size, COLORS)

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,22 @@ class ModelSet:
         if self.manifest.golden is None:
             return None
         return read_golden(self.verified(self.manifest.golden))
+
+    def weighted(self, weights: Mapping[str, float]) -> "ModelSet":
+        """Return the set with the members that ``weights`` name alone, and these weights.
+
+        Raises:
+            ModelSetError: the set has no such member.
+
+        """
+        for name in weights:
+            self.manifest.member(name)
+        members = tuple(
+            member.model_copy(update={"weight": weights[member.name]})
+            for member in self.manifest.members
+            if member.name in weights
+        )
+        return ModelSet(self.folder, self.manifest.model_copy(update={"members": members}))
 
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
         path = self.verified(record)

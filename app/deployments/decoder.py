@@ -24,7 +24,7 @@ from app.tracing.decodes import DecodedFile
 from models.errors import TandemError
 from models.image import CheckedImage
 from models.image_header import ImageHeader, read_header
-from models.model_set import ModelSet, load_model_set
+from models.model_set import ModelSet
 from models.runtime import Pixels
 
 HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
@@ -41,7 +41,7 @@ class Decoder:
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
         """Make the threads; ``model_set`` is the settings', if it has been loaded already."""
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
-        model_set = model_set or load_model_set(settings.model_set, settings.model_search)
+        model_set = model_set or settings.load_set()
         self._inputs = model_set.manifest.inputs
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._settings = settings

@@ -105,6 +105,10 @@ class EnsembleService:
         """
         return await self._graph.run(forwarded.request())
 
+    def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
+        self._ensemble.check_health()
+
     async def wait_ready(self) -> None:
         """Return when the graph has answered."""
         await self._readiness.wait()
@@ -142,6 +146,8 @@ class EnsembleService:
             ],
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
             cascade_margin=cascade.margin if cascade else None,
+            preprocess=self.settings.preprocess,
+            combine=self.settings.combine,
         )
 
 

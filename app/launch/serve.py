@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.accuracy_gate import check_accuracy
 from app.environment import has_haproxy
 from app.errors import ConfigError
+from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
@@ -26,9 +27,8 @@ from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
-from app.redis_address import check_redis_client
+from app.setting_values import check_redis_client
 from models.cpus import available_cpus
-from models.model_set import load_model_set
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -154,10 +154,11 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     check_shared_memory(config, is_joining=options.address is not None)
     settings = config.settings
     check_redis_client(settings.cache)
-    model_set = load_model_set(settings.model_set, settings.model_search)
+    model_set = settings.load_set()
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
+    check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")
