@@ -15,7 +15,7 @@ from models.rung import RungOptions, RungTask
 from models.runtime import Pixels
 
 if TYPE_CHECKING:
-    import onnxruntime
+    pass
 
 INPUT, OUTPUT = "images", "logits"
 

@@ -46,14 +46,10 @@ def make_set(task: RungTask) -> None:
         manifest = Manifest(
             name=network.model_set.name,
             description=f"{network.name} with random weights: speed only",
-            image=ImageRecord(
-                input_size=network.size, resize_shorter=round(network.size * 8 / 7)
-            ),
+            image=ImageRecord(input_size=network.size, resize_shorter=round(network.size * 8 / 7)),
             num_classes=network.num_classes,
             labels=staging.text("labels.txt", labels),
-            members=(
-                MemberRecord(name=network.name, source="random weights", networks=networks),
-            ),
+            members=(MemberRecord(name=network.name, source="random weights", networks=networks),),
         )
         finish(staging, manifest)
 
