@@ -152,7 +152,6 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
         return f"{network.name} of {model_set.name} has no OpenVINO network"
     if rung.engine == "ensemble" and len(members) < 2:
         return f"{model_set.name} has one member"
-    if rung.engine == "ensemble" or rung.name == SERVICE:
-        if lacking:
-            return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.name} makes it"
+    if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:
+        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.name} makes it"
     return ""

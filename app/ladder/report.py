@@ -118,8 +118,8 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
     kind = "random weights: speed only" if job.network.is_random else f"{job.network.model_set}"
     console.print(f"{job.network.name} at {job.network.size} px, {job.cores} cores; {escape(kind)}")
     console.print(
-        "a rung keeps what the fastest before it of the same runtime had; p50: of a call, which has "
-        "the batch's images;\nuse: of all cores, and its standard deviation over the run; the "
+        "a rung keeps what the fastest before it of the same runtime had; p50: of a call, which\n"
+        "has the batch's images; use: of all cores, and its standard deviation over the run; the\n"
         "service decodes JPEGs, the other rungs have pixels"
     )
     if (told := against_published(rows)) is not None:

@@ -134,9 +134,10 @@ class Runner:
         best, options = 0.0, RungOptions()
         for before in self._job.rungs:
             result = self._results.get(before.name)
-            if before.engine == rung.engine and result is not None and result.figures is not None:
-                if result.figures.images_per_s > best:
-                    best, options = result.figures.images_per_s, result.chosen
+            if before.engine != rung.engine or result is None or result.figures is None:
+                continue
+            if result.figures.images_per_s > best:
+                best, options = result.figures.images_per_s, result.chosen
         return options
 
     def _cascade_margin(self) -> float | None:

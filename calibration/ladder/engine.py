@@ -16,7 +16,7 @@ SEED = 20
 
 
 class SkippedError(TandemError):
-    """This machine, or what is installed, cannot run the rung; the message says why."""
+    """A rung that the machine, or what is installed, cannot run; the message says why."""
 
     code = "skipped"
 
@@ -43,7 +43,7 @@ MakeReady = Callable[[RungTask, RungOptions], ReadyNetwork]
 def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
     """Return uint8 (N, size, size, 3) BGR, the same for the same seed."""
     rng = np.random.default_rng(seed)
-    # Coarse noise, enlarged: pictures have areas, and white noise would all look alike to a network.
+    # Coarse noise, enlarged: pictures have areas, and white noise looks all alike to a network.
     coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
     enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
     grain = rng.integers(0, 32, enlarged.shape, np.uint8)

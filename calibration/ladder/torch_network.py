@@ -1,4 +1,4 @@
-"""The PyTorch network of a ladder: torchvision's with random weights, or one restored from an IR."""
+"""A ladder's PyTorch network: torchvision's with random weights, or one restored from an IR."""
 
 from typing import Any
 
@@ -46,7 +46,8 @@ def random_network(network: RungNetwork) -> torch.nn.Module:
     names = classification_names(models)
     if network.name not in names:
         raise ModelSetError(
-            f"torchvision has no classification network {network.name!r}; it has: {', '.join(names)}"
+            f"torchvision has no classification network {network.name!r}; it has: "
+            f"{', '.join(names)}"
         )
     arguments: dict[str, Any] = {"weights": None, "num_classes": network.num_classes}
     if network.name.startswith("vit_"):  # its position embedding has a fixed size
