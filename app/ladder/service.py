@@ -106,13 +106,15 @@ def _measured(job: LadderJob, url: str, pid: int) -> Figures:
         errors = ", ".join(f"{number} {kind}" for kind, number in summary.errors.items())
         raise ConfigError(f"the service answered nothing: {errors or 'no request ended'}")
     shares = sampled.shares or [0.0]
+    pss_mib, rss_mib = _memory(root)
     return Figures(
         images_per_s=summary.images_per_s,
         p50_ms=summary.p50_ms,
         cpu_ms_per_image=summary.service_cpu_ms or 0.0,
         utilisation=round(fmean(shares), 4),
         utilisation_spread=round(pstdev(shares), 4),
-        **_memory(root),
+        pss_mib=pss_mib,
+        rss_mib=rss_mib,
         num_images=summary.num_ok,
         seconds=summary.duration_s,
         watts=None if watts is None else round(watts, 2),
@@ -148,14 +150,14 @@ def _top1(url: str, work: Path) -> dict[str, float | int]:
     return {"top1": round(num_right / len(files), 4), "num_labelled": len(files)}
 
 
-def _memory(root: psutil.Process) -> dict[str, float]:
+def _memory(root: psutil.Process) -> tuple[float, float]:
     """Return PSS and RSS of the service's processes, in MiB."""
     pss = rss = 0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
             info = process.memory_full_info()
             pss, rss = pss + info.pss, rss + info.rss
-    return {"pss_mib": round(pss / MIB, 1), "rss_mib": round(rss / MIB, 1)}
+    return round(pss / MIB, 1), round(rss / MIB, 1)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -47,7 +47,8 @@ def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
     coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
     enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
     grain = rng.integers(0, 32, enlarged.shape, np.uint8)
-    return np.maximum(enlarged, grain)
+    pixels: Pixels = np.maximum(enlarged, grain)
+    return pixels
 
 
 def labelled_files(work: Path) -> tuple[Path, Path]:

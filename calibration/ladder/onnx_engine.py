@@ -86,5 +86,5 @@ class OnnxNetwork:
 def normalised(pixels: Pixels) -> np.ndarray:
     """Turn uint8 (N, H, W, 3) BGR into float32 (N, 3, H, W) RGB, contiguous."""
     rgb = pixels[..., ::-1].astype(np.float32)
-    scaled = (rgb - np.float32(MEAN_RGB)) / np.float32(SCALE_RGB)
+    scaled = (rgb - np.array(MEAN_RGB, np.float32)) / np.array(SCALE_RGB, np.float32)
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))

@@ -15,8 +15,15 @@ from models.errors import ImageError, ModelSetError
 from models.extras import needs_extra
 from models.image import read_image
 from models.image_record import ImageRecord
-from models.manifest import Manifest, MemberRecord, QuantizationOptions, read_manifest
+from models.manifest import (
+    Manifest,
+    MemberRecord,
+    Network,
+    QuantizationOptions,
+    read_manifest,
+)
 from models.model_set import ModelSet
+from models.record import Precision
 from models.rung import RungNetwork, RungTask
 from models.runtime import read_network
 
@@ -38,7 +45,9 @@ def make_set(task: RungTask) -> None:
     network = task.network
     model = convert_module(random_network(network), network.name, network.size)
     with create(network.model_set, is_replaced=True) as staging:
-        networks = {"FP16": staging.network(model, f"{network.name}-fp16", is_float=True)}
+        networks: dict[Precision, Network] = {
+            "FP16": staging.network(model, f"{network.name}-fp16", is_float=True)
+        }
         written = read_network(staging.work / networks["FP16"].xml.path)
         quantized = quantized_by_random_images(written, network)
         networks["INT8"] = staging.network(quantized, f"{network.name}-int8", is_float=False)

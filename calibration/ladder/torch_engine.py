@@ -3,7 +3,6 @@
 import shutil
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ class TorchNetwork:
         self._use_threads()
         network = torch_network(task).to(DTYPES[options.float_type])
         if options.is_channels_last:
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            network = network.to(memory_format=torch.channels_last)
         self._inputs = [
             self._input(random_pixels(options.batch, task.network.size, SEED + n))
             for n in range(options.callers)
@@ -71,12 +70,9 @@ class TorchNetwork:
 
     def _run(self, tensor: torch.Tensor) -> torch.Tensor:
         self._use_threads()
-        with self._gradients():
+        with torch.inference_mode(mode=self._options.is_inference_mode):
             answer: torch.Tensor = self._network(tensor)
         return answer
-
-    def _gradients(self) -> AbstractContextManager[object]:
-        return torch.inference_mode(mode=self._options.is_inference_mode)
 
     def _use_threads(self) -> None:
         """Set the number of threads; OpenMP has one of its own for every thread that calls."""
