@@ -12,7 +12,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -98,6 +98,14 @@ def read_network(path: Path) -> ov.Model:
     except RuntimeError as error:
         first_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"OpenVINO cannot read {path}: {first_line}") from error
+
+
+def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledModel:
+    """Compile as OpenVINO's ``properties`` say and no otherwise: to compare what they do.
+
+    What is served is compiled by :class:`CompiledNetwork`.
+    """
+    return _core().compile_model(model, "CPU", dict(properties))
 
 
 def _can_write(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from app.cli.bench import bench
 from app.cli.classify import classify
 from app.cli.environment import environment
+from app.cli.ladder import ladder
 from app.cli.models import models_app
 from app.cli.plan import plan
 from app.cli.serve import serve
@@ -27,6 +28,7 @@ app.command()(serve)
 app.command()(classify)
 app.command()(bench)
 app.command()(tune)
+app.command()(ladder)
 app.command()(plan)
 app.command()(trace)
 app.command()(environment)

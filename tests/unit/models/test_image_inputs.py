@@ -87,3 +87,19 @@ def test_records_have_the_text_that_they_had_before_there_were_more_fields():
 def test_a_stretched_picture_has_no_shorter_side(make):
     with pytest.raises(ValueError, match="stretch"):
         make(input_size=16, resize_shorter=18, resize="stretch")
+
+
+def test_several_views_of_each_image_are_cut_by_member_too(inputs):
+    """What a function of the operator's makes of each input (app/functions/stages.py)."""
+    image = inputs.read(encode(make_scene(123, 100), "PNG"))
+    batch = np.stack([image, 255 - image])
+    parts = inputs.split(batch)
+    assert [part.shape for part in parts] == [(2, s, s, 3) for s in (56, 24, 24)]
+    np.testing.assert_array_equal(inputs.joined(parts), batch)
+    mirrored = [np.stack([part, part[:, :, ::-1]], axis=1) for part in parts]  # (N, 2, H, W, 3)
+    views = inputs.joined(mirrored)
+    assert views.shape == (2, 2, inputs.num_bytes)
+    for name, rule in RULES.items():
+        own = inputs.of(name, views)
+        assert own.shape == (2, 2, rule.input_size, rule.input_size, 3)
+        np.testing.assert_array_equal(own[:, 1], inputs.of(name, batch)[:, :, ::-1])

@@ -1,0 +1,173 @@
+"""``tandem ladder``: what each optimisation of a network is worth on this machine."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.markup import escape
+
+from app.cli.options import JsonFile
+from app.cli.output import check_can_write, write_json, write_whole
+from app.errors import ConfigError
+
+if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+    from app.ladder.job import LadderJob
+    from app.ladder.runner import Step
+    from models.rung import RungResult
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+
+Network = Annotated[
+    str,
+    typer.Argument(
+        metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
+    ),
+]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="torchvision's network of that name: speed only")
+]
+MemberName = Annotated[str | None, typer.Option(help="of the set  (default: its first)")]
+Size = Annotated[int | None, typer.Option(help="px, of --random-weights  (default: 224)")]
+Classes = Annotated[int | None, typer.Option(help="of --random-weights  (default: 1000)")]
+Labelled = Annotated[
+    Path | None, typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade")
+]
+MaxImages = Annotated[int, typer.Option(min=0, help="a random sample this large; 0: all")]
+Seconds = Annotated[float, typer.Option(help="s of measuring, each rung; there are some 19")]
+Rungs = Annotated[str | None, typer.Option(help="only these, with commas  (default: all)")]
+CascadeMargin = Annotated[float, typer.Option(min=0.001, max=1, help="of the cascade's rung")]
+Work = Annotated[
+    Path | None, typer.Option(help="folder for results on the way  (default: in the user's cache)")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
+Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
+Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
+ModelDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--model-dir", help="searched before the user's and the bundled sets"),
+]
+
+
+def ladder(
+    network: Network,
+    random_weights: RandomWeights = False,
+    member: MemberName = None,
+    size: Size = None,
+    classes: Classes = None,
+    images: Labelled = None,
+    max_images: MaxImages = 200,
+    seconds: Seconds = 10.0,
+    rungs: Rungs = None,
+    cascade_margin: CascadeMargin = 0.5,
+    work: Work = None,
+    resume: Resume = False,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    html: Html = None,
+    model_dir: ModelDirs = None,
+) -> None:
+    """Measure a network from eager PyTorch to the service, one optimisation after another.
+
+    Each rung runs in a process of its own, some 19 of them in about ten minutes. One that this
+    machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
+    Exit code 1: a rung failed, or none was measured.
+    """
+    from app.ladder.job import Asked, prepare
+
+    if not (math.isfinite(seconds) and 0 < seconds <= 600):
+        raise ConfigError(f"--seconds is {seconds}; it must be above 0 and at most 600")
+    _check_files(json_file, plot, html)
+    asked = Asked(
+        network,
+        random_weights,
+        member,
+        size,
+        classes,
+        images,
+        max_images,
+        seconds,
+        tuple(rungs.split(",")) if rungs else (),
+        cascade_margin,
+        work,
+        tuple(model_dir or ()),
+    )
+    job = prepare(asked, user_cache_path("tandem") / "ladder")
+    started = time.monotonic()
+    results = _run(job, is_resumed=resume)
+    _report(job, results, time.monotonic() - started, (json_file, plot, html))
+    outcomes = {result.outcome for result in results.values()}
+    if "failed" in outcomes or "measured" not in outcomes:
+        raise typer.Exit(1)
+
+
+def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -> None:
+    """Find out before minutes of measuring whether the results have a place to go."""
+    from models.extras import needs_extra
+
+    for path in (json_file, plot, html):
+        check_can_write(path)
+    for option, path in (("--plot", plot), ("--html", html)):
+        if str(path) == "-":
+            raise ConfigError(f"{option} - is no file; name one")
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {plot}: a name that ends with .svg")
+    if plot is not None or html is not None:
+        with needs_extra("calibrate", "ladder --plot and --html"):
+            import jinja2  # noqa: F401
+            import matplotlib  # noqa: F401
+
+
+def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
+    """Run the rungs with live progress; Ctrl-C leaves what is measured for --resume."""
+    from app.ladder.runner import Runner
+    from app.ladder.store import Store
+
+    store = Store(job.work)
+    try:
+        with store.opened(job.facts, is_resumed=is_resumed), err.status("starting") as status:
+
+            def report(step: "Step") -> None:
+                status.update(
+                    f"{step.number} of {step.of}, about {step.left_s:.0f} s left: "
+                    f"{escape(step.rung.title)}: {escape(step.doing)}"
+                )
+
+            return Runner(job, store, report).run()
+    except KeyboardInterrupt:
+        err.print(
+            f"stopped; what was measured is in {escape(str(job.work))}: the same command with "
+            "--resume goes on"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _report(
+    job: "LadderJob",
+    results: "Mapping[str, RungResult]",
+    took_s: float,
+    files: tuple[Path | None, Path | None, Path | None],
+) -> None:
+    from app.bench.machine import describe
+    from app.ladder.page import render
+    from app.ladder.plot import draw
+    from app.ladder.report import as_json, rows_of, show
+
+    json_file, plot, html = files
+    rows = rows_of(job, results)
+    content = as_json(job, rows, describe(), took_s)
+    title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
+    if str(json_file) != "-":
+        show(out, job, rows)
+    if plot is not None:
+        write_whole(plot, draw(rows, title))
+    if html is not None:
+        write_whole(html, render(content, rows, title))
+    write_json(json_file, json.loads(json.dumps(content)))

@@ -1,0 +1,157 @@
+"""The input of a ladder: the network, the images and the rungs, checked before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import ConfigError
+from app.ladder.rungs import SERVICE, Rung, rungs
+from models.cpus import available_cpus
+from models.model_set import ModelSet, load_model_set, search_path
+from models.rung import RungNetwork, RungTask, TorchSource
+
+RESTORABLE = ("resnet50",)  # calibration.training.unfold makes PyTorch weights of their float IR
+SIZES = range(32, 1025)
+MAX_CLASSES = 100_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    network: str  # a model set, or with ``is_random`` a name in torchvision
+    is_random: bool = False
+    member: str | None = None
+    size: int | None = None
+    num_classes: int | None = None
+    images: Path | None = None
+    max_images: int = 200
+    seconds: float = 10.0
+    only: Sequence[str] = ()
+    cascade_margin: float = 0.5
+    work: Path | None = None
+    model_dirs: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class LadderJob:
+    """What is measured, and why some rungs cannot be."""
+
+    asked: Asked
+    network: RungNetwork
+    rungs: tuple[Rung, ...]
+    work: Path
+    cores: int
+    impossible: dict[str, str]  # by the rung's name
+    fingerprint: str  # of the networks' files; of random weights empty
+
+    def task(self, engine: Any, choices: Any = None) -> RungTask:
+        """Return the task of one process."""
+        more = {} if choices is None else {"choices": choices}
+        return RungTask(
+            engine=engine,
+            network=self.network,
+            work=self.work,
+            seconds=self.asked.seconds,
+            cores=self.cores,
+            images=None if self.asked.images is None else self.asked.images.absolute(),
+            max_images=self.asked.max_images,
+            **more,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what results depend on: those of other facts are not continued."""
+        asked = self.asked
+        return {
+            "network": self.network.model_dump(mode="json"),
+            "fingerprint": self.fingerprint,
+            "seconds": asked.seconds,
+            "images": None if asked.images is None else str(asked.images.absolute()),
+            "max_images": asked.max_images,
+            "cascade_margin": asked.cascade_margin,
+            "cores": self.cores,
+        }
+
+
+def prepare(asked: Asked, cache: Path) -> LadderJob:
+    """Find the network and check what was asked; ``cache`` holds work folders without a --work."""
+    cores = available_cpus()
+    chosen = _chosen(rungs(cores, asked.cascade_margin), asked.only)
+    if asked.is_random:
+        return _random_job(asked, chosen, cache, cores)
+    for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
+        if value is not None:
+            raise ConfigError(f"{option} is of --random-weights; a model set has its own")
+    model_set = load_model_set(asked.network, search_path(asked.model_dirs))
+    member = asked.member or model_set.manifest.members[0].name
+    record = model_set.manifest.member(member)
+    is_restorable = member in RESTORABLE and "FP16" in record.networks
+    source: TorchSource = "float_ir" if is_restorable else "none"
+    network = RungNetwork(
+        name=member,
+        size=model_set.manifest.image.input_size,
+        num_classes=model_set.manifest.num_classes,
+        model_set=model_set.folder.absolute(),
+        torch_source=source,
+    )
+    work = asked.work or cache / f"{model_set.name}-{member}"
+    hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
+    impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
+    return LadderJob(asked, network, chosen, work.absolute(), cores, impossible, "-".join(hashes))
+
+
+def _random_job(asked: Asked, chosen: tuple[Rung, ...], cache: Path, cores: int) -> LadderJob:
+    for option, value in (("--member", asked.member), ("--images", asked.images)):
+        if value is not None:
+            raise ConfigError(f"{option} with --random-weights: random weights classify nothing")
+    size, num_classes = asked.size or 224, asked.num_classes or 1000
+    if size not in SIZES:
+        raise ConfigError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
+    if not 2 <= num_classes <= MAX_CLASSES:
+        raise ConfigError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
+    if not asked.network.replace("_", "").isalnum() or not asked.network[0].isalpha():
+        raise ConfigError(f"{asked.network!r} is no name of a torchvision network")
+    name = asked.network.lower()
+    work = (asked.work or cache / f"{name}-{size}-random").absolute()
+    network = RungNetwork(
+        name=name,
+        size=size,
+        num_classes=num_classes,
+        model_set=work / f"{name}-random",
+        torch_source="random",
+        is_random=True,
+    )
+    why = f"{name} is one network: there is no ensemble"
+    impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
+    return LadderJob(asked, network, chosen, work, cores, impossible, "")
+
+
+def _chosen(every: tuple[Rung, ...], only: Sequence[str]) -> tuple[Rung, ...]:
+    names = [rung.name for rung in every]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"--rungs {name!r}: there are {', '.join(names)}")
+    return tuple(rung for rung in every if not only or rung.name in only)
+
+
+def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
+    """Say why a rung is impossible for this set, if it is."""
+    members = model_set.manifest.members
+    own = model_set.manifest.member(network.name).networks
+    lacking = [m.name for m in members if "INT8" not in m.networks]
+    if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
+        return (
+            f"{network.name} of {model_set.name} has no PyTorch source; the speed of a torchvision "
+            f"network: tandem ladder NAME --random-weights --size {network.size}"
+        )
+    if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
+        return f"{network.name} of {model_set.name} has no float network"
+    if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
+        return f"{network.name} of {model_set.name} has no OpenVINO network"
+    if rung.engine == "ensemble" and len(members) < 2:
+        return f"{model_set.name} has one member"
+    if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:
+        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.name} makes it"
+    return ""

@@ -1,0 +1,162 @@
+"""Runs a ladder's rungs one after another, each once; what is measured already is kept."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.errors import ConfigError
+from app.ladder.job import LadderJob
+from app.ladder.process import Say, run_task
+from app.ladder.rungs import SERVICE, Rung
+from app.ladder.service import run_service_rung
+from app.ladder.store import Store
+from models.errors import TandemError
+from models.rung import RungOptions, RungResult, RungTask
+
+OVERHEAD_S = 15.0  # of a rung besides its measuring, before one was seen
+MADE_ONCE = "prepare-"  # in the names of preparations' results
+
+
+class RunTask(Protocol):
+    """Runs a task in a process of its own (:func:`app.ladder.process.run_task`)."""
+
+    def __call__(self, store: Store, name: str, task: RungTask, say: Say, /) -> RungResult:
+        """Return the task's result, whatever became of the process."""
+
+
+RunService = Callable[[LadderJob, Store, float | None], RungResult]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a ladder is."""
+
+    number: int
+    of: int
+    rung: Rung
+    doing: str
+    left_s: float
+
+
+class Runner:
+    """One ladder; the processes are passed in, so that tests need none."""
+
+    def __init__(
+        self,
+        job: LadderJob,
+        store: Store,
+        report: Callable[[Step], None] = lambda _: None,
+        run: RunTask = run_task,
+        run_service: RunService = run_service_rung,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._store, self._report = job, store, report
+        self._run, self._run_service, self._clock = run, run_service, clock
+        self._results: dict[str, RungResult] = {}
+        self._took_s: list[float] = []
+
+    def run(self) -> Mapping[str, RungResult]:
+        """Return every rung's result, in the ladder's order.
+
+        Raises:
+            ConfigError: the network cannot be made, or the labelled images cannot be used.
+
+        """
+        job = self._job
+        pending = [rung for rung in job.rungs if self._store.read(rung.name) is None]
+        if any(rung.name not in job.impossible for rung in pending):
+            self._prepare_network(pending[0])
+        for number, rung in enumerate(job.rungs, start=1):
+            kept = self._store.read(rung.name)
+            if kept is None:
+                kept = self._measure(rung, number)
+                self._store.write(rung.name, kept)
+            self._results[rung.name] = kept
+        if not any(result.outcome == "failed" for result in self._results.values()):
+            self._store.remove_networks()
+        return self._results
+
+    def _prepare_network(self, first: Rung) -> None:
+        """Make what every rung needs: the network of random weights, the labelled pixels."""
+        job = self._job
+        whole = (["make_set"] if job.network.is_random else []) + (
+            ["labelled"] if job.asked.images is not None else []
+        )
+        for engine in whole:
+            doing = "making the network" if engine == "make_set" else "reading the labelled images"
+            self._report(Step(1, len(job.rungs), first, doing, self._left_s(1)))
+            if reason := self._not_prepared(engine, lambda _: None):
+                raise ConfigError(reason)
+
+    def _not_prepared(self, engine: str, say: Say) -> str:
+        """Make a preparation unless it is there; return why it could not be."""
+        name = f"{MADE_ONCE}{engine}"
+        if self._store.read(name) is not None:
+            return ""
+        result = self._run(self._store, name, self._job.task(engine), say)
+        if result.outcome != "prepared":
+            return result.reason
+        self._store.write(name, result)
+        return ""
+
+    def _measure(self, rung: Rung, number: int) -> RungResult:
+        """Run one rung; what goes wrong in it is its result."""
+        if why := self._job.impossible.get(rung.name):
+            return RungResult(outcome="skipped", reason=why)
+        started = self._clock()
+
+        def say(doing: str) -> None:
+            of = len(self._job.rungs)
+            self._report(Step(number, of, rung, doing, self._left_s(number)))
+
+        say("starting")
+        try:
+            result = self._outcome(rung, say)
+        except TandemError as error:
+            result = RungResult(outcome="failed", reason=error.message)
+        if result.outcome == "measured":
+            self._took_s.append(self._clock() - started)
+        return result
+
+    def _outcome(self, rung: Rung, say: Say) -> RungResult:
+        if rung.name == SERVICE or rung.engine is None:
+            return self._run_service(self._job, self._store, self._cascade_margin())
+        for engine in rung.needs:
+            say(f"preparing: {engine}")
+            if reason := self._not_prepared(engine, say):
+                return RungResult(outcome="skipped", reason=reason)
+        task = self._job.task(rung.engine, rung.choices(self._base(rung)))
+        return self._run(self._store, rung.name, task, say)
+
+    def _base(self, rung: Rung) -> RungOptions:
+        """Return the options of the fastest rung before this one of the same engine."""
+        best, options = 0.0, RungOptions()
+        for before in self._job.rungs:
+            result = self._results.get(before.name)
+            if before.engine != rung.engine or result is None or result.figures is None:
+                continue
+            if result.figures.images_per_s > best:
+                best, options = result.figures.images_per_s, result.chosen
+        return options
+
+    def _cascade_margin(self) -> float | None:
+        """Return the margin for the service: that of the cascade's rung, if it was measured."""
+        cascade = self._results.get("cascade")
+        if cascade is None or cascade.outcome != "measured":
+            return None
+        return cascade.chosen.cascade_margin
+
+    def _left_s(self, number: int) -> float:
+        """Estimate the time from the beginning of the ``number``-th rung to the end."""
+        coming = self._job.rungs[number - 1 :]
+        num_pending = sum(
+            rung.name not in self._job.impossible and self._store.read(rung.name) is None
+            for rung in coming
+        )
+        mean_s = (
+            sum(self._took_s) / len(self._took_s)
+            if self._took_s
+            else self._job.asked.seconds + OVERHEAD_S
+        )
+        return num_pending * mean_s

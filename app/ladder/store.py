@@ -1,0 +1,115 @@
+"""The results of a ladder on disk: one file a rung, each written in one step."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.errors import ConfigError
+from models.rung import RungError, RungResult, read_result
+
+JOB_NAME = "job.json"
+RESULTS, TASKS, LOGS = "results", "tasks", "logs"
+
+
+class Store:
+    """A work folder: results, and what the rungs' processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def opened(self, facts: Mapping[str, Any], *, is_resumed: bool) -> Iterator[None]:
+        """Make or continue the folder, and keep others out of it meanwhile.
+
+        Raises:
+            ConfigError: another ladder is at work there, its results are of other facts, or it
+                cannot be written.
+
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {self.folder}: {error.strerror}; give another --work"
+            ) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._begin(dict(facts), is_resumed=is_resumed)
+            yield
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another ladder is at work in {self.folder}; wait, or give another --work"
+            ) from error
+        finally:
+            os.close(held)
+
+    def _begin(self, facts: dict[str, Any], *, is_resumed: bool) -> None:
+        there = self._facts()
+        if is_resumed and there is not None and there != facts:
+            other = sorted(key for key in facts if facts[key] != there.get(key))
+            raise ConfigError(
+                f"--resume: the results in {self.folder} were measured with other "
+                f"{', '.join(other)}; leave --resume out to begin anew, or give another --work"
+            )
+        if not is_resumed or there is None:
+            self.remove_networks()
+            for name in (RESULTS, TASKS, LOGS):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in (RESULTS, TASKS, LOGS):
+            (self.folder / name).mkdir(exist_ok=True)
+        write_whole(self.folder / JOB_NAME, json.dumps(facts))
+
+    def _facts(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.folder / JOB_NAME).read_text("utf-8"))
+            return found if isinstance(found, dict) else None
+        return None
+
+    def read(self, name: str) -> RungResult | None:
+        """Return a rung's result if it is final; one that failed is tried again."""
+        try:
+            result = read_result(self.folder / RESULTS / f"{name}.json")
+        except RungError:  # not there, or of another version
+            return None
+        return None if result.outcome == "failed" else result
+
+    def write(self, name: str, result: RungResult) -> None:
+        """Keep a rung's result."""
+        write_whole(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
+
+    def remove_networks(self) -> None:
+        """Remove what the rungs shared; their preparations are then made anew."""
+        for path in (*self.folder.glob("*.npy"), *self.folder.glob("*.onnx")):
+            path.unlink(missing_ok=True)
+        for name in ("int8.xml", "int8.bin", "labelled.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in self.folder.glob("*-random"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (self.folder / RESULTS).glob("prepare-*.json"):
+            path.unlink(missing_ok=True)
+
+    def task_files(self, name: str) -> tuple[Path, Path, Path]:
+        """Return where a process finds its task, puts its result, and what it prints goes."""
+        tasks = self.folder / TASKS
+        return tasks / f"{name}.json", tasks / f"{name}-result.json", self.log(name)
+
+    def log(self, name: str) -> Path:
+        """Return the file that has what a rung's processes printed."""
+        return self.folder / LOGS / f"{name}.log"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, "utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; make room there") from error

@@ -1,0 +1,76 @@
+"""What the runtimes have in common: a network made ready, called, and asked for its answers."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from calibration.ladder.measure import Call
+from models.ensemble import Probabilities
+from models.errors import TandemError
+from models.rung import RungOptions, RungTask
+from models.runtime import Pixels
+
+SEED = 20
+
+
+class SkippedError(TandemError):
+    """A rung that the machine, or what is installed, cannot run; the message says why."""
+
+    code = "skipped"
+
+
+class ReadyNetwork(Protocol):
+    """A network ready to run in one way."""
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """One call for each caller, on an input of its own."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know."""
+
+    def predict(self, pixels: Pixels) -> Probabilities:
+        """Answer uint8 (N, H, W, 3) BGR, N the batch, by float32 (N, C); logits will do."""
+
+
+# Makes one way of running a network ready; called once for each of a task's choices.
+MakeReady = Callable[[RungTask, RungOptions], ReadyNetwork]
+
+
+def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
+    """Return uint8 (N, size, size, 3) BGR, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    # Coarse noise, enlarged: pictures have areas, and white noise looks all alike to a network.
+    coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
+    enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
+    grain = rng.integers(0, 32, enlarged.shape, np.uint8)
+    pixels: Pixels = np.maximum(enlarged, grain)
+    return pixels
+
+
+def labelled_files(work: Path) -> tuple[Path, Path]:
+    """Return where a ladder keeps its labelled images: uint8 (N, H, W, 3) and int64 (N,)."""
+    return work / "labelled-pixels.npy", work / "labelled-truth.npy"
+
+
+def top1(network: ReadyNetwork, work: Path, batch: int) -> tuple[float | None, int]:
+    """Return the share of the ladder's labelled images that are answered right, and their number.
+
+    None and 0 where there are none. The last batch is filled up with its first image.
+    """
+    pixel_file, truth_file = labelled_files(work)
+    if not truth_file.is_file():
+        return None, 0
+    pixels = np.load(pixel_file, mmap_mode="r", allow_pickle=False)
+    truth = np.load(truth_file, allow_pickle=False)
+    num_right = 0
+    for start in range(0, len(truth), batch):
+        part = np.array(pixels[start : start + batch])
+        missing = batch - len(part)
+        whole = np.concatenate([part, part[:1].repeat(missing, axis=0)]) if missing else part
+        answers = network.predict(whole)[: len(part)].argmax(axis=1)
+        num_right += int((answers == truth[start : start + batch]).sum())
+    return round(num_right / len(truth), 4), len(truth)

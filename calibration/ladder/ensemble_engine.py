@@ -1,0 +1,94 @@
+"""All members of a set in INT8, averaged; with a cascade, or every member on every image."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from calibration.ladder.engine import SEED, SkippedError, labelled_files, random_pixels
+from calibration.ladder.measure import Call
+from models.ensemble import Probabilities, average, is_sure
+from models.manifest import read_manifest
+from models.model_set import ModelSet
+from models.rung import RungOptions, RungTask
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+
+
+class EnsembleNetwork:
+    """The members compiled as they are served: fixed batch sizes, one stream a core.
+
+    With a cascade the first member answers alone where its margin is ``cascade_margin`` or more.
+    How often that is depends on the images: it is measured on labelled ones or not at all.
+    """
+
+    def __init__(self, task: RungTask, options: RungOptions) -> None:
+        self._margin = options.cascade_margin
+        has_images = labelled_files(task.work)[1].is_file()
+        if self._margin is not None and not has_images:
+            raise SkippedError("how many images a cascade answers alone depends on them: --images")
+        manifest = read_manifest(task.network.model_set)
+        model_set = ModelSet(task.network.model_set, manifest)
+        sizes = tuple(sorted({*(2**n for n in range(options.batch.bit_length())), options.batch}))
+        compiled = RuntimeOptions(
+            num_threads=task.cores,
+            num_streams=options.streams or task.cores,
+            batch_sizes=sizes if self._margin is not None else (options.batch,),
+            float_type=manifest.float_type,
+        )
+        self._weights = {member.name: member.weight for member in manifest.members}
+        self._networks = {
+            name: CompiledNetwork(model_set.network_path(name, "INT8"), compiled)
+            for name in self._weights
+        }
+        self._first = next(iter(self._weights))
+        self._num_asked = self._num_skipped = 0
+        self._batches = _batches(task, options.batch, has_images=has_images)
+        self._num_callers = compiled.num_streams
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return [self._caller(number) for number in range(self._num_callers)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self._margin is None or not self._num_asked:
+            return (f"{len(self._networks)} members for every image",)
+        share = self._num_skipped / self._num_asked
+        return (f"the first member alone answered {share:.0%} (cascade_margin {self._margin:g})",)
+
+    def predict(self, pixels: Pixels) -> Probabilities:
+        """Answer one batch by the members' average."""
+        rows = {self._first: self._networks[self._first].infer(pixels)}
+        if self._margin is None:
+            rows |= {n: net.infer(pixels) for n, net in self._networks.items() if n != self._first}
+            return average(rows, self._weights)
+        answer = rows[self._first].copy()
+        unsure = np.flatnonzero(~is_sure(answer, self._margin))
+        self._num_asked += len(pixels)
+        self._num_skipped += len(pixels) - len(unsure)
+        if len(unsure):
+            part = {self._first: answer[unsure]}
+            others = (n for n in self._networks if n != self._first)
+            part |= {name: self._networks[name].infer(pixels[unsure]) for name in others}
+            answer[unsure] = average(part, self._weights)
+        return answer
+
+    def _caller(self, number: int) -> Call:
+        """Return calls that take the batches in turn, each caller from another one on."""
+        place = number
+
+        def call() -> None:
+            nonlocal place
+            self.predict(self._batches[place % len(self._batches)])
+            place += 1
+
+        return call
+
+
+def _batches(task: RungTask, batch: int, *, has_images: bool) -> list[Pixels]:
+    """Return whole batches of the labelled images, or else of random ones."""
+    if has_images:
+        pixels: Pixels = np.load(labelled_files(task.work)[0], allow_pickle=False)
+        if len(pixels) >= batch:
+            return [pixels[i : i + batch] for i in range(0, len(pixels) - batch + 1, batch)]
+        return [np.resize(pixels, (batch, *pixels.shape[1:]))]
+    return [random_pixels(batch, task.network.size, SEED + n) for n in range(4)]

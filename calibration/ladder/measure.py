@@ -1,0 +1,126 @@
+"""Measures calls of a network: throughput, latency, CPU time, utilisation and memory.
+
+Every caller is a thread that makes one call after another (a closed loop). Networks run without
+Python's lock, so callers run side by side.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median, pstdev
+
+import psutil
+
+from models.rung import Figures, RungError
+
+SAMPLES = 40  # of utilisation in a run, at most
+MIN_SAMPLE_S = 0.1  # shorter, the clock of a virtual machine wavers more than what it counts
+WARM_UP = 0.2  # of a run's time
+SMAPS = Path("/proc/self/smaps_rollup")
+MIB = 2**20
+Call = Callable[[], None]
+
+
+@dataclass
+class Calls:
+    """What the calls of one run gave."""
+
+    seconds: float
+    latencies_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    utilisation: list[float] = field(default_factory=list)  # shares of the cores
+
+
+def run_calls(calls: Sequence[Call], seconds: float, cores: int) -> Calls:
+    """Let each of ``calls`` be made again and again for ``seconds``, in a thread of its own.
+
+    Every thread makes one call at least, however long that takes. What a call raises ends the run.
+    """
+    latencies: list[list[float]] = [[] for _ in calls]
+    errors: list[BaseException] = []
+    started, cpu_before = time.perf_counter(), time.process_time()
+
+    def caller(call: Call, own: list[float]) -> None:
+        try:
+            while not errors:
+                begun = time.perf_counter()
+                call()
+                now = time.perf_counter()
+                own.append(now - begun)
+                if now - started >= seconds:
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=caller, args=(call, own), daemon=True)
+        for call, own in zip(calls, latencies, strict=True)
+    ]
+    with _Sampled(max(MIN_SAMPLE_S, seconds / SAMPLES), cores) as sampled:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        taken, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+    if errors:
+        raise errors[0]
+    return Calls(taken, [one for own in latencies for one in own], cpu_s, sampled.shares)
+
+
+class _Sampled:
+    """Samples the process's utilisation on a thread while the block runs."""
+
+    def __init__(self, every_s: float, cores: int) -> None:
+        self.shares: list[float] = []
+        self._every_s, self._cores = every_s, cores
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "_Sampled":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        cpu_s, at_s = time.process_time(), time.perf_counter()
+        while not self._ended.wait(self._every_s):
+            now_cpu_s, now_s = time.process_time(), time.perf_counter()
+            self.shares.append((now_cpu_s - cpu_s) / (now_s - at_s) / self._cores)
+            cpu_s, at_s = now_cpu_s, now_s
+
+
+def figures_of(run: Calls, batch: int, cores: int) -> Figures:
+    """Return a run's figures; ``batch`` images were in every call."""
+    if not run.latencies_s:
+        raise RungError("no call ended: there is nothing to measure")
+    num_images = batch * len(run.latencies_s)
+    shares = run.utilisation or [run.cpu_s / run.seconds / cores]
+    pss, rss = memory_mib()
+    return Figures(
+        images_per_s=round(num_images / run.seconds, 3),
+        p50_ms=round(median(run.latencies_s) * 1e3, 3),
+        cpu_ms_per_image=round(run.cpu_s / num_images * 1e3, 3),
+        utilisation=round(fmean(shares), 4),
+        utilisation_spread=round(pstdev(shares), 4),
+        pss_mib=pss,
+        rss_mib=rss,
+        num_images=num_images,
+        seconds=round(run.seconds, 3),
+    )
+
+
+def memory_mib(smaps: Path = SMAPS) -> tuple[float | None, float]:
+    """Return this process's PSS (None where the kernel does not tell) and RSS, in MiB."""
+    rss = round(psutil.Process(os.getpid()).memory_info().rss / MIB, 1)
+    try:
+        lines = smaps.read_text("ascii").splitlines()
+    except OSError:
+        return None, rss
+    found = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+    return (round(found[0] / 1024, 1) if found else None), rss

@@ -1,0 +1,90 @@
+"""ONNX Runtime, and the export that it runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibration.ladder.engine import SEED, random_pixels
+from calibration.ladder.measure import Call
+from calibration.sets.fold import MEAN_RGB, SCALE_RGB
+from models.ensemble import Probabilities
+from models.extras import needs_extra
+from models.rung import RungOptions, RungTask
+from models.runtime import Pixels
+
+if TYPE_CHECKING:
+    pass
+
+INPUT, OUTPUT = "images", "logits"
+
+
+def onnx_file(work: Path) -> Path:
+    """Return where a ladder keeps its network as ONNX."""
+    return work / "network.onnx"
+
+
+def export(task: RungTask) -> None:
+    """Export the PyTorch network with a dynamic batch; nothing half-written stays."""
+    with needs_extra("ladder", "ladder"):
+        import onnxscript  # noqa: F401  (what torch exports with)
+        import torch
+
+        from calibration.ladder.torch_engine import example_input
+        from calibration.ladder.torch_network import torch_network
+    partial = task.work / "partial.onnx"
+    torch.onnx.export(
+        torch_network(task),
+        (example_input(task),),
+        partial,
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    partial.replace(onnx_file(task.work))
+
+
+class OnnxNetwork:
+    """A session on the CPU; callers share it, each with an input of its own."""
+
+    def __init__(self, task: RungTask, options: RungOptions) -> None:
+        with needs_extra("ladder", "ladder"):
+            import onnxruntime
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = options.threads or task.cores
+        settings.inter_op_num_threads = 1
+        settings.log_severity_level = 3
+        self._session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
+            str(onnx_file(task.work)), settings, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = [
+            normalised(random_pixels(options.batch, task.network.size, SEED + n))
+            for n in range(options.callers)
+        ]
+        self.notes = (f"intra-op threads: {settings.intra_op_num_threads}",)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return [self._call(one) for one in self._inputs]
+
+    def predict(self, pixels: Pixels) -> Probabilities:
+        """Answer one batch by its logits."""
+        logits: Probabilities = self._session.run([OUTPUT], {INPUT: normalised(pixels)})[0]
+        return logits
+
+    def _call(self, images: np.ndarray) -> Call:
+        def call() -> None:
+            self._session.run([OUTPUT], {INPUT: images})
+
+        return call
+
+
+def normalised(pixels: Pixels) -> np.ndarray:
+    """Turn uint8 (N, H, W, 3) BGR into float32 (N, 3, H, W) RGB, contiguous."""
+    rgb = pixels[..., ::-1].astype(np.float32)
+    scaled = (rgb - np.array(MEAN_RGB, np.float32)) / np.array(SCALE_RGB, np.float32)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))

@@ -1,0 +1,102 @@
+"""OpenVINO: a member's IR with the properties of a rung, and what that is quantised from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from calibration.ladder.engine import SEED, SkippedError, random_pixels
+from calibration.ladder.measure import Call
+from models.ensemble import Probabilities
+from models.manifest import read_manifest
+from models.model_set import ModelSet
+from models.rung import RungNetwork, RungOptions, RungTask
+from models.runtime import Pixels, compile_with, read_network
+
+
+def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
+    """Return the verified IR: the set's own, or for INT8 that the set lacks the ladder's."""
+    model_set = ModelSet(network.model_set, read_manifest(network.model_set))
+    member = model_set.manifest.member(network.name)
+    if precision == "FP16":
+        return model_set.network_path(network.name, "FP16")
+    if "INT8" in member.networks:
+        return model_set.network_path(network.name, "INT8")
+    return int8_file(work)
+
+
+def int8_file(work: Path) -> Path:
+    """Return where a ladder keeps INT8 of a member that has none in its set."""
+    return work / "int8.xml"
+
+
+class OpenVinoNetwork:
+    """A compiled IR and its infer requests, one for each call that OpenVINO runs at a time."""
+
+    def __init__(self, task: RungTask, options: RungOptions) -> None:
+        model = read_network(member_ir(task.network, options.precision, task.work))
+        size = task.network.size
+        if options.is_static:
+            model.reshape([options.batch, size, size, 3])
+        compiled = compile_with(model, properties_of(options, task.cores))
+        given = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        if given != options.float_type:
+            raise SkippedError(
+                f"this CPU has no {options.float_type}: OpenVINO would compute in {given}"
+            )
+        num_requests = (
+            compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+            if options.hint == "throughput" or options.streams is not None
+            else 1
+        )
+        shape = ov.Shape([options.batch, size, size, 3])
+        self._requests = [_Request(compiled, shape, SEED + n) for n in range(num_requests)]
+        streams = compiled.get_property("NUM_STREAMS")
+        self.notes = (f"streams: {streams}, infer requests: {num_requests}",)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return [request.run for request in self._requests]
+
+    def predict(self, pixels: Pixels) -> Probabilities:
+        """Answer one batch by its probabilities."""
+        return self._requests[0].answer(pixels)
+
+
+class _Request:
+    """An infer request with an input tensor of its own; OpenVINO's threads run it."""
+
+    def __init__(self, compiled: ov.CompiledModel, shape: ov.Shape, seed: int) -> None:
+        self._request = compiled.create_infer_request()
+        self._tensor = ov.Tensor(ov.Type.u8, shape)
+        self._tensor.data[...] = random_pixels(shape[0], shape[1], seed)
+        self._request.set_input_tensor(self._tensor)
+
+    def run(self) -> None:
+        self._request.start_async()
+        self._request.wait()
+
+    def answer(self, pixels: Pixels) -> Probabilities:
+        self._tensor.data[...] = pixels
+        self.run()
+        rows: Probabilities = self._request.get_output_tensor(0).data.copy()
+        return rows
+
+
+def properties_of(options: RungOptions, cores: int) -> dict[str, Any]:
+    """Return OpenVINO's properties for a rung.
+
+    The number of threads and the float type are always given: OpenVINO knows no cgroup quota, and
+    takes bf16 by itself where the CPU has it, which is a rung of its own here.
+    """
+    properties: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": options.threads or cores,
+        "ENABLE_CPU_PINNING": False,
+        "INFERENCE_PRECISION_HINT": options.float_type,
+    }
+    if options.hint != "none":
+        properties["PERFORMANCE_HINT"] = options.hint.upper()
+    if options.streams is not None:
+        properties["NUM_STREAMS"] = options.streams
+    return properties

@@ -1,0 +1,146 @@
+"""What rungs need before they can run: a model set of random weights, labelled pixels, INT8."""
+
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+import openvino as ov
+
+from calibration.datasets.labelled import Dataset, read_dataset
+from calibration.evaluation.evaluate import check_not_calibrated
+from calibration.ladder.engine import SEED, labelled_files, random_pixels
+from calibration.ladder.openvino_engine import int8_file, member_ir
+from models.errors import ImageError, ModelSetError
+from models.extras import needs_extra
+from models.image import read_image
+from models.image_record import ImageRecord
+from models.manifest import (
+    Manifest,
+    MemberRecord,
+    Network,
+    QuantizationOptions,
+    read_manifest,
+)
+from models.model_set import ModelSet
+from models.record import Precision
+from models.rung import RungNetwork, RungTask
+from models.runtime import read_network
+
+CALIBRATION_IMAGES = 48  # random ones: they set ranges, of which nobody asks whether they are right
+TRANSFORMER = {"MVN", "ScaledDotProductAttention"}  # layer normalisation, attention
+FILES_NAME = "labelled.json"
+
+
+def make_set(task: RungTask) -> None:
+    """Make a model set of one member: torchvision's network with random weights, float and INT8."""
+    with needs_extra("ladder", "ladder --random-weights"):
+        import torch  # noqa: F401
+
+        from calibration.ladder.torch_network import random_network
+        from calibration.sets.convert import convert_module
+    from calibration.sets.add_set import finish
+    from calibration.sets.transaction import create
+
+    network = task.network
+    model = convert_module(random_network(network), network.name, network.size)
+    with create(network.model_set, is_replaced=True) as staging:
+        networks: dict[Precision, Network] = {
+            "FP16": staging.network(model, f"{network.name}-fp16", is_float=True)
+        }
+        written = read_network(staging.work / networks["FP16"].xml.path)
+        quantized = quantized_by_random_images(written, network)
+        networks["INT8"] = staging.network(quantized, f"{network.name}-int8", is_float=False)
+        labels = "".join(f"class {index}\n" for index in range(network.num_classes))
+        manifest = Manifest(
+            name=network.model_set.name,
+            description=f"{network.name} with random weights: speed only",
+            image=ImageRecord(input_size=network.size, resize_shorter=round(network.size * 8 / 7)),
+            num_classes=network.num_classes,
+            labels=staging.text("labels.txt", labels),
+            members=(MemberRecord(name=network.name, source="random weights", networks=networks),),
+        )
+        finish(staging, manifest)
+
+
+def quantize(task: RungTask) -> None:
+    """Make the INT8 network of a member whose set has none, by random images: speed only."""
+    network = task.network
+    manifest = read_manifest(network.model_set)
+    if "INT8" in manifest.member(network.name).networks:
+        return
+    model = read_network(member_ir(network, "FP16", task.work))
+    path = int8_file(task.work)
+    partial = path.with_name(f"partial-{path.name}")
+    ov.save_model(quantized_by_random_images(model, network), partial, compress_to_fp16=False)
+    partial.with_suffix(".bin").replace(path.with_suffix(".bin"))
+    partial.replace(path)
+
+
+def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Model:
+    """Quantise with NNCF as ``tandem quantize`` does; transformers as NNCF advises for them."""
+    with needs_extra("calibrate", "ladder"):
+        import nncf
+    options = QuantizationOptions()
+    images = random_pixels(CALIBRATION_IMAGES, network.size)
+    kinds = {node.get_type_name() for node in model.get_ordered_ops()}
+    quantized: ov.Model = nncf.quantize(
+        model,
+        nncf.Dataset([image[np.newaxis] for image in images]),
+        preset=nncf.QuantizationPreset(options.preset),
+        subset_size=CALIBRATION_IMAGES,
+        fast_bias_correction=options.fast_bias_correction,
+        model_type=nncf.ModelType.TRANSFORMER if kinds & TRANSFORMER else None,
+    )
+    return quantized
+
+
+def keep_labelled(task: RungTask) -> None:
+    """Decode the labelled images once, as the service does, for every rung's top-1.
+
+    Raises:
+        ModelSetError: none can be read, they are of other classes, or calibration used them.
+
+    """
+    if task.images is None:
+        raise ModelSetError("labelled images: none were given")
+    model_set = ModelSet(task.network.model_set, read_manifest(task.network.model_set))
+    dataset = read_dataset(task.images, model_set)
+    chosen = _some(dataset, task.max_images)
+    check_not_calibrated(model_set, chosen)
+    rule, pixels, truth, files = model_set.manifest.image.rule, [], [], []
+    for image in chosen.images:
+        try:
+            pixels.append(read_image(image.path.read_bytes(), rule))
+        except (ImageError, OSError):
+            continue
+        truth.append(image.class_index)
+        files.append([str(image.path.resolve()), image.class_index])
+    if not pixels:
+        raise ModelSetError(f"none of {len(chosen.images)} images of {task.images} can be read")
+    pixel_file, truth_file = labelled_files(task.work)
+    np.save(pixel_file, np.stack(pixels), allow_pickle=False)
+    (task.work / FILES_NAME).write_text(json.dumps(files), "utf-8")
+    np.save(truth_file, np.array(truth, np.int64), allow_pickle=False)  # last: it says all is there
+
+
+def _some(dataset: Dataset, max_images: int) -> Dataset:
+    """Return a random sample with a fixed seed; all images if there are no more."""
+    if not 0 < max_images < len(dataset.images):
+        return dataset
+    chosen = random.Random(SEED).sample(dataset.images, max_images)
+    return Dataset(dataset.name, tuple(chosen), dataset.notes)
+
+
+def _export(task: RungTask) -> None:
+    from calibration.ladder.onnx_engine import export  # brings torch
+
+    export(task)
+
+
+PREPARATIONS: dict[str, Callable[[RungTask], None]] = {
+    "make_set": make_set,
+    "labelled": keep_labelled,
+    "quantize": quantize,
+    "export": _export,
+}

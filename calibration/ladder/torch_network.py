@@ -1,0 +1,94 @@
+"""A ladder's PyTorch network: torchvision's with random weights, or one restored from an IR."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibration.ladder.engine import SEED, SkippedError, random_pixels
+from calibration.ladder.openvino_engine import member_ir
+from calibration.sets.fold import MEAN_RGB, SCALE_RGB
+from calibration.sets.networks import build_network, torchvision_models
+from calibration.training.unfold import unfold
+from models.errors import ModelSetError
+from models.rung import RungNetwork, RungTask
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
+
+ALIKE = 0.02  # of a probability: weights in FP16 and other kernels do not differ more
+
+
+def torch_network(task: RungTask) -> torch.nn.Module:
+    """Return the network in evaluation mode: float32 (N, 3, H, W) RGB, normalised, to logits.
+
+    Raises:
+        SkippedError: the member has no PyTorch source.
+        ModelSetError: torchvision has no classification network of that name.
+
+    """
+    if task.network.torch_source == "random":
+        return random_network(task.network)
+    if task.network.torch_source == "float_ir":
+        return _restored(task)
+    raise SkippedError(no_source(task.network))
+
+
+def no_source(network: RungNetwork) -> str:
+    """Say why a member has no PyTorch rungs, and what measures their speed."""
+    return (
+        f"member {network.name} is an OpenVINO network without its PyTorch source; "
+        "tandem ladder NAME --random-weights measures a torchvision network of any size"
+    )
+
+
+def random_network(network: RungNetwork) -> torch.nn.Module:
+    """Build torchvision's network with random weights, the same ones each time."""
+    models = torchvision_models()
+    names = classification_names(models)
+    if network.name not in names:
+        raise ModelSetError(
+            f"torchvision has no classification network {network.name!r}; it has: "
+            f"{', '.join(names)}"
+        )
+    arguments: dict[str, Any] = {"weights": None, "num_classes": network.num_classes}
+    if network.name.startswith("vit_"):  # its position embedding has a fixed size
+        arguments["image_size"] = network.size
+    torch.manual_seed(SEED)
+    built: torch.nn.Module = models.get_model(network.name, **arguments)
+    return built.eval()
+
+
+def classification_names(models: Any) -> list[str]:
+    """Return torchvision's classification networks; those of training alone left out."""
+    return [name for name in models.list_models(module=models) if name not in AUXILIARY]
+
+
+# They answer with more than logits unless built otherwise, or warn of slow random weights.
+AUXILIARY = ("googlenet", "inception_v3")
+
+
+def _restored(task: RungTask) -> torch.nn.Module:
+    """Give the architecture the weights of the float IR, and check that it answers the same."""
+    network, ir = task.network, member_ir(task.network, "FP16", task.work)
+    module = build_network(network.name, network.num_classes)
+    pixels = random_pixels(4, network.size)
+    try:
+        unfold(module, read_network(ir), np.ascontiguousarray(pixels[..., ::-1]))
+    except (ModelSetError, KeyError, RuntimeError) as error:
+        raise SkippedError(f"{no_source(network)} (its IR does not fit: {error})") from error
+    module.eval()
+    options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
+    expected = CompiledNetwork(ir, options).infer(pixels)
+    with torch.inference_mode():
+        found = module(normalised(pixels)).softmax(1).numpy()
+    if (difference := float(np.abs(found - expected).max())) > ALIKE:
+        raise SkippedError(
+            f"{no_source(network)} (restored from its IR it answers otherwise, by {difference:.2f})"
+        )
+    return module
+
+
+def normalised(pixels: Pixels) -> torch.Tensor:
+    """Turn uint8 (N, H, W, 3) BGR into the networks' float32 (N, 3, H, W) RGB, contiguous."""
+    mean, scale = torch.tensor(MEAN_RGB), torch.tensor(SCALE_RGB)
+    rgb = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1])).float()
+    return ((rgb - mean) / scale).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,76 @@
+"""Ladders for tests: jobs of tiny sets, results as short as they can be written, fake processes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.ladder.job import Asked, LadderJob, prepare
+from app.ladder.process import Say
+from app.ladder.store import Store
+from models.rung import Figures, RungNetwork, RungOptions, RungResult, RungTask
+from tests.support.tiny_networks import SIZE
+
+
+def job_of(network: object, work: Path, **asked: Any) -> LadderJob:
+    return prepare(Asked(str(network), work=work, seconds=0.05, **asked), work)
+
+
+def measured(rate: float, chosen: RungOptions | None = None, **figures: Any) -> RungResult:
+    """A rung that gave ``rate`` images/s."""
+    facts: dict[str, Any] = {
+        "images_per_s": rate,
+        "p50_ms": 1.0,
+        "cpu_ms_per_image": 2.0,
+        "utilisation": 0.9,
+        "utilisation_spread": 0.05,
+        "pss_mib": 100.0,
+        "rss_mib": 120.0,
+        "num_images": 100,
+        "seconds": 1.0,
+    }
+    return RungResult(
+        outcome="measured",
+        chosen=chosen or RungOptions(),
+        figures=Figures(**facts | figures),
+        prepared_s=1.0,
+    )
+
+
+def tiny_task(
+    folder: Path, work: Path, engine: str, *choices: RungOptions, **more: Any
+) -> RungTask:
+    """A task for the first member of a tiny set."""
+    network = RungNetwork(
+        name="sure", size=SIZE, num_classes=3, model_set=folder, torch_source="none"
+    )
+    facts: dict[str, Any] = {"seconds": 0.1, "choices": choices or (RungOptions(),)}
+    return RungTask(engine=engine, network=network, work=work, **facts | more)
+
+
+class FakeProcesses:
+    """Runs no process: answers by name, and keeps what it was asked."""
+
+    def __init__(self, answers: dict[str, RungResult | BaseException | None] | None = None) -> None:
+        self.answers = answers or {}
+        self.tasks: dict[str, RungTask] = {}
+        self.margins: list[float | None] = []
+
+    def __call__(self, store: Store, name: str, task: RungTask, say: Say) -> RungResult:
+        self.tasks[name] = task
+        say("measuring")
+        answer = self.answers.get(name)
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is not None:
+            return answer
+        if name.startswith("prepare-"):
+            return RungResult(outcome="prepared")
+        return measured(10.0, task.choices[0])
+
+    @property
+    def service(self) -> Callable[[LadderJob, Store, float | None], RungResult]:
+        def run(job: LadderJob, store: Store, margin: float | None) -> RungResult:
+            self.margins.append(margin)
+            return measured(5.0)
+
+        return run

@@ -1,0 +1,145 @@
+"""The rungs that need torch and ONNX Runtime: each answers as OpenVINO's float network does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.ladder.engine import SkippedError, random_pixels
+from calibration.ladder.openvino_engine import OpenVinoNetwork
+from calibration.ladder.torch_engine import TorchNetwork, check_possible
+from calibration.ladder.torch_network import random_network, torch_network
+from calibration.ladder.worker import outcome_of
+from models.errors import ModelSetError
+from models.model_set import BUNDLED_DIR, load_model_set
+from models.rung import RungNetwork, RungOptions, RungTask
+
+# OpenVINO and the rungs trace with torch.jit, which torch deprecates; NNCF's imports warn as well.
+pytestmark = pytest.mark.filterwarnings("ignore")
+NAME, SIZE = "squeezenet1_1", 64
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RungTask:
+    """A work folder with a set of random weights."""
+    work = tmp_path_factory.mktemp("work")
+    network = RungNetwork(
+        name=NAME,
+        size=SIZE,
+        num_classes=5,
+        model_set=work / f"{NAME}-random",
+        torch_source="random",
+        is_random=True,
+    )
+    task = RungTask(engine="make_set", network=network, work=work, seconds=0.2, cores=2)
+    result = outcome_of(task)
+    assert result.outcome == "prepared", result.reason
+    return task
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def expected(made: RungTask, pixels: np.ndarray) -> np.ndarray:
+    return OpenVinoNetwork(made, RungOptions(batch=len(pixels))).predict(pixels)
+
+
+def test_the_set_of_random_weights_is_whole_and_has_int8(made: RungTask) -> None:
+    model_set = load_model_set(str(made.network.model_set))
+    assert model_set.problems() == []
+    assert set(model_set.manifest.members[0].networks) == {"FP16", "INT8"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"is_inference_mode": True},
+        {"is_inference_mode": True, "is_channels_last": True},
+        {"is_inference_mode": True, "mode": "script", "threads": 1, "callers": 2},
+    ],
+)
+def test_pytorch_in_every_way_answers_as_openvino_does(made: RungTask, change: dict) -> None:
+    options = RungOptions(batch=4, **change)
+    pixels = random_pixels(4, SIZE, seed=3)
+    found = softmax(TorchNetwork(made, options).predict(pixels))
+    np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
+    result = outcome_of(made.model_copy(update={"engine": "torch", "choices": (options,)}))
+    assert result.outcome == "measured", result.reason
+
+
+def test_torch_compile(made: RungTask) -> None:
+    options = RungOptions(batch=2, is_inference_mode=True, mode="compile")
+    result = outcome_of(made.model_copy(update={"engine": "torch", "choices": (options,)}))
+    assert result.outcome in ("measured", "skipped"), result.reason  # without a compiler
+
+
+def test_bfloat16_only_where_the_cpu_has_it(made: RungTask, monkeypatch) -> None:
+    monkeypatch.setattr("calibration.ladder.torch_engine.has_bf16", lambda: False)
+    with pytest.raises(SkippedError, match="avx512_bf16"):
+        check_possible(RungOptions(float_type="bf16"))
+    monkeypatch.setattr("calibration.ladder.torch_engine.has_bf16", lambda: True)
+    network = TorchNetwork(made, RungOptions(float_type="bf16"))
+    assert network.predict(random_pixels(1, SIZE)).dtype == np.float32
+
+
+def test_compiling_needs_a_compiler(monkeypatch) -> None:
+    monkeypatch.setattr("calibration.ladder.torch_engine.shutil.which", lambda _: None)
+    with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
+        check_possible(RungOptions(mode="compile"))
+
+
+def test_onnx_runtime_answers_as_openvino_does(made: RungTask) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'tandem[ladder]'")
+    pytest.importorskip("onnxscript", reason="pip install 'tandem[ladder]'")
+    from calibration.ladder.onnx_engine import OnnxNetwork
+
+    exported = outcome_of(made.model_copy(update={"engine": "export"}))
+    assert exported.outcome == "prepared", exported.reason
+    assert not list(made.work.glob("partial*"))
+    options, pixels = RungOptions(batch=3), random_pixels(3, SIZE, seed=4)  # traced with two
+    found = softmax(OnnxNetwork(made, options).predict(pixels))
+    np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
+    task = made.model_copy(update={"engine": "onnxruntime", "choices": (options,)})
+    assert outcome_of(task).outcome == "measured"
+
+
+def test_the_bundled_resnet50_is_restored_from_its_float_network(tmp_path: Path) -> None:
+    network = RungNetwork(
+        name="resnet50",
+        size=128,
+        num_classes=10,
+        model_set=BUNDLED_DIR / "imagenette",
+        torch_source="float_ir",
+    )
+    task = RungTask(engine="torch", network=network, work=tmp_path, cores=2)
+    pixels = random_pixels(2, 128, seed=9)
+    found = softmax(TorchNetwork(task, RungOptions(batch=2)).predict(pixels))
+    openvino = OpenVinoNetwork(task, RungOptions(batch=2)).predict(pixels)
+    np.testing.assert_allclose(found, openvino, atol=5e-3)
+
+
+def test_a_network_that_cannot_be_restored_is_skipped(tmp_path: Path) -> None:
+    network = RungNetwork(
+        name="densenet169",
+        size=128,
+        num_classes=10,
+        model_set=BUNDLED_DIR / "imagenette",
+        torch_source="float_ir",
+    )
+    task = RungTask(engine="torch", network=network, work=tmp_path)
+    with pytest.raises(SkippedError, match="without its PyTorch source"):
+        torch_network(task)
+
+
+@pytest.mark.parametrize("name", ["resnet17", "fcos_resnet50_fpn", "googlenet"])
+def test_what_is_no_classification_network_is_refused(made: RungTask, name: str) -> None:
+    with pytest.raises(ModelSetError, match="squeezenet1_1"):
+        random_network(made.network.model_copy(update={"name": name}))
+
+
+def test_a_vision_transformer_takes_its_size(made: RungTask) -> None:
+    vit = made.network.model_copy(update={"name": "vit_b_32", "size": 64})
+    assert random_network(vit).image_size == 64

@@ -1,0 +1,233 @@
+"""The tasks of rungs, on tiny sets: what they answer, and what becomes of everything that fails."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.ladder import worker
+from calibration.ladder.engine import SkippedError, labelled_files, random_pixels
+from calibration.ladder.prepare import quantize
+from calibration.ladder.worker import best_choice, outcome_of
+from models.extras import needs_extra
+from models.rung import RungOptions, RungResult, RungTask, read_result
+from tests.support.calibration.evaluated_sets import two_precisions
+from tests.support.ladders import tiny_task
+from tests.support.tiny_networks import write_pictures, write_tiny_set
+
+INT8 = RungOptions(precision="INT8")
+
+
+def with_images(folder: Path, work: Path, **more) -> RungTask:
+    """A task whose ladder has labelled images: their preparation is done."""
+    images = write_pictures(work / "images")
+    task = tiny_task(folder, work, "labelled", images=images, **more)
+    assert outcome_of(task) == RungResult(outcome="prepared")
+    return task
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        INT8,
+        INT8.model_copy(update={"batch": 4, "is_static": True}),
+        INT8.model_copy(update={"hint": "latency", "threads": 1}),
+        INT8.model_copy(update={"hint": "throughput", "batch": 2}),
+        INT8.model_copy(update={"streams": 2}),
+    ],
+)
+def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
+    task = with_images(tiny_set, tmp_path, cores=2)
+    rung = task.model_copy(update={"engine": "openvino", "choices": (options,)})
+    result = outcome_of(rung)
+    assert result.outcome == "measured", result.reason
+    assert result.chosen == options
+    assert result.figures is not None
+    assert (result.figures.top1, result.figures.num_labelled) == (1.0, 12)
+    assert result.figures.images_per_s > 0
+    assert "streams" in result.notes[0]
+
+
+def test_float_and_int8_are_the_sets_own(tmp_path):
+    folder = two_precisions(tmp_path / "set")
+    for precision in ("FP16", "INT8"):
+        task = tiny_task(folder, tmp_path, "openvino", RungOptions(precision=precision))
+        assert outcome_of(task).outcome == "measured"
+
+
+def test_a_float_type_that_the_cpu_lacks_is_skipped_and_says_why(tiny_set, tmp_path, monkeypatch):
+    monkeypatch.setattr("calibration.ladder.openvino_engine.compile_with", compiled_in_f32)
+    task = tiny_task(
+        tiny_set,
+        tmp_path,
+        "openvino",
+        *(INT8.model_copy(update={"float_type": kind}) for kind in ("bf16", "f16")),
+    )
+    result = outcome_of(task)
+    assert result.outcome == "skipped"
+    assert "no bf16" in result.reason
+    assert "no f16" in result.reason
+
+
+def compiled_in_f32(model, properties):
+    from models.runtime import compile_with
+
+    return compile_with(model, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
+
+
+def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
+    task = with_images(tiny_set, tmp_path)
+    whole = INT8.model_copy(update={"batch": 4})
+    every = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (whole,)}))
+    assert every.figures is not None
+    assert every.figures.top1 == 1.0
+    assert every.notes == ("2 members for every image",)
+    for margin, share in ((0.001, "100%"), (1.0, "0%")):
+        choice = whole.model_copy(update={"cascade_margin": margin})
+        found = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (choice,)}))
+        assert found.figures is not None, found.reason
+        assert found.figures.top1 == 1.0
+        assert f"alone answered {share}" in found.notes[0]
+
+
+def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
+    cascade = INT8.model_copy(update={"cascade_margin": 0.5})
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "ensemble", cascade))
+    assert (result.outcome, "--images" in result.reason) == ("skipped", True)
+
+
+def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
+    task = with_images(tiny_set, tmp_path, max_images=3)
+    choice = INT8.model_copy(update={"batch": 8})
+    for engine in ("openvino", "ensemble"):
+        result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
+        assert result.figures is not None
+        assert (result.figures.top1, result.figures.num_labelled) == (1.0, 3)
+
+
+def test_labelled_images_are_kept_for_every_rung_and_the_service(tiny_set, tmp_path):
+    with_images(tiny_set, tmp_path, max_images=5)
+    pixels, truth = (np.load(path) for path in labelled_files(tmp_path))
+    assert (pixels.shape, pixels.dtype) == ((5, 16, 16, 3), np.uint8)
+    listed = json.loads((tmp_path / "labelled.json").read_text())
+    assert [index for _, index in listed] == truth.tolist()
+    assert all(Path(path).is_file() for path, _ in listed)
+
+
+def test_images_of_other_classes_are_refused(tiny_set, tmp_path):
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    (tmp_path / "images" / "cats" / "a.png").write_bytes(b"no image")
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "labelled", images=tmp_path / "images"))
+    assert (result.outcome, "cats" in result.reason) == ("failed", True)
+
+
+def test_a_member_without_int8_gets_one_in_the_work_folder(tmp_path):
+    folder = write_tiny_set(tmp_path / "set", precision="FP16", num_convolutions=1)
+    before = sorted(path.name for path in folder.iterdir())
+    quantize(tiny_task(folder, tmp_path, "quantize"))
+    assert sorted(path.name for path in folder.iterdir()) == before  # the set is nobody's to change
+    result = outcome_of(tiny_task(folder, tmp_path, "openvino", INT8))
+    assert result.outcome == "measured", result.reason
+
+
+def test_the_fastest_choice_is_measured():
+    class Slow:
+        notes = ()
+
+        def __init__(self, options: RungOptions) -> None:
+            self.calls = [lambda: work(options.batch)]
+
+    def work(batch: int) -> None:
+        for _ in range(200_000 if batch == 2 else 10):  # more time for two images than for one
+            pass
+
+    choices = (RungOptions(batch=2), RungOptions(batch=1))
+    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
+    chosen, _ = best_choice(task, lambda _, options: Slow(options))
+    assert chosen.batch == 1
+
+
+def test_choices_that_cannot_run_are_left_out():
+    def make_ready(_: RungTask, options: RungOptions):
+        if options.batch == 1:
+            raise SkippedError("not that one")
+        ready = type("Ready", (), {})()
+        ready.calls = [lambda: None]
+        return ready
+
+    choices = (RungOptions(batch=1), RungOptions(batch=3))
+    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
+    assert best_choice(task, make_ready)[0].batch == 3
+    with pytest.raises(SkippedError, match="not that one"):
+        best_choice(task.model_copy(update={"choices": choices[:1]}), make_ready)
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
+def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch, kind):
+    def broken(_: RungTask):
+        raise kind("a long story\nin many lines")
+
+    monkeypatch.setattr(worker, "engine_of", broken)
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
+
+
+def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, monkeypatch):
+    def absent(_: RungTask):
+        with needs_extra("ladder", "ladder"):
+            raise ModuleNotFoundError("no", name="torch")
+
+    monkeypatch.setattr(worker, "engine_of", absent)
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    assert result.outcome == "skipped"
+    assert "needs torch" in result.reason
+    assert "tandem[ladder]" in result.reason
+
+
+def test_random_pixels_are_the_same_each_time():
+    assert np.array_equal(random_pixels(2, 20), random_pixels(2, 20))
+    assert not np.array_equal(random_pixels(2, 20, 1), random_pixels(2, 20, 2))
+    assert random_pixels(2, 20).shape == (2, 20, 20, 3)
+
+
+def start(task: RungTask, work: Path) -> subprocess.Popen[bytes]:
+    (work / "task.json").write_text(task.model_dump_json())
+    line = [sys.executable, "-P", "-m", "calibration.ladder.worker"]
+    return subprocess.Popen(
+        [*line, str(work / "task.json"), str(work / "result.json")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(worker.__file__).parents[2],
+    )
+
+
+def test_the_process_tells_what_it_does_and_writes_its_result(tiny_set, tmp_path):
+    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8), tmp_path)
+    try:
+        assert process.stdout is not None
+        events = [json.loads(line)["event"] for line in process.stdout]
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert events == ["preparing", "measuring", "measured"]
+    assert read_result(tmp_path / "result.json").outcome == "measured"
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_the_process_ends_with_whoever_started_it(tiny_set, tmp_path):
+    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8, seconds=600), tmp_path)
+    try:
+        assert process.stdout is not None
+        assert b"preparing" in process.stdout.readline()
+        assert process.stdin is not None
+        process.stdin.close()  # as when that one is killed
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+    assert not (tmp_path / "result.json").exists()

@@ -1,0 +1,73 @@
+"""The work folder: whose it is, what it keeps, and that nobody sees half a file."""
+
+import pytest
+
+from app.errors import ConfigError
+from app.ladder.store import Store
+from tests.support.ladders import measured
+
+FACTS = {"network": "a", "seconds": 1.0}
+
+
+def test_results_are_kept_for_resume_alone(tmp_path):
+    store = Store(tmp_path / "new" / "work")
+    with store.opened(FACTS, is_resumed=True):  # nothing there to resume: a beginning
+        store.write("eager", measured(3.0))
+    with store.opened(FACTS, is_resumed=True):
+        assert store.read("eager") == measured(3.0)
+    with store.opened(FACTS, is_resumed=False):
+        assert store.read("eager") is None
+
+
+def test_results_of_another_ladder_are_not_continued(tmp_path):
+    store = Store(tmp_path)
+    with store.opened(FACTS, is_resumed=False):
+        store.write("eager", measured(3.0))
+    with (
+        pytest.raises(ConfigError, match="other seconds"),
+        store.opened(FACTS | {"seconds": 2.0}, is_resumed=True),
+    ):
+        pass
+    with store.opened(FACTS, is_resumed=True):
+        assert store.read("eager") is not None
+
+
+def test_two_ladders_do_not_share_a_folder(tmp_path):
+    with (
+        Store(tmp_path).opened(FACTS, is_resumed=False),
+        pytest.raises(ConfigError, match="another ladder"),
+        Store(tmp_path).opened(FACTS, is_resumed=False),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match="cannot write"),
+        Store(tmp_path / "file").opened(FACTS, is_resumed=False),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"outcome": "measured", "speed": 3}'])
+def test_a_damaged_result_is_measured_again(tmp_path, text):
+    store = Store(tmp_path)
+    with store.opened(FACTS, is_resumed=False):
+        (tmp_path / "results" / "eager.json").write_text(text)
+        assert store.read("eager") is None
+
+
+def test_only_its_own_files_are_removed(tmp_path):
+    (tmp_path / "holiday.jpg").touch()
+    (tmp_path / "int8.xml").touch()
+    with Store(tmp_path).opened(FACTS, is_resumed=False):
+        assert (tmp_path / "holiday.jpg").exists()
+        assert not (tmp_path / "int8.xml").exists()
+
+
+def test_no_partial_file_stays(tmp_path):
+    store = Store(tmp_path)
+    with store.opened(FACTS, is_resumed=False):
+        store.write("eager", measured(3.0))
+    assert not list(tmp_path.rglob("*.partial"))
