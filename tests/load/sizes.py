@@ -1,4 +1,4 @@
-"""What members of several sizes cost: reading a photo for one size and for all, beside the networks.
+"""What members of several sizes cost: reading a photo for one size and for all, beside networks.
 
 python tests/load/sizes.py PHOTOS SET > tests/load/results/sizes.json
 
