@@ -16,6 +16,7 @@ from app.environment import MIB
 from app.functions.loading import identities
 from app.graph.combination import combined_row
 from app.graph.ensemble import Ensemble
+from app.graph.probabilities import with_row
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
 from app.graph.timeline import Interval
@@ -62,8 +63,9 @@ class CachedEnsemble:
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
-        # Requests of tensors (app/oip) want more than is kept.
-        if request.is_probe or request.cache_use == "off" or request.tensors is not None:
+        # Pixels are no file's bytes, and of a member alone the ensemble's answer is none.
+        is_other = request.tensors is not None and not request.tensors.is_of_files
+        if request.is_probe or request.cache_use == "off" or is_other:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
 
@@ -75,8 +77,9 @@ class CachedEnsemble:
         num_members = len(names)
         members = dict(zip(names, rows[:num_members, None], strict=True))  # each (1, C)
         is_averaged = len(rows) == num_members
+        row = average(members, self._weights)[0] if is_averaged else rows[num_members]
         combined = combined_row(
-            average(members, self._weights)[0] if is_averaged else rows[num_members],
+            row,
             {name: row[0] for name, row in members.items()},
             self._model_set.labels,
             request.top_k,
@@ -85,6 +88,8 @@ class CachedEnsemble:
         timings = request.timeline.of_cached(caching)
         name, request_id = self._model_set.name, request.request_id
         answer = classified(combined, name, (), {}, request_id, timings, is_cached=True)
+        if request.tensors is not None:
+            answer = with_row(answer, row)
         return answer, combined.entropy
 
 

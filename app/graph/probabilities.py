@@ -44,9 +44,10 @@ def with_probabilities(
         kept = [image.row for image in images if image.row is not None]
         mean = kept or average(own, weights)  # (K, C) float32
         rows |= zip(result.images, mean, strict=True)
-    return [_with_row(answer, rows[place]) for place, answer in enumerate(answers)]
+    return [with_row(answer, rows[place]) for place, answer in enumerate(answers)]
 
 
-def _with_row(answer: Classified, row: Probabilities) -> ClassifiedWithProbabilities:
+def with_row(answer: Classified, row: Probabilities) -> ClassifiedWithProbabilities:
+    """Return an answer with the probability of every class, float32 (C,)."""
     values = {name: getattr(answer, name) for name in NAMES}
     return ClassifiedWithProbabilities(**values, probabilities=np.ascontiguousarray(row))

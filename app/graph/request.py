@@ -22,6 +22,11 @@ class TensorRequest:
     pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
     member: str | None = None  # this one alone is asked; None: the ensemble
 
+    @property
+    def is_of_files(self) -> bool:
+        """Whether it asks the ensemble for files, as other requests do."""
+        return self.pixels is None and self.member is None
+
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray.serve.grpc_util import RayServegRPCContext
 
+from app.caching.directives import CACHE_CONTROL
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
 from app.grpc import open_inference_pb2 as messages
@@ -31,6 +32,7 @@ class OpenInferenceInterface:
 
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
+        self._has_cache = inference.service.settings.cache != "none"
         self._receiver = Receiver(self._service.settings)
         self._regions = RegionCalls(inference.shared_memory)
         self._methods: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
@@ -66,6 +68,7 @@ class OpenInferenceInterface:
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
             refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
+            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
         )
         is_raw = False
 

@@ -5,7 +5,7 @@ from starlette.types import Receive, Scope
 
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
-from app.http.classify import REFUSED, timeout_s_of
+from app.http.classify import CACHE, REFUSED, timeout_s_of
 from app.http.coded_body import read_coded_body
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response
@@ -28,6 +28,7 @@ class InferEndpoint:
     def __init__(self, inference: Inference) -> None:
         self._inference, self._watch = inference, DisconnectWatch()
         self._max_bytes = inference.service.settings.max_body_bytes
+        self._has_cache = inference.service.settings.cache != "none"
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response.
@@ -42,6 +43,7 @@ class InferEndpoint:
             timeout_s=timeout_s_of(headers),
             priority=headers.get(b"priority"),
             refused_before=refused_before(headers.get(REFUSED)),
+            cache_control=headers.joined(CACHE) if self._has_cache else None,
         )
         with self._watch.request(receive) as watched:
 

@@ -111,7 +111,10 @@ class Duration:
 
 @dataclass(slots=True)
 class InferStatistics:
-    """Of requests: whole, and their slowest image's stages (decode, queue, infer, combine)."""
+    """Of requests: whole, and their slowest image's stages (decode, queue, infer, combine).
+
+    A request whose images were all in the response cache is a hit; it has no such stages.
+    """
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
@@ -131,7 +134,7 @@ class ModelStatistics:
     version: str
     last_inference: int = 0  # ms since 1970
     inference_count: int = 0  # images
-    execution_count: int = 0  # requests: a batch mixes several, and /v1's
+    execution_count: int = 0  # requests that were computed: a batch mixes several, and /v1's
     inference_stats: InferStatistics = field(default_factory=InferStatistics)
     batch_stats: list[dict[str, Any]] = field(default_factory=list)  # see the service's metrics
 

@@ -50,6 +50,8 @@ def answer_of(
     }:
         told = ", ".join(f"{name}: {why}" for name, why in missing.items())
         parameters = {"degraded": True, "missing_members": told}
+    if all(image.cached for image in images):
+        parameters["cached"] = True
     outputs = tuple(_output(output, request.top_k, model, images) for output in asked)
     return InferAnswer(model.name, request.id, outputs, parameters)
 

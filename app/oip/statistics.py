@@ -24,9 +24,14 @@ class Statistics:
         model = self._models[name]
         model.last_inference = int(time.time() * 1e3)
         model.inference_count += len(images)
-        model.execution_count += 1
         durations = model.inference_stats
         durations.success.add(took_ms)
+        if looking_ms := _slowest(images, "cache"):
+            is_hit = all(image.cached for image in images)
+            (durations.cache_hit if is_hit else durations.cache_miss).add(looking_ms)
+            if is_hit:
+                return
+        model.execution_count += 1
         durations.compute_input.add(_slowest(images, "decode"))
         durations.queue.add(_slowest(images, "queue"))
         durations.compute_infer.add(_slowest(images, "infer"))
