@@ -190,9 +190,11 @@ def test_what_the_images_raise_goes_through_and_ends_it():
         raise OSError("the list of files broke off")
 
     before = threading.active_count()
-    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
-        with pytest.raises(OSError, match="broke off"):
-            list(client.classify_many(broken()))
+    with (
+        Client("http://tandem", transport=httpx.MockTransport(by_body)) as client,
+        pytest.raises(OSError, match="broke off"),
+    ):
+        list(client.classify_many(broken()))
     assert threading.active_count() == before
 
 
