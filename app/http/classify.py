@@ -13,12 +13,13 @@ from app.http.disconnect import DisconnectWatch
 from app.http.headers import Headers
 from app.messages import Fault
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
+from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY, refused_before
 from app.responses import Classified, Results, as_json, error_answer
 
-# Serve counts the same header from a moment earlier and would answer 408 in plain text: be first.
+# Without HAProxy, which moves it, Serve counts the same header from a moment earlier and would
+# answer 408 in plain text: be first. And the answer has some way to go.
 CLIENT_TIME_SHARE = 0.9
-REFUSED = REFUSED_HEADER.encode("ascii")
+REFUSED, MOVED = REFUSED_HEADER.encode("ascii"), TIMEOUT_COPY.encode("ascii")
 CACHE = CACHE_CONTROL.encode("ascii")
 
 
@@ -81,5 +82,7 @@ def _image_of(answer: Classified | Fault) -> bytes | Fault:
 
 def timeout_s_of(headers: Headers) -> float | None:
     """Return the time that the client gives its request, in seconds; None if it does not."""
-    given = headers.get(TIMEOUT_HEADER.encode("ascii"))
+    given = headers.get(MOVED)
+    if given is None:
+        given = headers.get(TIMEOUT_HEADER.encode("ascii"))
     return None if given is None else CLIENT_TIME_SHARE * parse_timeout_s(given)

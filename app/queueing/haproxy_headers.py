@@ -1,12 +1,16 @@
-"""The headers by which the Gateway and HAProxy tell each other who is refused.
+"""The headers by which the Gateway and HAProxy tell each other who is refused, and what is asked.
 
 The Gateway's refusals say how many requests it lets be under way at present, and HAProxy refuses
 what comes beyond by itself (:mod:`app.launch.haproxy.refusals`). Of those it counts, the next
 request that it sends on says how many they were.
+
+A client's time is moved to a header of our own, out of Serve's sight: past it Serve would answer in
+plain text, before the Gateway if that is late because the machine is busy.
 """
 
 LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy takes it out
 REFUSED_HEADER = "x-tandem-refused"  # in a request; a client's own is taken out
+TIMEOUT_COPY = "x-tandem-timeout-seconds"  # in a request; a client's own is taken out
 # That one header may tell: without HAProxy a client could send it, and it counts as demand.
 MAX_TOLD = 1000
 

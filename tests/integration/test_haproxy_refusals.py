@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.graph.parameters import TIMEOUT_HEADER
 from app.launch.haproxy import edits
 from app.launch.haproxy.command import haproxy_binary
 from app.launch.haproxy.edit import sed_script
 from app.launch.haproxy.refusals import ASK_EVERY_MS, refusals
-from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER
+from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
 
 MAX_REQUESTS = 12
 # What matters of Serve's own (haproxy_templates.py).
@@ -40,11 +41,13 @@ class Gated:
         self.limit: int | None = None
         self.num_inside = self.num_arrived = 0
         self.told: list[int] = []
+        self.headers: dict[str, str] = {}  # of the last request
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin1").lower()
         self.num_arrived += 1
         headers = dict(line.split(": ", 1) for line in head.split("\r\n") if ": " in line)
+        self.headers = headers
         self.told.append(int(headers.get(REFUSED_HEADER, 0)))
         status, more = "200 OK", ""
         if self.limit is not None and self.num_inside >= self.limit:
@@ -173,3 +176,27 @@ def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:
         assert {a.status_code for a in await asyncio.gather(*inside)} == {200}
 
     beside(ports, scenario)
+
+
+def test_a_clients_time_is_out_of_serves_sight(ports) -> None:
+    """Serve would answer in plain text once it is over."""
+
+    async def run() -> None:
+        gateway = Gated()
+        front, back = ports
+        server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
+        url = f"http://127.0.0.1:{front}/v1/classify"
+        async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
+            await _answering(client, url, gateway)
+            gateway.gate.set()
+            for sent, expected in (
+                ({TIMEOUT_HEADER: "2.5"}, "2.5"),
+                ({TIMEOUT_HEADER: "2.5", TIMEOUT_COPY: "9"}, "2.5"),
+                ({TIMEOUT_HEADER: ""}, ""),
+                ({TIMEOUT_COPY: "9"}, None),
+            ):
+                await client.post(url, headers=sent)
+                assert TIMEOUT_HEADER not in gateway.headers
+                assert gateway.headers.get(TIMEOUT_COPY) == expected
+
+    asyncio.run(run())

@@ -4,18 +4,25 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.graph.parameters import TIMEOUT_HEADER
 from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.edit import Edit, appended
-from app.queueing.haproxy_headers import REFUSED_HEADER
+from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY
 
 # Serve decodes these as UTF-8 and answers 500 if they are not.
-TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", "x-request-timeout-seconds")
+TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", TIMEOUT_HEADER)
 # Serve's own, decoded too; with the third a client would have its request go on when it hangs up.
-# The last is HAProxy's own (refusals).
+# The last two are HAProxy's own (refusals, MOVED_TIMEOUT).
 FOREIGN_HEADERS = (
     "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*|"
-    f"{REFUSED_HEADER}"
+    f"{REFUSED_HEADER}|{TIMEOUT_COPY}"
 )
+# Serve has no time for a request then, and the Gateway alone says that one is over.
+MOVED_TIMEOUT = [
+    f"http-request set-header {TIMEOUT_COPY} %[req.fhdr({TIMEOUT_HEADER},1)] "
+    f"if {{ req.hdr({TIMEOUT_HEADER}) -m found }}",
+    f"http-request del-header {TIMEOUT_HEADER}",
+]
 
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
@@ -81,7 +88,12 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
             "defaults",
             [f"timeout http-request {BEGIN_WITHIN_S}s", *_answers()],
         ),
-        appended("the limits of HTTP requests", HTTP, [*_removals(), UNWATCHED, *waits], HTTP_BIND),
+        appended(
+            "the limits of HTTP requests",
+            HTTP,
+            [*_removals(), *MOVED_TIMEOUT, UNWATCHED, *waits],
+            HTTP_BIND,
+        ),
         # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
         appended(
             "the limits of gRPC calls",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.messages import Fault
-from app.queueing.haproxy_headers import LIMIT_HEADER, MAX_TOLD, REFUSED_HEADER
+from app.queueing.haproxy_headers import LIMIT_HEADER, MAX_TOLD, REFUSED_HEADER, TIMEOUT_COPY
 
 CLASSIFY = "/v1/classify"
 
@@ -73,9 +73,10 @@ async def test_the_ends_of_top_k(client, service, value):
     assert service.requests[0].top_k == int(value)
 
 
+@pytest.mark.parametrize("name", ["x-request-timeout-seconds", TIMEOUT_COPY])
 @pytest.mark.parametrize("value", ["NaN", "-1", "0", "abc", "", "-inf", "1 s"])
-async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value):
-    headers = {"x-request-timeout-seconds": value}
+async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value, name):
+    headers = {name: value}
     answer = await client.post(CLASSIFY, content=b"image", headers=headers)
     assert answer.status_code == 422
     assert "x-request-timeout-seconds" in answer.json()["error"]["message"]
@@ -83,9 +84,10 @@ async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value):
 
 
 @pytest.mark.parametrize(("value", "expected"), [("2.5", 2.25), ("9999", 10.0), ("inf", 10.0)])
-async def test_a_client_can_only_ask_for_less_time(client, service, value, expected):
+@pytest.mark.parametrize("name", ["x-request-timeout-seconds", TIMEOUT_COPY])
+async def test_a_client_can_only_ask_for_less_time(client, service, value, expected, name):
     """Of what it asks for 90 % are used: at 100 % Serve answers itself, and not in JSON."""
-    headers = {"x-request-timeout-seconds": value}
+    headers = {name: value}
     await client.post(CLASSIFY, content=b"image", headers=headers)
     assert service.requests[0].timeout_s == expected
 

@@ -126,14 +126,17 @@ async def test_a_bomb_is_refused_before_it_is_inflated(graph, client):
     assert graph.service._intake._byte_budget.num_held == 0
 
 
+ZIPPED = gzip.compress(IMAGE, mtime=0)  # else the time would be in the test's name
+
+
 @pytest.mark.parametrize(
     ("coding", "body", "status"),
     [
         ("gzip", b"no gzip", 400),
-        ("gzip", gzip.compress(IMAGE)[:-9], 400),
-        ("gzip", gzip.compress(IMAGE) * 2, 400),
+        ("gzip", ZIPPED[:-9], 400),
+        ("gzip", ZIPPED * 2, 400),
         ("gzip", b"", 400),
-        ("deflate", gzip.compress(IMAGE), 400),
+        ("deflate", ZIPPED, 400),
         ("br", IMAGE, 415),
         ("gzip, gzip", IMAGE, 415),
     ],

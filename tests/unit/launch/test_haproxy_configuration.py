@@ -14,6 +14,7 @@ from app.launch.haproxy.edits import (
     COPY_DEADLINE,
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
+    MOVED_TIMEOUT,
     TEXT_HEADERS,
     UNWATCHED,
 )
@@ -40,6 +41,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
     rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
     rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
+    rules += [rule.removeprefix("http-request ") for rule in MOVED_TIMEOUT]
     rules.append(UNWATCHED.removeprefix("http-request "))
     rules.append("wait-for-body time 10s at-least 15360 if METH_POST")
     assert after[first : first + len(rules)] == [
