@@ -120,6 +120,10 @@ def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         response_class=Response,
         summary="Forget a region",
     )
+    async def unregister(request: Request, region_name: str) -> Response:
+        _regions(inference, request).unregister(region_name)
+        return Response()
+
     @api.post(
         f"{SYSTEM}/unregister",
         tags=tags,
@@ -127,8 +131,8 @@ def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         response_class=Response,
         summary="Forget all regions",
     )
-    async def unregister(request: Request, region_name: str = "") -> Response:
-        _regions(inference, request).unregister(region_name)
+    async def unregister_all(request: Request) -> Response:
+        _regions(inference, request).unregister()
         return Response()
 
 
@@ -153,14 +157,25 @@ async def _fields(receive: Receive, headers: Headers, timeout_s: float) -> dict[
 def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     """Add CUDA's routes, since clients clean up before they begin: there are no such regions."""
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
     @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
-    async def status(region_name: str = "") -> list[RegionStatus]:
+    async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, summary="Nothing to forget")
-    @api.post(f"{CUDA}/unregister", tags=tags, summary="Nothing to forget")
-    async def unregister(region_name: str = "") -> Response:
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    async def one_region(region_name: str) -> list[RegionStatus]:
+        return []
+
+    @api.post(f"{CUDA}/unregister", tags=tags, response_class=Response, summary="Nothing to forget")
+    async def unregister_all() -> Response:
+        return Response()
+
+    @api.post(
+        CUDA + "/region/{region_name}/unregister",
+        tags=tags,
+        response_class=Response,
+        summary="Nothing to forget",
+    )
+    async def unregister(region_name: str) -> Response:
         return Response()
 
     @api.post(
