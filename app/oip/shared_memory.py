@@ -17,7 +17,7 @@ from app.settings import Settings
 OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: true"
 )
-LONG_BYTES = 2**20  # from which on the event loop would stand still for some tenths of a ms
+LONG_BYTES = 2**20  # what is longer is read on a thread: the event loop answers others meanwhile
 NO_CUDA = (
     "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
     "register system shared memory"
