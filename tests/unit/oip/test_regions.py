@@ -93,7 +93,7 @@ def test_an_entry_that_cannot_be_written_is_not_half_there(memory, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(BadRegionError, match="cannot be kept in .*: No space left"):
+        with pytest.raises(BadRegionError, match=r"cannot be kept in .*: No space left"):
             memory.regions.register("r", "k", 0, 1)
     assert list(memory.entries.iterdir()) == []
     memory.regions.register("r", "k", 0, 1)
