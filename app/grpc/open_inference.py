@@ -82,7 +82,7 @@ class OpenInferenceInterface:
             model = inference.models.find(message.model_name, message.model_version)
             request, regions = infer_request_of(message), None
             if request.uses_regions:
-                regions = inference.shared_memory.for_caller(is_local=is_local(call.peer))
+                regions = inference.shared_memory.for_caller(is_local=is_local(call))
             is_raw = any(one.raw is not None or one.region for one in request.inputs)
             return ModelRequest(model, request, regions)
 

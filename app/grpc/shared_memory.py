@@ -11,17 +11,22 @@ from app.errors import BadRegionError
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import Call
 from app.grpc.servicer import Message
-from app.oip.shared_memory import NO_CUDA, SharedMemory, is_loopback
+from app.oip.shared_memory import NO_CUDA, SharedMemory, asks_for_itself, is_loopback
 
 Stream = gRPCInputStream[Message]
 Answer = Callable[[Any], Awaitable[Any]]
 
 
-def is_local(peer: str) -> bool:
-    """Whether a peer, as gRPC writes it, is known to be on this machine.
+def is_local(call: Call) -> bool:
+    """Whether a call is known to come from a program on this machine.
 
-    Behind HAProxy it is HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
+    Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
     """
+    return is_loopback_peer(call.peer) and asks_for_itself(call.joined)
+
+
+def is_loopback_peer(peer: str) -> bool:
+    """Whether a peer, as gRPC writes it, has an address of this machine."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return False
@@ -47,7 +52,7 @@ class RegionCalls:
         return getattr(messages, f"{method}Request"), answer
 
     def _of_system(self, verb: str, request: Any, call: Call) -> Any:
-        regions = self._memory.for_caller(is_local=is_local(call.peer))
+        regions = self._memory.for_caller(is_local=is_local(call))
         if verb == "Status":
             reply = messages.SystemSharedMemoryStatusResponse()
             for one in regions.status(request.name):

@@ -15,7 +15,7 @@ from app.http.headers import Headers
 from app.oip.documents import ProtocolError, RegionStatus
 from app.oip.inference import Inference
 from app.oip.regions import Regions
-from app.oip.shared_memory import NO_CUDA, is_loopback
+from app.oip.shared_memory import NO_CUDA, asks_for_itself, is_loopback
 from app.queueing.byte_budget import ByteBudget
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
@@ -56,23 +56,20 @@ REGION = {
 def is_local(scope: Scope) -> bool:
     """Whether a request is known to come from a program on this machine.
 
-    The connection must, where it may be HAProxy's own, which listens on loopback then
-    (:mod:`app.launch.shared_memory`). A proxy in front that says for whom it asks is believed; and
-    a web page's requests, which have an origin, are the page's, wherever the browser runs.
+    Its connection may be HAProxy's, which listens on loopback then
+    (:mod:`app.launch.shared_memory`).
     """
     client, headers = scope.get("client"), Headers(scope)
     if client is None or not is_loopback(client[0]):
         return False
-    if headers.get(b"origin") is not None or headers.get(b"forwarded") is not None:
-        return False
-    forwarded = headers.joined(b"x-forwarded-for")
-    return forwarded is None or all(is_loopback(one.strip()) for one in forwarded.split(","))
+    return asks_for_itself(lambda name: headers.joined(name.encode("ascii")))
 
 
 def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     """Add the routes; where shared memory is off they say so."""
     _add_status(api, inference, tags)
-    _add_changes(api, inference, tags)
+    _add_register(api, inference, tags)
+    _add_unregister(api, inference, tags)
     _add_cuda(api, tags)
 
 
@@ -95,7 +92,7 @@ def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         return _regions(inference, request).status(region_name)
 
 
-def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     settings = inference.service.settings
 
     @api.post(
@@ -113,6 +110,8 @@ def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         regions.register(region_name, fields.get("key"), *numbers)
         return Response()
 
+
+def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     @api.post(
         SYSTEM + "/region/{region_name}/unregister",
         tags=tags,
@@ -120,6 +119,10 @@ def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         response_class=Response,
         summary="Forget a region",
     )
+    async def unregister(request: Request, region_name: str) -> Response:
+        _regions(inference, request).unregister(region_name)
+        return Response()
+
     @api.post(
         f"{SYSTEM}/unregister",
         tags=tags,
@@ -127,8 +130,8 @@ def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         response_class=Response,
         summary="Forget all regions",
     )
-    async def unregister(request: Request, region_name: str = "") -> Response:
-        _regions(inference, request).unregister(region_name)
+    async def unregister_all(request: Request) -> Response:
+        _regions(inference, request).unregister()
         return Response()
 
 
@@ -153,14 +156,25 @@ async def _fields(receive: Receive, headers: Headers, timeout_s: float) -> dict[
 def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     """Add CUDA's routes, since clients clean up before they begin: there are no such regions."""
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
     @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
-    async def status(region_name: str = "") -> list[RegionStatus]:
+    async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, summary="Nothing to forget")
-    @api.post(f"{CUDA}/unregister", tags=tags, summary="Nothing to forget")
-    async def unregister(region_name: str = "") -> Response:
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    async def one_region(region_name: str) -> list[RegionStatus]:
+        return []
+
+    @api.post(f"{CUDA}/unregister", tags=tags, response_class=Response, summary="Nothing to forget")
+    async def unregister_all() -> Response:
+        return Response()
+
+    @api.post(
+        CUDA + "/region/{region_name}/unregister",
+        tags=tags,
+        response_class=Response,
+        summary="Nothing to forget",
+    )
+    async def unregister(region_name: str) -> Response:
         return Response()
 
     @api.post(

@@ -142,15 +142,19 @@ class Regions:
                 f"{MAX_REGIONS} regions are registered, the limit; unregister those of no use"
             )
         unfinished = self._entries / f".{uuid.uuid4().hex}"
-        unfinished.write_bytes(orjson.dumps(astuple(entry)))
         try:
+            unfinished.write_bytes(orjson.dumps(astuple(entry)))
             self._place(entry.name).hardlink_to(unfinished)
         except FileExistsError as error:
             raise RegionExistsError(
                 f"region {shown(entry.name)} is registered already; unregister it first"
             ) from error
+        except OSError as error:
+            raise BadRegionError(
+                f"region {shown(entry.name)} cannot be kept in {self._entries}: {error.strerror}"
+            ) from error
         finally:
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
 
     def _places(self) -> list[Path]:
         return [place for place in self._entries.iterdir() if not place.name.startswith(".")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from app.settings import Settings
 OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: true"
 )
-LONG_BYTES = 2**20  # from which on the event loop would stand still for some tenths of a ms
+LONG_BYTES = 2**20  # what is longer is read on a thread: the event loop answers others meanwhile
 NO_CUDA = (
     "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
     "register system shared memory"
@@ -78,6 +79,22 @@ def is_loopback(address: str) -> bool:
         return False
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
+
+
+def asks_for_itself(header: Callable[[str], str | None]) -> bool:
+    """Whether a request's headers do not say that it is somebody else's.
+
+    A proxy may say for whom it asks, and a web page's requests, which have an origin, are the
+    page's, wherever the browser runs.
+
+    Args:
+        header: returns a header's values, joined by commas; None if it is not there.
+
+    """
+    if header("origin") is not None or header("forwarded") is not None:
+        return False
+    forwarded = header("x-forwarded-for")
+    return forwarded is None or all(is_loopback(one.strip()) for one in forwarded.split(","))
 
 
 async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:

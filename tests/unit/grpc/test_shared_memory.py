@@ -9,7 +9,7 @@ import pytest
 from app.graph.keys import Keys
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
-from app.grpc.shared_memory import is_local
+from app.grpc.shared_memory import is_loopback_peer
 from app.oip.inference import Inference
 from app.oip.shared_memory import SharedMemory
 from tests.support.grpc_contexts import context_of, stream_of
@@ -45,10 +45,12 @@ class Client:
         self._methods, self._peer = OpenInferenceMethods(), peer
         self._methods._open_inference = OpenInferenceInterface(Inference(graph.service, shared))
 
-    async def call(self, method: str, request: Any = None, **fields: Any) -> tuple[Any, Any]:
+    async def call(
+        self, method: str, request: Any = None, metadata: Any = None, **fields: Any
+    ) -> tuple[Any, Any]:
         """Return the reply, and the context that has its status."""
         request = request or getattr(messages, f"{method}Request")(**fields)
-        context = context_of(peer=self._peer)
+        context = context_of(peer=self._peer, **(metadata or {}))
         stream = stream_of(request.SerializeToString())
         return await getattr(self._methods, method)(incoming=stream, grpc_context=context), context
 
@@ -225,6 +227,19 @@ async def test_it_is_off_by_default_and_for_callers_here(graph, memory, is_on, p
     assert ("system_shared_memory" in metadata.extensions) is is_on
 
 
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        ({"x_forwarded_for": "203.0.113.5"}, CODE.PERMISSION_DENIED),
+        ({"forwarded": "for=203.0.113.5"}, CODE.PERMISSION_DENIED),
+        ({"x_forwarded_for": "127.0.0.1"}, None),
+    ],
+)
+async def test_a_proxy_that_says_for_whom_it_asks_is_believed(client, metadata, code):
+    _, context = await client.call("SystemSharedMemoryStatus", metadata=metadata)
+    assert context.code() is code
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 async def test_cuda_shared_memory_is_not_supported(graph, memory, is_on):
     client = Client(graph, memory if is_on else None)
@@ -261,4 +276,4 @@ async def test_keys_come_before_regions(graph, memory):
     ],
 )
 def test_peers_on_this_machine(peer: str, expected: bool) -> None:
-    assert is_local(peer) is expected
+    assert is_loopback_peer(peer) is expected

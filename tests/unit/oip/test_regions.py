@@ -1,5 +1,6 @@
 """Registering regions of shared memory, and using them: every way in which they do not fit."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_there_are_not_more_regions_than_the_limit(memory):
         memory.regions.register("one more", "k", 0, 1)
     memory.regions.unregister("7")
     memory.regions.register("one more", "k", 0, 1)
+
+
+def test_an_entry_that_cannot_be_written_is_not_half_there(memory, monkeypatch):
+    memory.file("k", DATA)
+
+    def full(place: Path, data: bytes) -> None:
+        place.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(BadRegionError, match=r"cannot be kept in .*: No space left"):
+            memory.regions.register("r", "k", 0, 1)
+    assert list(memory.entries.iterdir()) == []
+    memory.regions.register("r", "k", 0, 1)
 
 
 @pytest.mark.parametrize(
