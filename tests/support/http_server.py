@@ -41,6 +41,8 @@ class QuietRequest(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections at once; what is beyond is lost for seconds
+
     def handle_error(self, *_: object) -> None:
         """Say nothing of clients that hung up; what else fails is told as ever."""
         if not isinstance(sys.exception(), ConnectionError):

@@ -274,4 +274,4 @@ def test_ctrl_c_ends_it_at_once():
                 process.kill()
                 release.set()
     assert process.returncode in (-signal.SIGINT, 130)
-    assert told.rstrip().endswith("KeyboardInterrupt")
+    assert "KeyboardInterrupt" in told
