@@ -46,7 +46,7 @@ def answering(*rows: dict) -> Step:
 
 def failing(code: CODE, message: str = "what was wrong", **trailing: str) -> Step:
     def step(_: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
-        context.set_trailing_metadata([(k.replace("_", "-"), v) for k, v in trailing.items()])
+        context.set_trailing_metadata([*trailing.items()])
         context.abort(code, message)
 
     return step
@@ -159,7 +159,7 @@ def test_a_bad_image_alone_is_raised(make, scripted):
     ],
 )
 def test_errors_have_the_services_words(make, scripted, code, error_code, kind):
-    told = {"error_code": error_code, "request_id": "r9"} if error_code else {}
+    told = {"error-code": error_code, "request_id": "r9"} if error_code else {}
     scripted.steps = [failing(code, **told)]
     with pytest.raises(TandemError) as caught:
         make(retry=RetryPolicy(max_attempts=1))[0].classify(b"photo")
@@ -170,7 +170,7 @@ def test_errors_have_the_services_words(make, scripted, code, error_code, kind):
 
 
 def test_what_was_refused_is_asked_again_not_before_the_service_says(make, scripted):
-    told = {"error_code": "overloaded", "grpc_retry_pushback_ms": "2000"}
+    told = {"error-code": "overloaded", "grpc-retry-pushback-ms": "2000"}
     scripted.steps = [failing(CODE.RESOURCE_EXHAUSTED, **told)] * 2
     client, clock = make()
     assert client.classify(b"photo").label == "tench"
