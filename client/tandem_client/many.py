@@ -16,6 +16,8 @@ from tandem_client.options import CallOptions, Options
 # Images begun and results that nobody took yet, for each request under way: while an early answer
 # is late the later ones need not wait, and memory stays bounded.
 AHEAD = 4
+# Ctrl-C in the moment before a thread begins to wait is not seen until it has waited.
+NOTICED_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,11 @@ class Stream:
     def _next(
         self, begun: "deque[concurrent.futures.Future[Result]]"
     ) -> "concurrent.futures.Future[Result]":
-        """Take the future whose result is next; it may have to be waited for."""
-        if self.ordered:
-            return begun.popleft()
-        concurrent.futures.wait(begun, return_when=concurrent.futures.FIRST_COMPLETED)
-        done = next(future for future in begun if future.done())
+        """Take the future whose result is next, once it is done."""
+        waited = [begun[0]] if self.ordered else begun
+        while not any(future.done() for future in waited):
+            concurrent.futures.wait(waited, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)
+        done = next(future for future in waited if future.done())
         begun.remove(done)
         return done
 

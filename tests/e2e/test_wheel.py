@@ -83,6 +83,25 @@ def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
     assert "tandem/__init__.py" in names
 
 
+def test_the_client_alone_brings_nothing_of_the_service(tmp_path: Path) -> None:
+    """Its dependencies are compared in tests/unit/client/test_distribution.py."""
+    source = ROOT / "client"
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("tandem_client-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"tandem_client"}
+    assert "tandem_client/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    venv.create(tmp_path / "environment", symlinks=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    script = "from importlib.metadata import requires; print(requires('tandem-client'))"
+    said = run(python, "-c", script, cwd=tmp_path)
+    assert "httpx" in said
+    assert "ray" not in said
+
+
 @pytest.mark.parametrize("name", ["app", "models", "calibration", "tandem_client"])
 def test_other_programs_have_nothing_new_to_import(installed: Path, empty: Path, name: str) -> None:
     script = f"import importlib.util; print(importlib.util.find_spec({name!r}))"

@@ -1,6 +1,7 @@
 """Real HTTP servers on a thread; the tests choose the answers."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,11 +40,20 @@ class QuietRequest(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections at once; what is beyond is lost for seconds
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that hung up; what else fails is told as ever."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*_)
+
+
 class ThreadedServer:
     """Serves with ``handler`` while the ``with`` block runs."""
 
     def __init__(self, handler: type[QuietRequest]) -> None:
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http = _Server(("127.0.0.1", 0), handler)
         self.port = self._http.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing, closing
+from itertools import count
 
 import httpx
 import pytest
@@ -85,10 +86,18 @@ def test_every_image_has_its_result(ordered):
 
 async def test_no_more_than_concurrency_are_under_way():
     gates = Gates()
+
+    async def consume() -> list[str]:
+        return [r.get().label async for r in client.classify_many(images(100), concurrency=5)]
+
     async with client_of(gates.transport) as client:
+        consumer = asyncio.create_task(consume())
+        for n in range(100):
+            while str(n) not in gates.gates:
+                await asyncio.sleep(0)
+            gates.open(n - 4)  # five are there, then the first of them goes
         gates.open(*range(100))
-        results = [r async for r in client.classify_many(images(100), concurrency=5)]
-    assert [result.get().label for result in results] == [str(n) for n in range(100)]
+        assert await consumer == [str(n) for n in range(100)]
     assert gates.most == 5
 
 
@@ -111,7 +120,7 @@ async def test_in_order_later_answers_wait_and_as_they_come_they_do_not():
             first = asyncio.ensure_future(anext(stream))
             gates.open(2)
             if ordered:
-                while gates.under_way != 2:  # the third was answered
+                while len(gates.gates) < 3 or gates.under_way > 2:  # the third was answered
                     await asyncio.sleep(0)
                 assert not first.done()
                 gates.open(0)
@@ -241,11 +250,12 @@ for result in Client(sys.argv[1]).classify_many([b"x"] * 1000):
 
 def test_ctrl_c_ends_it_at_once():
     """Amid requests that nobody answers: the interpreter waits for none of them."""
-    release, num = threading.Event(), Counter()
+    all_wait, release, numbers = threading.Event(), threading.Event(), count()
 
     def answer(_: bytes) -> tuple[int, bytes]:
-        num["requests"] += 1
-        if num["requests"] > 1:
+        if (number := next(numbers)) > 0:
+            if number == 16:
+                all_wait.set()
             release.wait(120)
         return 200, json.dumps(classified()).encode()
 
@@ -257,10 +267,11 @@ def test_ctrl_c_ends_it_at_once():
         ) as process:
             try:
                 assert process.stdout.readline() == "answered\n"
+                assert all_wait.wait(60)
                 process.send_signal(signal.SIGINT)
                 _, told = process.communicate(timeout=30)  # of a call's 30 s: not one is waited for
             finally:
                 process.kill()
                 release.set()
     assert process.returncode in (-signal.SIGINT, 130)
-    assert told.rstrip().endswith("KeyboardInterrupt")
+    assert "KeyboardInterrupt" in told
