@@ -50,8 +50,10 @@ def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(
     stages = {stage["stage"] for stage in answers[0]["timings_ms"]["stages"]}
     assert {"decode", "preprocess", "infer", "combine"} <= stages
     for name, member in answers[0]["members"].items():  # a picture and its mirror image are one
-        first, same = member["predictions"], answers[1]["members"][name]["predictions"]
-        rows = [
-            {p["index"]: p["probability"] for p in predictions} for predictions in (first, same)
-        ]
-        assert rows[0] == pytest.approx(rows[1], abs=0.01)
+        same = answers[1]["members"][name]["predictions"]
+        first, second = map(row_of, (member["predictions"], same))
+        assert first == pytest.approx(second, abs=0.01)
+
+
+def row_of(predictions: list[dict]) -> dict[int, float]:
+    return {p["index"]: p["probability"] for p in predictions}
