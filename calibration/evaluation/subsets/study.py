@@ -98,7 +98,7 @@ class SubsetStudy:
     def _keep(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
         self._of_truth.append(rows[:, np.arange(len(truth)), truth])
         self._num_fitted += len(truth)
-        if self._num_values + rows.size <= MAX_KEPT_VALUES:
+        if not self._rows or self._num_values + rows.size <= MAX_KEPT_VALUES:
             self._rows.append(rows)
             self._truth.append(truth)
             self._num_values += rows.size
