@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from calibration.evaluation.reports.plots import COLORS, MEMBER_COLORS, STYLE, svg_of
@@ -43,7 +42,7 @@ def write_plot(path: Path, result: SubsetsResult) -> None:
         if path.suffix.lower() == ".svg":
             partial.write_text(svg_of(figure), "utf-8")
         else:
-            FigureCanvasAgg(figure).print_png(partial)
+            figure.savefig(partial, format="png")
     partial.replace(path)
 
 

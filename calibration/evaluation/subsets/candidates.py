@@ -16,6 +16,7 @@ from models.errors import ModelSetError
 # logistic: fitted weights of the logarithms. Of equals the earlier is preferred.
 Method = Literal["plain", "served", "interpolated", "logistic"]
 MAX_MEMBERS = 8  # 255 subsets
+TOLERANCE = 1e-6  # of a weight's last step: weights are printed with four decimals
 Matrix = npt.NDArray[np.float64]
 
 
@@ -81,7 +82,7 @@ def candidates_of(members: Mapping[str, float], data: FitData) -> list[Candidate
 
 def _fitted(chosen: Sequence[str], columns: list[int], data: FitData) -> list[Candidate]:
     fits: dict[Method, Matrix] = {
-        "interpolated": fit_mixture(data.of_truth[:, columns]),
+        "interpolated": fit_mixture(data.of_truth[:, columns], tolerance=TOLERANCE),
         "logistic": fit_logistic(data.rows[columns], data.truth),
     }
     return [

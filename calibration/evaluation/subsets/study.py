@@ -22,7 +22,9 @@ from models.errors import ModelSetError
 from models.manifest import Manifest
 from models.record import Precision
 
-MAX_KEPT_VALUES = 64 * 2**20  # float32 of whole rows: 256 MiB
+# float32 of whole rows, 32 MiB: 1,000 images of 8 members with 1,000 classes, whose 247 fits take
+# minutes; a coefficient a member needs no more.
+MAX_KEPT_VALUES = 8 * 2**20
 
 
 class SubsetStudy:
@@ -96,7 +98,7 @@ class SubsetStudy:
     def _keep(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
         self._of_truth.append(rows[:, np.arange(len(truth)), truth])
         self._num_fitted += len(truth)
-        if self._num_values + rows.size <= MAX_KEPT_VALUES:
+        if not self._rows or self._num_values + rows.size <= MAX_KEPT_VALUES:
             self._rows.append(rows)
             self._truth.append(truth)
             self._num_values += rows.size

@@ -6,6 +6,7 @@ import pytest
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.serve import ServeOptions, _checked_config
+from configs.functions.geometric_mean import geometric_mean
 from configs.functions.majority_vote import majority_vote
 from configs.functions.mirroring import with_mirror_images
 from tests.support.configurations import ROOT
@@ -33,6 +34,17 @@ def test_a_tie_is_the_averages():
     half = (0.5, 0.5)
     assert vote([0.9, 0.1, 0], SECOND, weights=half).argmax() == 0
     assert vote(FIRST, [0.1, 0.9, 0], weights=half).argmax() == 1
+
+
+def test_a_geometric_mean_is_normalised_and_has_vetoes():
+    members = {"a": np.float32([[0.5, 0.5, 0], [1, 0, 0]]), "b": np.float32([[0, 0.6, 0.4]] * 2)}
+    rows = geometric_mean(members, {"a": 0.5, "b": 0.5})
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-6)
+    assert rows[0].argmax() == 1  # the one class that neither rules out
+    assert rows[0, 1] > 0.99
+    alone = geometric_mean({"b": members["b"]}, {"b": 1.0})
+    np.testing.assert_allclose(alone, members["b"], atol=1e-6)
 
 
 def test_every_image_has_its_mirror_image():

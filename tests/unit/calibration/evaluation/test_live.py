@@ -210,6 +210,17 @@ def test_another_set_is_refused(
     assert says in str(done.exception)
 
 
+@pytest.mark.parametrize("stage", ["preprocess", "combine"])
+def test_a_service_with_functions_of_its_own_is_refused(tiny_set, pictures, server, stage) -> None:
+    facts = json.loads(server.get[1]) | {"preprocess": None, "combine": None}
+    server.get = (200, json.dumps(facts | {stage: "own.module:function"}).encode())
+    result = evaluated(tiny_set, pictures, server.url)
+    assert isinstance(result.exception, ModelSetError)
+    assert f"{stage}: own.module:function), which this process does not" in str(result.exception)
+    server.get = (200, json.dumps(facts).encode())
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 0
+
+
 @pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b"{}")])
 def test_something_else_on_the_port_is_told(
     tiny_set: Path, pictures: Path, server: FakeServer, answer: tuple[int, bytes]

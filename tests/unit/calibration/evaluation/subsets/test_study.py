@@ -69,6 +69,14 @@ def test_how_the_images_are_cut_into_batches_changes_nothing(tmp_path, result):
         assert names == [(score.name, score.top1) for score in result.all]
 
 
+def test_rows_are_kept_up_to_a_limit(tmp_path, monkeypatch, result):
+    monkeypatch.setattr("calibration.evaluation.subsets.study.MAX_KEPT_VALUES", 7 * 3 * 4 * 9)
+    limited = compared(tmp_path, DRAWN)
+    pairs = zip(limited.scores, result.scores, strict=True)
+    changed = {few.method for few, every in pairs if few.weights != every.weights}
+    assert changed == {"logistic"}  # fitted to fewer; the others to all
+
+
 def test_the_manifests_weights_are_compared_too(tmp_path):
     weights = {"good": 3.0, "fair": 1.0, "poor": 1.0}
     found = compared(tmp_path, DRAWN, weights=weights)
