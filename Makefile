@@ -79,5 +79,5 @@ $(VENV)/.test: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test
-	$(INSTALL) -e '.[test,train]'
+	$(INSTALL) -e '.[test,ladder]'
 	@touch $@
