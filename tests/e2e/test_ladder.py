@@ -34,10 +34,10 @@ def images(tmp_path: Path) -> Path:
 def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> None:
     files = {"--json": tmp_path / "a.json", "--plot": tmp_path / "a.svg"}
     written = [str(part) for pair in files.items() for part in pair]
-    options = ["--rungs", RUNGS, "--seconds", "1", "--member", "densenet169"]
+    options = ["--rungs", RUNGS, "--seconds", "1", "--member", "densenet169", "--images", images]
+    options += ["--work", tmp_path / "work"]
     done = subprocess.run(
-        [TANDEM, "ladder", "imagenette", *options, "--images", images, *written]
-        + ["--work", tmp_path / "work"],
+        [TANDEM, "ladder", "imagenette", *options, *written],
         capture_output=True,
         text=True,
         timeout=2 * EVENTUALLY_S,
