@@ -53,9 +53,10 @@ format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(VENV)/.test ## make app/grpc/*_pb2*.py* from the .proto files
+proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 		app/grpc/tandem.proto app/grpc/open_inference.proto
+	cp app/grpc/tandem_pb2.py app/grpc/tandem_pb2.pyi client/tandem_client/
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 MIB = 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
+# The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
+REGIONS_FOLDER = "TANDEM_REGIONS_FOLDER"
 NICENESS = "RAY_worker_niceness"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"

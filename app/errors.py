@@ -68,6 +68,34 @@ class UnknownModelError(TandemError):
     code = "unknown_model"
 
 
+class BadRegionError(TandemError):
+    """Shared memory that is off, gone, too small, or not what was registered."""
+
+    status = 400
+    code = "bad_region"
+
+
+class NotLocalError(TandemError):
+    """A caller that is not known to be on this machine asked for shared memory."""
+
+    status = 403
+    code = "not_local"
+
+
+class UnknownRegionError(TandemError):
+    """A region of shared memory that is not registered."""
+
+    status = 404
+    code = "unknown_region"
+
+
+class RegionExistsError(TandemError):
+    """A region of shared memory was registered twice."""
+
+    status = 409
+    code = "region_exists"
+
+
 class UnsupportedCodingError(TandemError):
     """A Content-Encoding that is not read."""
 
@@ -125,6 +153,12 @@ class OtherSetError(NotReadyError):
 
 class HeavyFileError(NotReadyError):
     """A large picture came in a call with files of others: it is to come in one of its own."""
+
+
+class FunctionError(TandemError):
+    """A function of the operator's (``preprocess``, ``combine``) raised, or returned nonsense."""
+
+    code = "function"
 
 
 class UnhealthyError(TandemError):

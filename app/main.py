@@ -17,10 +17,11 @@ from app.accuracy_gate import check_accuracy
 from app.calls.ray_compatibility import check_ray
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
+from app.functions.trial import check_functions
 from app.graph.answer_timeout import answer_timeout_s
-from app.redis_address import check_redis_client
+from app.oip.shared_memory import shared_memory_of
+from app.setting_values import check_redis_client
 from app.settings import Settings
-from models.model_set import load_model_set
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
@@ -31,10 +32,12 @@ def build(settings: Settings) -> Application:
     check_ray()
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
-    manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    shared_memory_of(settings)  # the same
+    manifest = settings.load_set().manifest
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
+    check_functions(settings, manifest)
     decoder = members = combiner = None  # in the Gateway's process
     if settings.decoder == "deployment":
         decoder = _bound("Decoder", DecoderReplica, settings)

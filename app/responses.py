@@ -31,8 +31,9 @@ class StageTiming:
     """One bar of the timeline; times in ms from the request's arrival at the Gateway.
 
     ``read`` is the body, ``cache`` the look into the response cache (and the wait for another
-    request's computation), ``decode`` the pixels, ``queue`` and ``infer`` a member's, ``combine``
-    the average. What lies between two bars is transport.
+    request's computation), ``decode`` the pixels, ``preprocess`` the operator's own function on
+    them, ``queue`` and ``infer`` a member's, ``combine`` the average, or the operator's own
+    function. What lies between two bars is transport.
     """
 
     stage: str
@@ -108,6 +109,7 @@ class ServedMember:
 
     name: str
     precision: str
+    input_size: int  # px, of its square
     weight: float
     source: str
 
@@ -130,6 +132,14 @@ class ServedModels:
     cascade_margin: Annotated[
         float | SkipJsonSchema[None],
         Field(description="of the first member, from which on the others are not asked; if set"),
+    ] = None
+    preprocess: Annotated[
+        str | SkipJsonSchema[None],
+        Field(description="the operator's own function between decoder and members; if set"),
+    ] = None
+    combine: Annotated[
+        str | SkipJsonSchema[None],
+        Field(description="the operator's own function in place of the average; if set"),
     ] = None
 
 

@@ -3,28 +3,26 @@
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 """
 
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.environment import MIB
-from app.redis_address import EXAMPLE, SCHEMES, RedisAddress
+from app.setting_values import (
+    check_cache_address,
+    check_form_fits,
+    check_function_name,
+    check_trace_endpoint,
+)
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
-from models.model_set import search_path
+from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
-# The schemes that an exporter takes, and examples.
-TRACE_ENDPOINTS = {
-    "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
-    "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
-}
 
 
 class Settings(BaseModel):
@@ -37,6 +35,12 @@ class Settings(BaseModel):
 
     model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+        None,
+        min_length=1,
+        description="the members that are served, by name, and what each one's row weighs in the "
+        "average; null: all, with the manifest's weights",
+    )
     precision: Precision = Field("INT8", description="which of the set's networks are served")
     allow_unverified: bool = Field(
         False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
@@ -58,6 +62,16 @@ class Settings(BaseModel):
         ge=0,
         le=60,
         description="how long the other members are waited for once enough have answered",
+    )
+    preprocess: str | None = Field(
+        None,
+        description="the operator's own function from pixels to pixels, package.module:function, "
+        "between the Decoder and the members; null: none",
+    )
+    combine: str | None = Field(
+        None,
+        description="the operator's own function from the members' rows to the ensemble's, "
+        "package.module:function; null: the weighted average",
     )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
@@ -87,6 +101,11 @@ class Settings(BaseModel):
     )
     cache_mib: int = Field(
         64, ge=1, le=2**16, description="of answers in each Gateway's memory, if cache is set"
+    )
+    shared_memory: bool = Field(
+        False,
+        description="let callers on this machine pass tensors of the Open Inference Protocol in "
+        "shared memory (system shared memory of Triton's); tandem serve on loopback only",
     )
     compile_cache: Path | None = Field(
         user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
@@ -185,14 +204,31 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _traces_have_somewhere_to_go(self) -> Self:
-        _check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
+        check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         return self
+
+    @model_validator(mode="after")
+    def _a_cascade_averages(self) -> Self:
+        if self.combine is not None and self.cascade_margin is not None:
+            raise ValueError(
+                f"combine is {self.combine} and cascade_margin {self.cascade_margin:g}: a cascade "
+                "answers some images by the first member alone, which is no combination of "
+                "combine's; leave one of them out"
+            )
+        return self
+
+    @field_validator("preprocess", "combine")
+    @classmethod
+    def _function_has_a_name(cls, given: str | None) -> str | None:
+        if given is not None:
+            check_function_name(given)
+        return given
 
     @field_validator("cache")
     @classmethod
     def _cache_is_a_place(cls, given: str) -> str:
         if given not in ("none", "local"):
-            _check_redis(given)
+            check_cache_address(given)
         return given
 
     @property
@@ -200,47 +236,7 @@ class Settings(BaseModel):
         """Where model sets are looked for, in order."""
         return search_path(self.model_dirs)
 
-
-def _check_redis(given: str) -> None:
-    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
-    if not given.startswith(SCHEMES):
-        shown = given.partition("://")[0][:20]  # a password may come after it
-        raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
-    try:
-        RedisAddress.of(given)
-    except ValueError as error:
-        raise ValueError(f"cache is no address of a Redis: {error}") from error
-
-
-def _check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
-    """Raise ValueError if it is none; exporters that send nowhere take no notice of it."""
-    if endpoint is None or exporter not in TRACE_ENDPOINTS:
-        return
-    schemes, example = TRACE_ENDPOINTS[exporter]
-    try:
-        parts = urlsplit(endpoint)
-        is_one = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, brackets that do not close
-        is_one = False
-    if not is_one:
-        raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
-
-
-def form_places(max_queued_images: int) -> int:
-    """Return how many places of a member's queue requests of several images may fill.
-
-    The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
-    """
-    return max_queued_images - max_queued_images // 4
-
-
-def check_form_fits(max_queued_images: int, max_files: int) -> None:
-    """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
-    places = form_places(max_queued_images)
-    if max_files > max(places, 1):
-        least = next(n for n in count(max_files) if form_places(n) >= max_files)
-        raise ValueError(
-            f"max_files is {max_files}, and of max_queued_images {max_queued_images} a form may "
-            f"fill {places}: larger ones would always be refused; raise max_queued_images to "
-            f"{least}, or lower max_files"
-        )
+    def load_set(self) -> ModelSet:
+        """Load the set that is served: of the members that ``weights`` name, if it is given."""
+        found = load_model_set(self.model_set, self.model_search)
+        return found if self.weights is None else found.weighted(self.weights)

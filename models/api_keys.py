@@ -71,19 +71,27 @@ def readable_by_others(path: Path) -> str | None:
     return f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}"
 
 
-def key_headers(key_file: Path | None) -> dict[str, str]:
-    """Return the header that a service with keys wants: the file's first, else TANDEM_API_KEY.
+def sent_key(key_file: Path | None) -> str | None:
+    """Return the key for a service that wants one: the file's first, else TANDEM_API_KEY's.
 
-    Without either it is empty.
+    Without either it is None.
 
     Raises:
         ApiKeyError: the file or the variable holds no key.
 
     """
     if key_file is not None:
-        key = read_key_file(key_file)[0]
-    elif text := os.environ.get(CLIENT_VARIABLE):
-        key = keys_in(text, CLIENT_VARIABLE)[0]
-    else:
-        return {}
-    return {"authorization": f"Bearer {key}"}
+        return read_key_file(key_file)[0]
+    text = os.environ.get(CLIENT_VARIABLE)
+    return keys_in(text, CLIENT_VARIABLE)[0] if text else None
+
+
+def key_headers(key_file: Path | None) -> dict[str, str]:
+    """Return :func:`sent_key` as the header that it is sent in; empty without a key.
+
+    Raises:
+        ApiKeyError: the file or the variable holds no key.
+
+    """
+    key = sent_key(key_file)
+    return {} if key is None else {"authorization": f"Bearer {key}"}

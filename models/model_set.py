@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +65,22 @@ class ModelSet:
             return None
         return read_golden(self.verified(self.manifest.golden))
 
+    def weighted(self, weights: Mapping[str, float]) -> "ModelSet":
+        """Return the set with the members that ``weights`` name alone, and these weights.
+
+        Raises:
+            ModelSetError: the set has no such member.
+
+        """
+        for name in weights:
+            self.manifest.member(name)
+        members = tuple(
+            member.model_copy(update={"weight": weights[member.name]})
+            for member in self.manifest.members
+            if member.name in weights
+        )
+        return ModelSet(self.folder, self.manifest.model_copy(update={"members": members}))
+
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
         path = self.verified(record)
         names = read_lines(path)
@@ -81,11 +97,12 @@ class ModelSet:
         Of all that an answer depends on: the image rule, labels, networks, weights and float type.
         """
         manifest = self.manifest
-        parts = [manifest.name, manifest.image.model_dump_json(), manifest.labels.sha256]
+        parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
         parts.append(manifest.float_type)
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), network.xml.sha256, network.bin.sha256]
+            parts += [member.image.key] if member.image else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:

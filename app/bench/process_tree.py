@@ -53,6 +53,6 @@ def cpu_seconds(root: psutil.Process) -> dict[str, float]:
 def stage_of(command_line: list[str]) -> str:
     """Return the deployment that a replica's process runs, HAProxy, or "Ray" for the rest of it."""
     first = command_line[0] if command_line else ""
-    if first.startswith(REPLICA):
-        return first.rsplit(":", 1)[-1]
+    if first.startswith(REPLICA):  # while a method runs, its name is behind the deployment's
+        return first.rsplit(":", 1)[-1].partition(".")[0]
     return "HAProxy" if first.rsplit("/", 1)[-1] == "haproxy" else "Ray"

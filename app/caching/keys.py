@@ -22,10 +22,13 @@ class ImageKeys:
     Args:
         settings: the application's.
         model_set: the set that is served.
+        functions: what tells the operator's own functions from others, if there are some.
 
     """
 
-    def __init__(self, settings: Settings, model_set: ModelSet) -> None:
+    def __init__(
+        self, settings: Settings, model_set: ModelSet, functions: Sequence[str] = ()
+    ) -> None:
         self.fingerprint = model_set.fingerprint(settings.precision)
         context = (
             FORMAT,
@@ -36,6 +39,7 @@ class ImageKeys:
             settings.max_pixels,  # which have answers at all
             settings.max_full_pixels,
             *map(_version_of, LIBRARIES),
+            *functions,
         )
         self._context = hashlib.blake2b(repr(context).encode(), digest_size=64).digest()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from app.caching.breaker import Breaker
 from app.caching.rows import Rows
 from app.caching.values import RowsFormat
-from app.redis_address import RedisAddress
+from app.setting_values import RedisAddress
 
 # For one look, connecting included. A busy Gateway's loop may itself be late by a tenth of this; a
 # Redis that hangs costs it the requests of one moment, and then one request now and then (Breaker).

@@ -16,12 +16,12 @@ VALUE = np.dtype("<f4")
 
 
 class RowsFormat:
-    """Packs and reads the rows of one model set: (members, classes) float32, in 0..1."""
+    """Packs and reads the rows of one model set: (rows, classes) float32, in 0..1."""
 
-    def __init__(self, fingerprint: str, num_members: int, num_classes: int) -> None:
-        self._shape = (num_members, num_classes)
+    def __init__(self, fingerprint: str, num_rows: int, num_classes: int) -> None:
+        self._shape = (num_rows, num_classes)
         self._start = (MAGIC, FORMAT, *self._shape, fingerprint.encode("ascii").ljust(16, b"\0"))
-        self.num_bytes = HEAD.size + VALUE.itemsize * num_members * num_classes
+        self.num_bytes = HEAD.size + VALUE.itemsize * num_rows * num_classes
 
     def pack(self, key: bytes, rows: Rows) -> bytes:
         """Return the rows of the image with this key as bytes."""

@@ -1,13 +1,11 @@
 """``tandem classify``: sends files, folders and globs to a running service."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -15,12 +13,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
-from models.api_keys import key_headers
+from models.api_keys import sent_key
 from models.client_tls import ClientTls
 from models.image_files import find_files
 
+if TYPE_CHECKING:
+    from tandem_client import Client, TandemError
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
+TIMEOUT_S = 60.0  # of a file, with all its attempts
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
@@ -38,83 +40,57 @@ def classify(
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
     files, tls = list(find_files(paths)), ClientTls(ca, client_cert, client_key)
-    client = httpx.AsyncClient(
-        timeout=60, headers=key_headers(key_file), verify=tls.context() or True
-    )
-    num_failed = asyncio.run(_run(client, files, url.rstrip("/"), top_k, as_json))
+    with _client(url, sent_key(key_file), tls) as client:
+        num_failed = _run(client, files, url, top_k, as_json)
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
 
 
-async def _run(
-    client: httpx.AsyncClient, files: list[Path], url: str, top_k: int, as_json: bool
-) -> int:
+def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
+    """Return a client that tries again what was refused or cut off.
+
+    Not what nobody listens to: that would take its time for each of a thousand files.
+    """
+    from tandem_client import Client, RetryPolicy
+
+    policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
+    return Client(url, api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context())
+
+
+def _run(client: "Client", files: list[Path], url: str, top_k: int, as_json: bool) -> int:
     table, num_failed = _table(), 0
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
-    async with client:
-        with progress if err.is_terminal else nullcontext():
-            task = progress.add_task("classifying", total=len(files))
-            async for row in _answers(client, files, url, top_k):
-                num_failed += "error" in row
-                progress.advance(task)
-                if as_json:
-                    out.out(json.dumps(row), highlight=False)
-                else:
-                    _add(table, row)
+    with progress if err.is_terminal else nullcontext():
+        task = progress.add_task("classifying", total=len(files))
+        for row in _rows(client, files, url, top_k):
+            num_failed += "error" in row
+            progress.advance(task)
+            if as_json:
+                out.out(json.dumps(row), highlight=False)
+            else:
+                _add(table, row)
     if not as_json:
         out.print(table)
     return num_failed
 
 
-async def _answers(
-    client: httpx.AsyncClient, files: list[Path], url: str, top_k: int
-) -> AsyncIterator[ClassifiedFile]:
+def _rows(client: "Client", files: list[Path], url: str, top_k: int) -> Iterator[ClassifiedFile]:
     """Yield one row per file, in order, a few requests being under way at a time."""
-    slots = asyncio.Semaphore(CONCURRENCY)
-
-    async def ask(file: Path) -> ClassifiedFile:
-        async with slots:
-            return {"file": str(file), **await _ask(client, file, url, top_k)}
-
-    tasks = [asyncio.create_task(ask(file)) for file in files]
-    try:
-        for task in tasks:
-            yield await task
-    finally:
-        for task in tasks:
-            task.cancel()
+    for result in client.classify_many(files, concurrency=CONCURRENCY, top_k=top_k):
+        told = {"error": _error(result.error, url)} if result.error else result.get().raw
+        yield {"file": str(result.path), **told}
 
 
-async def _ask(client: httpx.AsyncClient, file: Path, url: str, top_k: int) -> ClassifiedFile:
-    try:
-        data = await asyncio.to_thread(file.read_bytes)
-    except OSError as error:
-        return _error("unreadable", f"cannot read the file: {error.strerror}")
-    try:
-        answer = await client.post(f"{url}/v1/classify", params={"top_k": top_k}, content=data)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        asked = "; does it ask for a certificate? --client-cert" if url[:6] == "https:" else ""
-        return _error(
-            "unreachable",
-            f"no answer from {url} ({type(error).__name__}); is the service running? tandem serve"
-            + asked,
-        )
-    try:
-        row = answer.json()
-    except ValueError:
-        row = None
-    if not _is_ours(row):
-        return _error("bad_answer", f"{url} answered {answer.status_code}, but not as Tandem does")
-    return dict(row)
-
-
-def _is_ours(row: Any) -> bool:
-    return isinstance(row, dict) and ("predictions" in row or isinstance(row.get("error"), dict))
-
-
-def _error(code: str, message: str) -> ClassifiedFile:
-    return {"error": {"code": code, "message": message}}
+def _error(error: "TandemError", url: str) -> dict[str, str]:
+    """Return an error as the service tells them, with what to do where nobody answered."""
+    message = error.message
+    if error.code == "unreachable":
+        message += "; is the service running? tandem serve"
+        if url.startswith("https:"):
+            message += "; does it ask for a certificate? --client-cert"
+    told = {"code": error.code, "message": message}
+    return told | ({"request_id": error.request_id} if error.request_id else {})
 
 
 def _table() -> Table:

@@ -12,9 +12,12 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Run the command line; of a wheel, what Ray starts is told where the packages are."""
+    """Run the command line; of a wheel, what Ray starts is told where the packages are.
+
+    The client, which only the command line uses, is found by this process alone.
+    """
     if (FOLDER / "app").is_dir():
-        sys.path.insert(0, str(FOLDER))
+        sys.path[:0] = [str(FOLDER), str(FOLDER / "client")]
         from app.environment import add_import_path
 
         add_import_path(FOLDER)

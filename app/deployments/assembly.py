@@ -12,7 +12,6 @@ from app.graph.ensemble import Ensemble
 from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
 from app.settings import Settings
-from models.model_set import load_model_set
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,7 @@ class Assembly:
     service: EnsembleService
     own_members: tuple[Classifier, ...]
     own_decoder: Decoder | None
+    own_combiner: Combiner | None
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a stage of this process fails or hangs."""
@@ -29,6 +29,9 @@ class Assembly:
             await self.own_decoder.check_health()
         for member in self.own_members:
             await member.check_health()
+        if self.own_combiner is not None:
+            await self.own_combiner.check_health()
+        self.service.check_health()
 
 
 def assemble(
@@ -38,7 +41,7 @@ def assemble(
     combiner: StageHandle | None = None,
 ) -> Assembly:
     """Build the graph; a stage without a handle is made in this process, and shares its cores."""
-    model_set = load_model_set(settings.model_set, settings.model_search)
+    model_set = settings.load_set()
     own: dict[str, Classifier] = {}
     cores = 1  # without members of its own a process computes on its one event loop
     if members is None:
@@ -51,15 +54,11 @@ def assemble(
         stages = {
             name: RemoteMember(handle, settings.batch_sizes) for name, handle in members.items()
         }
-    image_bytes = 3 * model_set.manifest.image.input_size**2
+    image_bytes = model_set.manifest.inputs.num_bytes
     decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
-    ensemble = Ensemble(
-        settings,
-        model_set,
-        decoding,
-        stages,
-        RemoteCombiner(combiner) if combiner else Combiner(settings, model_set),
-    )
+    combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
+    ensemble = Ensemble(settings, model_set, decoding, stages, combining)
     service = EnsembleService(settings, model_set, ensemble, cores)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
-    return Assembly(service, tuple(own.values()), own_decoder)
+    own_combiner = combining if isinstance(combining, Combiner) else None
+    return Assembly(service, tuple(own.values()), own_decoder, own_combiner)

@@ -21,10 +21,11 @@ from app.queueing.batch_records import BatchResult, QueueReport
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
-from app.settings import Settings, check_form_fits
+from app.setting_values import check_form_fits
+from app.settings import Settings
 from models import golden
 from models.ensemble import Probabilities
-from models.model_set import ModelSet, load_model_set
+from models.model_set import ModelSet
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
@@ -62,7 +63,7 @@ class Classifier:
 
         """
         self._name, self._max_files = member, settings.max_files
-        model_set = model_set or load_model_set(settings.model_set, settings.model_search)
+        model_set = model_set or settings.load_set()
         self._inference_threads = threads or replica_inference_threads(
             settings, len(model_set.manifest.members)
         )
@@ -77,8 +78,8 @@ class Classifier:
         self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
-        self._input_size = manifest.image.input_size
-        self._network.check_fits(manifest.image.input_size, manifest.num_classes)
+        self._input_size = manifest.image_of(member).input_size
+        self._network.check_fits(self._input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(f"batch of {member}")

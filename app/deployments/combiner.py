@@ -4,22 +4,31 @@ import math
 from collections.abc import Mapping
 
 from app.errors import UPDATING, OtherSetError
+from app.functions.loading import fingerprint_with
+from app.functions.stages import OwnCombine
 from app.graph.combination import combined_row
 from app.messages import Combined
 from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
 from models.ensemble import Probabilities, average
-from models.model_set import ModelSet, load_model_set
+from models.model_set import ModelSet
 
 
 class Combiner:
-    """Averages with the manifest's weights and names the classes."""
+    """Averages with the manifest's weights, or has ``combine`` do it, and names the classes."""
 
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
-        """Take weights and labels; ``model_set`` is the settings', if already loaded."""
-        model_set = model_set or load_model_set(settings.model_set, settings.model_search)
-        self._fingerprint = model_set.fingerprint(settings.precision)
+        """Take weights and labels; ``model_set`` is the settings', if already loaded.
+
+        Raises:
+            ConfigError: the operator's function, if there is one, is not to be had or fails.
+
+        """
+        model_set = model_set or settings.load_set()
+        self._own = OwnCombine.of(settings, model_set.manifest)
+        function = self._own.calls.function if self._own else None
+        self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
         self._labels = model_set.labels
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self.usage = Usage(1, COMBINE_CPU_MS)
@@ -32,13 +41,15 @@ class Combiner:
         ``top_k`` classes each; ``left_s`` is of no matter to arithmetic that takes microseconds.
 
         Raises:
+            FunctionError: the operator's function raised, or returned no rows.
             OtherSetError: the members are of another model set.
 
         """
         if not members.keys() <= self._weights.keys():
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
-        mean = average(members, self._weights)
+        own = self._own
+        mean = await own.rows(members) if own else average(members, self._weights)
         with self.usage.under_way(len(mean)):
             return [self._one(i, row, members, top_k) for i, row in enumerate(mean)]
 
@@ -46,4 +57,10 @@ class Combiner:
         self, index: int, row: Probabilities, members: Mapping[str, Probabilities], k: int
     ) -> Combined:
         own = {name: rows[index] for name, rows in members.items()}
-        return combined_row(row, own, self._labels, k, self._fingerprint)
+        is_row_kept = self._own is not None
+        return combined_row(row, own, self._labels, k, self._fingerprint, is_row_kept=is_row_kept)
+
+    async def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
+        if self._own is not None:
+            self._own.calls.check_health()

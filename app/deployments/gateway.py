@@ -15,6 +15,7 @@ from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
 from app.oip.inference import Inference
+from app.oip.shared_memory import shared_memory_of
 from app.settings import Settings
 
 
@@ -32,7 +33,7 @@ class Gateway(OpenInferenceMethods):
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
         self._grpc = GrpcInterface(self._service)
-        self._inference = Inference(self._service)
+        self._inference = Inference(self._service, shared_memory_of(settings))
         self._open_inference = OpenInferenceInterface(self._inference)
         self._has_started = members is None
 

@@ -13,6 +13,7 @@ from app.caching.response_cache import ResponseCache
 from app.caching.rows import Rows
 from app.caching.values import RowsFormat
 from app.environment import MIB
+from app.functions.loading import identities
 from app.graph.combination import combined_row
 from app.graph.ensemble import Ensemble
 from app.graph.request import ClassifyRequest, RequestAnswers
@@ -21,8 +22,8 @@ from app.graph.timeline import Interval
 from app.messages import Fault
 from app.metrics.cache import record_lookups, record_redis, record_state
 from app.metrics.responses import record_answers
-from app.redis_address import RedisAddress
 from app.responses import Classified, classified
+from app.setting_values import RedisAddress
 from app.settings import Settings
 from models.ensemble import average
 from models.model_set import ModelSet
@@ -32,7 +33,7 @@ def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> G
     """Return what answers requests: the ensemble itself, if the settings want no cache."""
     if settings.cache == "none":
         return ensemble
-    keys = ImageKeys(settings, model_set)
+    keys = ImageKeys(settings, model_set, identities(settings))
     shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
     cache = ResponseCache(settings.cache_mib * MIB, shared)
     return CachedEnsemble(ensemble, cache, keys, model_set)
@@ -41,8 +42,10 @@ def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> G
 def _shared(
     ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
 ) -> RedisStore:
-    num_members, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
-    form = RowsFormat(keys.fingerprint, num_members, num_classes)
+    num_rows, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
+    if settings.combine is not None:
+        num_rows += 1
+    form = RowsFormat(keys.fingerprint, num_rows, num_classes)
     prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
     return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
 
@@ -69,9 +72,11 @@ class CachedEnsemble:
     ) -> tuple[Classified, float]:
         """Return the answer that these rows are, and its entropy; the timings are the request's."""
         names = self.ensemble.member_names
-        members = dict(zip(names, rows[:, None], strict=True))  # each (1, C)
+        num_members = len(names)
+        members = dict(zip(names, rows[:num_members, None], strict=True))  # each (1, C)
+        is_averaged = len(rows) == num_members
         combined = combined_row(
-            average(members, self._weights)[0],
+            average(members, self._weights)[0] if is_averaged else rows[num_members],
             {name: row[0] for name, row in members.items()},
             self._model_set.labels,
             request.top_k,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from app.graph.members import MemberResults
+from app.messages import Combined
 from app.responses import Classified
 from models.ensemble import Probabilities, average
 
@@ -25,6 +26,7 @@ class ClassifiedWithProbabilities(Classified):
 def with_probabilities(
     answers: Sequence[Classified],
     results: Sequence[MemberResults],
+    combined: Sequence[Sequence[Combined]],
     weights: Mapping[str, float],
 ) -> list[ClassifiedWithProbabilities]:
     """Return the answers of a request's good images with what the Combiner averaged.
@@ -32,13 +34,15 @@ def with_probabilities(
     Args:
         answers: in the order of the images.
         results: that the answers were made of.
+        combined: the Combiner's answers to ``results``; if they carry rows, these are taken.
         weights: the manifest's, by member.
 
     """
     rows: dict[int, Probabilities] = {}  # by the image's place
-    for result in results:
+    for result, images in zip(results, combined, strict=True):
         own = {name: answer.probabilities for name, answer in result.answers.items()}
-        mean = average(own, weights)  # (K, C) float32
+        kept = [image.row for image in images if image.row is not None]
+        mean = kept or average(own, weights)  # (K, C) float32
         rows |= zip(result.images, mean, strict=True)
     return [_with_row(answer, rows[place]) for place, answer in enumerate(answers)]
 

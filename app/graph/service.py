@@ -105,6 +105,10 @@ class EnsembleService:
         """
         return await self._graph.run(forwarded.request())
 
+    def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
+        self._ensemble.check_health()
+
     async def wait_ready(self) -> None:
         """Return when the graph has answered."""
         await self._readiness.wait()
@@ -131,11 +135,19 @@ class EnsembleService:
             max_drop=manifest.max_drop,
             verified=judge(manifest, precision).status,
             members=[
-                ServedMember(name=m.name, precision=precision, weight=m.weight, source=m.source)
+                ServedMember(
+                    name=m.name,
+                    precision=precision,
+                    input_size=manifest.image_of(m.name).input_size,
+                    weight=m.weight,
+                    source=m.source,
+                )
                 for m in manifest.members
             ],
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
             cascade_margin=cascade.margin if cascade else None,
+            preprocess=self.settings.preprocess,
+            combine=self.settings.combine,
         )
 
 

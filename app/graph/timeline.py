@@ -35,6 +35,7 @@ class Timeline:
         self._parent = current_parent()
         self.reading = Interval()
         self.combining = Interval()
+        self.preprocessing: Interval | None = None  # the operator's function, if there is one
         self.caching: Interval | None = None  # the look into the response cache, if there is one
 
     def elapsed_s(self) -> float:
@@ -74,6 +75,8 @@ class Timeline:
         if self.caching is not None:
             stages.append(_whole_bar("cache", self.caching))
         stages.append(_bar("decode", decoding.centred(decode_ms), decode_ms))
+        if self.preprocessing is not None:
+            stages.append(_whole_bar("preprocess", self.preprocessing))
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
             start = call_times[name].centred(queue_ms + infer_ms)

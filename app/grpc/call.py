@@ -43,6 +43,11 @@ class Call:
         known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
         self.request_id = known.get("request_id") or uuid.uuid4().hex
 
+    @property
+    def peer(self) -> str:
+        """Who calls, as gRPC writes addresses; HAProxy, where it is in front."""
+        return self._context.peer() or ""
+
     def joined(self, name: str) -> str | None:
         """Return the values of metadata that may be sent several times; None if there is none."""
         values = [value for key, value in self._sent if key == name]

@@ -12,11 +12,11 @@ from app.oip.json_body import MAX_TENSORS
 from app.oip.request import (
     InferRequest,
     RequestedOutput,
-    check_no_shared_memory,
     checked_id,
+    region_slice,
     requested_output,
 )
-from app.oip.tensors import Tensor, checked_tensor, shown
+from app.oip.tensors import RegionSlice, Tensor, checked_tensor, shown
 
 # Where a datatype's typed contents are; FP16 and BF16 have no field.
 CONTENTS = {
@@ -42,26 +42,47 @@ def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
         BadTensorError: its parts do not fit each other.
 
     """
-    num_inputs, raw = len(message.inputs), message.raw_input_contents
-    if max(num_inputs, len(message.outputs)) > MAX_TENSORS:
+    if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
-    if raw and len(raw) != num_inputs:
-        raise BadTensorError(
-            f"raw_input_contents has {len(raw)} entries for {num_inputs} inputs; give each one"
-        )
     return InferRequest(
-        tuple(_input(each, raw[i] if raw else None) for i, each in enumerate(message.inputs)),
+        _inputs(message),
         tuple(_output(each) for each in message.outputs),
         _parameters(message.parameters),
         checked_id(message.id),
     )
 
 
-def _input(message: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+def _inputs(message: messages.ModelInferRequest) -> tuple[Tensor, ...]:
+    """Return the inputs; raw contents, if there are any, are those of all that have no region."""
+    regions = [_region(each) for each in message.inputs]
+    raw, num_sent = message.raw_input_contents, regions.count(None)
+    if raw and len(raw) != num_sent:
+        raise BadTensorError(
+            f"raw_input_contents has {len(raw)} entries for {num_sent} inputs; give each one"
+        )
+    parts = iter(raw)
+    return tuple(
+        _input(each, next(parts, None) if region is None else None, region)
+        for each, region in zip(message.inputs, regions, strict=True)
+    )
+
+
+def _region(message: messages.ModelInferRequest.InferInputTensor) -> RegionSlice | None:
+    return region_slice(f"input {shown(message.name)}", _parameters(message.parameters))
+
+
+def _input(
+    message: messages.ModelInferRequest.InferInputTensor,
+    raw: bytes | None,
+    region: RegionSlice | None,
+) -> Tensor:
     where = f"input {shown(message.name)}"
-    check_no_shared_memory(where, message.parameters)
     filled = [field.name for field, _ in message.contents.ListFields()]
     name, datatype, shape = message.name, message.datatype, list(message.shape)
+    if region is not None:
+        if filled:
+            raise BadTensorError(f"{where} has data beside its region; give one of them")
+        return checked_tensor(name, datatype, shape, region=region)
     if raw is not None:
         if filled:
             raise BadTensorError(f"{where} has contents and raw_input_contents; give one of them")
@@ -91,27 +112,39 @@ def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
 
 def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInferResponse:
     """Return an answer as a message, with raw or typed contents."""
-    parameters = {
-        name: messages.InferParameter(
-            **{"bool_param" if isinstance(value, bool) else "string_param": value}
-        )
-        for name, value in answer.parameters.items()
-    }
     return messages.ModelInferResponse(
         model_name=answer.model_name,
         model_version=VERSION,
         id=answer.id,
-        parameters=parameters,
+        parameters=_told(answer.parameters),
         outputs=[_tensor(output, is_raw=is_raw) for output in answer.outputs],
-        raw_output_contents=[output.packed() for output in answer.outputs] if is_raw else [],
+        # One in a region has an entry too, an empty one: clients count them.
+        raw_output_contents=[
+            b"" if output.region else output.packed() for output in answer.outputs if is_raw
+        ],
     )
+
+
+def _told(parameters: Mapping[str, bool | int | str]) -> dict[str, messages.InferParameter]:
+    return {name: _parameter(value) for name, value in parameters.items()}
+
+
+def _parameter(value: bool | int | str) -> messages.InferParameter:
+    if isinstance(value, bool):
+        return messages.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return messages.InferParameter(int64_param=value)
+    return messages.InferParameter(string_param=value)
 
 
 def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferResponse.InferOutputTensor:
     message = messages.ModelInferResponse.InferOutputTensor(
-        name=output.name, datatype=output.datatype, shape=output.shape
+        name=output.name,
+        datatype=output.datatype,
+        shape=output.shape,
+        parameters=_told(output.parameters),
     )
-    if is_raw:
+    if is_raw or output.region:
         return message
     if isinstance(output.contents, np.ndarray):
         message.contents.fp32_contents.extend(output.contents.ravel().tolist())

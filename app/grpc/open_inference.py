@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+from ray.serve.grpc_util import RayServegRPCContext
 
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
@@ -13,7 +13,8 @@ from app.grpc.call import Call, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
 from app.grpc.receiver import Receiver
 from app.grpc.request import announced_bytes, parsed, timeout_s_of
-from app.grpc.servicer import OPEN_INFERENCE, Message
+from app.grpc.servicer import OPEN_INFERENCE
+from app.grpc.shared_memory import RegionCalls, SharedMemoryMethods, Stream, is_local
 from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
@@ -21,7 +22,6 @@ from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
 from models.errors import TandemError
 
-Stream = gRPCInputStream[Message]
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
 INFER = "ModelInfer"
 
@@ -32,6 +32,7 @@ class OpenInferenceInterface:
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
         self._receiver = Receiver(self._service.settings)
+        self._regions = RegionCalls(inference.shared_memory)
         self._methods: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
             "ServerLive": (messages.ServerLiveRequest, self._server_live),
             "ServerReady": (messages.ServerReadyRequest, self._server_ready),
@@ -53,7 +54,7 @@ class OpenInferenceInterface:
         """Answer a method whose messages are short."""
         if method not in OPEN_METHODS:
             self._service.keys.check(call.authorization)
-        kind, answer = self._methods[method]
+        kind, answer = self._methods.get(method) or self._regions.of(method, call)
         data = await self._receiver.receive(incoming, announced_bytes(call.metadata))
         return await answer(parsed(data, kind))
 
@@ -75,9 +76,12 @@ class OpenInferenceInterface:
             data = await self._receiver.receive(incoming, announced)
             share.grow(len(data))
             message = parsed(data, messages.ModelInferRequest)
-            is_raw = bool(message.raw_input_contents)
             model = inference.models.find(message.model_name, message.model_version)
-            return ModelRequest(model, infer_request_of(message))
+            request, regions = infer_request_of(message), None
+            if request.uses_regions:
+                regions = inference.shared_memory.for_caller(is_local=is_local(call.peer))
+            is_raw = any(one.raw is not None or one.region for one in request.inputs)
+            return ModelRequest(model, request, regions)
 
         answer = await inference.answer(read, options, timeline)
         if isinstance(answer, Fault):
@@ -95,7 +99,9 @@ class OpenInferenceInterface:
     async def _server_metadata(
         self, _: messages.ServerMetadataRequest
     ) -> messages.ServerMetadataResponse:
-        return messages.ServerMetadataResponse(**asdict(server_metadata()))
+        has_memory = self._inference.shared_memory.is_on
+        metadata = server_metadata(has_shared_memory=has_memory)
+        return messages.ServerMetadataResponse(**asdict(metadata))
 
     async def _model_ready(
         self, request: messages.ModelReadyRequest
@@ -132,7 +138,7 @@ class OpenInferenceInterface:
         return True
 
 
-class OpenInferenceMethods:
+class OpenInferenceMethods(SharedMemoryMethods):
     """The methods as the ingress has them: Serve finds each, and ``grpc_context``, by its name."""
 
     _open_inference: OpenInferenceInterface

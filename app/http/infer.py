@@ -1,7 +1,7 @@
 """POST /v2/models/MODEL/infer: reads an inference request, renders its answer."""
 
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
@@ -10,6 +10,7 @@ from app.http.coded_body import read_coded_body
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response
 from app.http.headers import Headers
+from app.http.shared_memory import is_local
 from app.messages import Fault
 from app.oip.answer import rendered
 from app.oip.inference import Inference, ModelRequest
@@ -28,14 +29,14 @@ class InferEndpoint:
         self._inference, self._watch = inference, DisconnectWatch()
         self._max_bytes = inference.service.settings.max_body_bytes
 
-    async def answer(self, headers: Headers, receive: Receive, model: ServedModel) -> Response:
+    async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response.
 
         Raises:
             TandemError: the request is refused, or failed as a whole.
 
         """
-        timeline = Timeline()
+        timeline, headers = Timeline(), Headers(scope)
         options = RequestOptions(
             headers.request_id,
             timeout_s=timeout_s_of(headers),
@@ -47,7 +48,11 @@ class InferEndpoint:
             async def read(share: Share) -> ModelRequest:
                 body = await read_coded_body(receive, headers, self._max_bytes, share)
                 watched.begin()
-                return ModelRequest(model, parse_request(body, headers.get(LENGTH)))
+                request, regions = parse_request(body, headers.get(LENGTH)), None
+                if request.uses_regions:
+                    memory = self._inference.shared_memory
+                    regions = memory.for_caller(is_local=is_local(scope))
+                return ModelRequest(model, request, regions)
 
             answer = await self._inference.answer(read, options, timeline)
         if isinstance(answer, Fault):

@@ -5,10 +5,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from app.graph.service import EnsembleService
 from app.http.errors import ERRORS
-from app.http.headers import Headers
 from app.http.infer import InferEndpoint
+from app.http.shared_memory import NOT_LOCAL, add_shared_memory
 from app.metrics.requests import INFER, INFER_VERSION
 from app.oip.documents import (
     AllStatistics,
@@ -33,10 +32,14 @@ NO_MODEL: dict[int | str, dict[str, Any]] = {
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": ProtocolError, "description": "a member does not answer"}
 }
-INFER_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ProtocolError, "description": described["description"]}
-    for status, described in ERRORS.items()
-} | NO_MODEL
+INFER_ERRORS: dict[int | str, dict[str, Any]] = (
+    {
+        status: {"model": ProtocolError, "description": described["description"]}
+        for status, described in ERRORS.items()
+    }
+    | NO_MODEL
+    | NOT_LOCAL
+)
 INFER_ERRORS[400]["description"] = "a request that does not hold together, or an image that is none"
 TENSOR = {
     "type": "object",
@@ -85,16 +88,19 @@ ANSWERED = {
 
 def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
-    _add_server(api, inference.service)
+    _add_server(api, inference)
+    add_shared_memory(api, inference, TAGS)
     _add_statistics(api, inference)
     _add_models(api, inference)
     _add_infer(api, InferEndpoint(inference), inference)
 
 
-def _add_server(api: FastAPI, service: EnsembleService) -> None:
+def _add_server(api: FastAPI, inference: Inference) -> None:
+    service, memory = inference.service, inference.shared_memory
+
     @api.get("/v2", tags=TAGS, summary="The server, and the extensions of the protocol it has")
     async def server() -> ServerMetadata:
-        return server_metadata()
+        return server_metadata(has_shared_memory=memory.is_on)
 
     @api.get("/v2/health/live", tags=TAGS, summary="The Gateway lives")
     async def live() -> Live:
@@ -151,4 +157,4 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
     @api.post(INFER_VERSION, summary="Classify images, encoded or decoded", **described)
     async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
         model = inference.models.find(model_name, model_version)
-        return await endpoint.answer(Headers(request.scope), request.receive, model)
+        return await endpoint.answer(request.scope, request.receive, model)

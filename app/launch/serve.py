@@ -11,6 +11,7 @@ from rich.markup import escape
 from app.accuracy_gate import check_accuracy
 from app.environment import has_haproxy
 from app.errors import ConfigError
+from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
@@ -22,12 +23,12 @@ from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_internals import check_installed_ray
+from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
-from app.redis_address import check_redis_client
+from app.setting_values import check_redis_client
 from models.cpus import available_cpus
-from models.model_set import load_model_set
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -58,6 +59,7 @@ def run_service(options: ServeOptions) -> None:
         check_installed_ray()
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
+        make_regions_folder(config, haproxy.path.parent)
         with console.status("starting Ray") as status, _ray(options, forks), ExitStack() as stack:
 
             def report(progress: str) -> None:
@@ -149,12 +151,14 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
         _check_ports(config)
         read_keys(config.settings)  # on a cluster its nodes have the keys
+    check_shared_memory(config, is_joining=options.address is not None)
     settings = config.settings
     check_redis_client(settings.cache)
-    model_set = load_model_set(settings.model_set, settings.model_search)
+    model_set = settings.load_set()
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
+    check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
         console.print(f"[yellow]{escape(verdict.message)}[/]")

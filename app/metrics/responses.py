@@ -6,7 +6,8 @@ from app.metrics.meter import meter
 from app.metrics.table import ANSWERS, ENTROPY, SKIPPED, STAGE_MS
 from app.responses import Classified, StageTiming
 
-OF_REQUEST = frozenset({"read", "cache", "combine"})  # the same span in the answer of every image
+# The same span in the answer of every image.
+OF_REQUEST = frozenset({"read", "cache", "preprocess", "combine"})
 
 
 def record_answers(

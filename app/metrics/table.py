@@ -66,8 +66,8 @@ REQUEST_MS = Metric(
 STAGE_MS = Metric(
     "tandem_stage_ms",
     "histogram",
-    "read, cache, combine and encode of a request; decode, queue and infer of an image, the latter "
-    "two by member (its batch's run)",
+    "read, cache, preprocess, combine and encode of a request; decode, queue and infer of an "
+    "image, the latter two by member (its batch's run)",
     ("stage", "member"),
 )
 ANSWERS = Metric(
@@ -115,6 +115,14 @@ CACHE_EVICTIONS = Metric(
     "counter",
     "images that had to leave a Gateway's response cache for others",
     when="cache is set",
+)
+FAILED_FUNCTIONS = Metric(
+    "tandem_failed_functions",
+    "counter",
+    "calls of the operator's own function (stage: preprocess, combine) that raised or returned "
+    "nonsense; the request was answered 500",
+    ("stage",),
+    when="preprocess or combine fails",
 )
 MEMBER_IMAGES = Metric(
     "tandem_member_images", "counter", "images that a member's network ran", ("member",)

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app.oip.tensors import packed_elements
+from app.oip.request import REGION, REGION_OFFSET, REGION_SIZE
+from app.oip.tensors import RegionSlice, packed_elements
 
 VERSION = "1"  # of every model
 
@@ -22,6 +23,16 @@ class OutputTensor:
     shape: tuple[int, ...]
     contents: npt.NDArray[np.float32] | Sequence[bytes]
     is_binary: bool = False
+    region: RegionSlice | None = None  # where the contents went, in place of the answer
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """Say where the contents are, if they are in a region."""
+        if self.region is None:
+            return {}
+        told: dict[str, str | int] = {REGION: self.region.region}
+        told[REGION_SIZE] = self.region.byte_size
+        return told | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
 
     def packed(self) -> bytes:
         """Return the contents in their binary form."""
@@ -67,6 +78,8 @@ def _output(output: OutputTensor, parts: list[bytes]) -> dict[str, Any]:
         "datatype": output.datatype,
         "shape": output.shape,
     }
+    if output.region is not None:
+        return told | {"parameters": output.parameters}
     if not output.is_binary:
         return told | {"data": output.values()}
     parts.append(output.packed())

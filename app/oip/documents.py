@@ -15,6 +15,7 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
+SHARED_MEMORY = "system_shared_memory"  # where the setting shared_memory is on
 
 
 @dataclass(slots=True)
@@ -83,6 +84,16 @@ class IndexEntry:
     version: str
     state: str
     reason: str
+
+
+@dataclass(slots=True)
+class RegionStatus:
+    """A registered region of shared memory; sizes in bytes."""
+
+    name: str
+    key: str  # the name of its file
+    offset: int
+    byte_size: int
 
 
 @dataclass(slots=True)

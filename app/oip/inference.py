@@ -1,7 +1,7 @@
 """Answers inference requests with the application's one service, under its limits."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.errors import BadTensorError, TooManyFilesError
 from app.graph.intake import RequestBody, RequestOptions
@@ -13,8 +13,10 @@ from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.oip.answer import InferAnswer
 from app.oip.models import IMAGE, Models, ServedModel
-from app.oip.outputs import answer_of
+from app.oip.outputs import answer_of, check_outputs_fit
+from app.oip.regions import Regions
 from app.oip.request import InferRequest
+from app.oip.shared_memory import SharedMemory, loaded, placed
 from app.oip.statistics import Statistics
 from app.oip.tensors import bytes_elements, uint8_array
 from app.queueing.byte_budget import Share
@@ -26,6 +28,7 @@ class ModelRequest:
 
     model: ServedModel
     request: InferRequest
+    regions: Regions | None = None  # for a request that uses some
 
 
 # Reads a request under the interface's limits; what arrives counts in the share.
@@ -35,10 +38,11 @@ ReadRequest = Callable[[Share], Awaitable[ModelRequest]]
 class Inference:
     """The protocol's inference, the same over HTTP and gRPC."""
 
-    def __init__(self, service: EnsembleService) -> None:
+    def __init__(self, service: EnsembleService, shared_memory: SharedMemory | None = None) -> None:
         self.service, self._settings = service, service.settings
         self.models = Models(service.served_models())
         self.statistics = Statistics(self.models.names)
+        self.shared_memory = shared_memory or SharedMemory()
 
     async def answer(
         self, read: ReadRequest, options: RequestOptions, timeline: Timeline
@@ -53,19 +57,24 @@ class Inference:
 
         async def read_body(share: Share) -> RequestBody:
             asked = await read(share)
-            body = self._body_of(asked)
-            found.append(ModelRequest(asked.model, _without_inputs(asked.request)))
+            body = await self._body_of(asked, share)
+            found.append(replace(asked, request=_without_inputs(asked.request)))
             return body
 
-        images: list[ClassifiedWithProbabilities] = []
+        counted: list[ClassifiedWithProbabilities] = []
         try:
             images, fault = _images_of(await self.service.answer(read_body, options, timeline))
+            if fault is not None:
+                return fault
+            asked = found[0]
+            answer = placed(answer_of(asked.request, asked.model, images), asked.regions)
+            counted = images
+            return answer
         finally:
             if found:
-                self._count(found[0].model.name, timeline, images)
-        return fault or answer_of(found[0].request, found[0].model, images)
+                self._count(found[0].model.name, timeline, counted)
 
-    def _body_of(self, asked: ModelRequest) -> RequestBody:
+    async def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
         """Check a request, and return what the graph needs of it; the rest is let go."""
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
@@ -80,6 +89,8 @@ class Inference:
                 f"input {tensor.name} has {count} images, the limit is {most}; "
                 "send them in several requests"
             )
+        check_outputs_fit(request, model, count, asked.regions)
+        tensor = await loaded(tensor, asked.regions, self._settings.max_body_bytes, share)
         files: list[bytes] = []
         tensors = TensorRequest(member=model.member)
         if tensor.name == IMAGE:

@@ -14,8 +14,8 @@ from app.errors import BadTensorError, BodyTooLargeError
 from app.oip.request import (
     InferRequest,
     RequestedOutput,
-    check_no_shared_memory,
     checked_id,
+    region_slice,
     requested_output,
     truth,
     whole_number,
@@ -122,8 +122,11 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     name, datatype, shape = (fields.get(key) for key in ("name", "datatype", "shape"))
     where = f"input {shown(name)}"
     parameters = _object(fields.get("parameters", {}), f"{where}: parameters")
-    check_no_shared_memory(where, parameters)
-    size = whole_number(parameters, "binary_data_size")
+    size, region = whole_number(parameters, "binary_data_size"), region_slice(where, parameters)
+    if region is not None:
+        if size is not None or "data" in fields:
+            raise BadTensorError(f"{where} has data beside its region; give one of them")
+        return checked_tensor(name, datatype, shape, region=region), 0
     if size is None:
         if "data" not in fields:
             raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")

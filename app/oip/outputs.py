@@ -4,11 +4,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from app.errors import BadRegionError
 from app.graph.probabilities import ClassifiedWithProbabilities
 from app.oip.answer import InferAnswer, OutputTensor
-from app.oip.models import LABEL, OUTPUTS, ServedModel
+from app.oip.models import LABEL, OUTPUTS, PROBABILITIES, ServedModel
+from app.oip.regions import Regions
 from app.oip.request import InferRequest, RequestedOutput
 from models.ensemble import Prediction, top_k
+
+PROBABILITY_BYTES = 4  # FP32
+
+
+def check_outputs_fit(
+    request: InferRequest, model: ServedModel, num_images: int, regions: Regions | None
+) -> None:
+    """Check the regions that outputs go to before anything is computed for them.
+
+    Raises:
+        UnknownRegionError, BadRegionError: one is not as it was registered, or too small.
+
+    """
+    if regions is None:
+        return
+    needed = num_images * len(model.labels) * PROBABILITY_BYTES
+    for output in request.outputs:
+        if output.region is None:
+            continue
+        is_rows = output.name == PROBABILITIES and not output.num_classes
+        if is_rows and output.region.byte_size < needed:
+            raise BadRegionError(
+                f"output {output.name} has {needed} bytes, and {output.region.byte_size} of shared "
+                "memory are given to it; give it more"
+            )
+        regions.check(output.region)
 
 
 def answer_of(
@@ -36,15 +64,15 @@ def _output(
         shape = (len(images),) if num_labels is None else (len(images), num_labels)
         best = _best(images, model, num_labels or 1)
         names = [each.label.encode() for row in best for each in row]
-        return OutputTensor(LABEL, "BYTES", shape, names, asked.is_binary)
+        return OutputTensor(LABEL, "BYTES", shape, names, asked.is_binary, asked.region)
     if asked.num_classes:
         num_classes = min(asked.num_classes, len(model.labels))
         best = _best(images, model, num_classes)
         texts = [_classification(each) for row in best for each in row]
         shape = (len(images), num_classes)
-        return OutputTensor(asked.name, "BYTES", shape, texts, asked.is_binary)
+        return OutputTensor(asked.name, "BYTES", shape, texts, asked.is_binary, asked.region)
     rows = np.stack([image.probabilities for image in images])  # (N, C) float32
-    return OutputTensor(asked.name, "FP32", rows.shape, rows, asked.is_binary)
+    return OutputTensor(asked.name, "FP32", rows.shape, rows, asked.is_binary, asked.region)
 
 
 def _best(

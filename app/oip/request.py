@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import BadTensorError
-from app.oip.tensors import Tensor, shown
+from app.oip.tensors import RegionSlice, Tensor, shown
 
 MICROSECONDS = 1e6
 # Triton's priorities begin at 1, the first to go; RFC 9218's urgencies at 0, and end at 7.
 MAX_URGENCY = 7
 MAX_ID = 1024  # characters
+REGION, REGION_SIZE, REGION_OFFSET = (
+    f"shared_memory_{part}" for part in ("region", "byte_size", "offset")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class RequestedOutput:
     name: str
     is_binary: bool = False
     num_classes: int = 0
+    region: RegionSlice | None = None  # where it goes, in place of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class InferRequest:
         if given is not None and given < 0:
             raise BadTensorError(f"priority is {given}; 1 goes first, 5 and above wait for others")
         return f"u={min(given - 1, MAX_URGENCY)}" if given else None
+
+    @property
+    def uses_regions(self) -> bool:
+        """Whether a tensor is, or is to be, in shared memory."""
+        return any(one.region for one in self.inputs) or any(one.region for one in self.outputs)
 
     @property
     def wants_binary(self) -> bool:
@@ -85,7 +94,7 @@ def requested_output(
     """
     if not isinstance(name, str):
         raise BadTensorError(f"an output's name is {shown(name)}; it is a text")
-    check_no_shared_memory(f"output {shown(name)}", parameters)
+    region = region_slice(f"output {shown(name)}", parameters)
     num_classes = whole_number(parameters, "classification")
     if num_classes is not None and num_classes < 1:
         raise BadTensorError(
@@ -93,7 +102,7 @@ def requested_output(
         )
     if "binary_data" in parameters:
         is_binary = truth(parameters, "binary_data")
-    return RequestedOutput(name, is_binary, num_classes or 0)
+    return RequestedOutput(name, is_binary, num_classes or 0, region)
 
 
 def checked_id(value: object) -> str:
@@ -103,7 +112,24 @@ def checked_id(value: object) -> str:
     return value
 
 
-def check_no_shared_memory(where: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse tensors in regions of shared memory."""
-    if "shared_memory_region" in parameters:
-        raise BadTensorError(f"{where}: shared memory is not served here; send the data itself")
+def region_slice(where: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
+    """Return the part of a region that a tensor's parameters name; None if they name none.
+
+    Raises:
+        BadTensorError: they name only half of it, or bytes that no region has.
+
+    """
+    name, size = parameters.get(REGION), whole_number(parameters, REGION_SIZE)
+    offset = whole_number(parameters, REGION_OFFSET)
+    if name is None and size is None and offset is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise BadTensorError(
+            f"{where}: {REGION} is {shown(name)}; it is a registered region's name"
+        )
+    if size is None or size < 1 or (offset or 0) < 0:
+        raise BadTensorError(
+            f"{where}: {REGION_SIZE} is {shown(size)} and {REGION_OFFSET} {shown(offset or 0)}; "
+            "give a size from 1, and an offset from 0 or none"
+        )
+    return RegionSlice(name, size, offset or 0)

@@ -41,14 +41,24 @@ SHOWN = 40  # characters of a foreign value in an error
 
 
 @dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """Bytes of a registered region of shared memory, ``offset`` counted from its beginning."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input of a request, its contents not yet read: ``raw``, or ``values``."""
+    """An input of a request, its contents not yet read: ``raw``, ``values``, or in a ``region``."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     raw: bytes | memoryview | None = None
     values: Any = ()
+    region: RegionSlice | None = None
 
     @property
     def num_elements(self) -> int:
@@ -68,6 +78,7 @@ def checked_tensor(
     *,
     raw: bytes | memoryview | None = None,
     values: Any = (),
+    region: RegionSlice | None = None,
 ) -> Tensor:
     """Return a tensor whose name, datatype and shape are of the right kinds.
 
@@ -81,7 +92,7 @@ def checked_tensor(
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         known = ", ".join(DATATYPES)
         raise BadTensorError(f"{where}: datatype is {shown(datatype)}; there are {known}")
-    return Tensor(name, datatype, _checked_shape(where, shape), raw, values)
+    return Tensor(name, datatype, _checked_shape(where, shape), raw, values, region)
 
 
 def _checked_shape(where: str, shape: object) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, 
 from app.queueing.priority import Lane, PriorityQueue
 from app.queueing.scheduler import BatchScheduler
 from app.queueing.service_rate import ServiceRate
-from app.settings import form_places
+from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 

@@ -13,8 +13,7 @@ from app.launch.config import ServeConfig, default_config
 from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
-from models.image import read_image
-from models.model_set import ModelSet, load_model_set
+from models.model_set import ModelSet
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 MAX_PHOTOS = 256  # of a folder, evenly taken; every replica holds them
@@ -35,7 +34,7 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
     served = ServeConfig.read(path).with_overrides(model_set=model_set)
     settings = served.settings
     check_place(settings, path)
-    loaded = load_model_set(settings.model_set, settings.model_search)
+    loaded = settings.load_set()
     check_accuracy(loaded.manifest, settings)
     for member in loaded.manifest.members:
         loaded.network_path(member.name, settings.precision)
@@ -48,16 +47,14 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
 
 def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:
     """Return some of the photos, without those that the service would refuse."""
-    rule, found, why = model_set.manifest.image.rule, [], ""
+    inputs, found, why = model_set.manifest.inputs, [], ""
     some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
     for body in some:
         try:
-            read_image(
-                body,
-                rule,
-                max_pixels=settings.max_pixels,
-                max_full_pixels=settings.max_full_pixels,
+            checked = inputs.check(
+                body, max_pixels=settings.max_pixels, max_full_pixels=settings.max_full_pixels
             )
+            inputs.decode(body, checked)
         except ImageError as error:
             why = error.message
         else:

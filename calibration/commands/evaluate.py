@@ -22,6 +22,11 @@ KeyFile = Annotated[
 FitWeights = Annotated[
     bool, typer.Option("--fit-weights", help="do fitted weights beat the plain average?")
 ]
+Subsets = Annotated[
+    bool,
+    typer.Option("--subsets", help="compare every ensemble of the members: accuracy against cost"),
+]
+Plot = Annotated[Path | None, typer.Option(help="with --subsets: draw them, FILE.svg or FILE.png")]
 MaxImages = Annotated[
     int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
 ]
@@ -39,6 +44,8 @@ def evaluate(
     images: Images,
     url: Url = None,
     fit_weights: FitWeights = False,
+    subsets: Subsets = False,
+    plot: Plot = None,
     max_images: MaxImages = 0,
     record: RecordOption = True,
     json_file: JsonFile = None,
@@ -62,6 +69,8 @@ def evaluate(
         html,
         tuple(model_dir or ()),
         key_file,
+        subsets,
+        plot,
     )
     if not run_evaluation(name, options):
         raise typer.Exit(1)

@@ -17,6 +17,9 @@ from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import Evaluation, evaluate
 from calibration.evaluation.live import LiveResult, LiveService
 from calibration.evaluation.reports.tables import as_json, show
+from calibration.evaluation.subsets.candidates import subsets_of
+from calibration.evaluation.subsets.costs import measure_costs
+from calibration.evaluation.subsets.study import SubsetStudy
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.ledger import judge
@@ -41,6 +44,8 @@ class EvaluateOptions:
     html: Path | None
     model_dirs: tuple[Path, ...]
     key_file: Path | None = None  # of the service
+    has_subsets: bool = False
+    plot: Path | None = None  # of them
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,15 @@ class Found:
 
 def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     """Return whether INT8 lost no more than it may and the live service answered the same."""
-    for path in (options.json_file, options.html):
+    for path in (options.json_file, options.html, options.plot):
         _check_can_write(path)
+    if options.plot is not None:
+        _check_plot(options)
     model_set = load_model_set(name, search_path(options.model_dirs))
     found = _measured(model_set, options)
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
     problem = _keep(model_set.folder, found.record) if is_recorded else None
-    _report(found, options.json_file, options.html)
+    _report(found, options)
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
     if options.is_weight_fitted and found.measured.fitted is None:
@@ -73,6 +80,7 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
     with _service(options, model_set) as service, _progress() as progress:
         precisions = (service.precision,) if service else _precisions(model_set)
+        study = _study(model_set, precisions) if options.has_subsets else None
         measured = evaluate(
             model_set,
             dataset,
@@ -80,6 +88,7 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
             observe=service.observe if service else None,
             is_weight_fitted=options.is_weight_fitted,
+            study=study,
         )
     record = record_of(model_set, measured)
     return Found(model_set, record, measured, service.result if service else None)
@@ -169,7 +178,30 @@ def _check_can_write(path: Path | None) -> None:
         raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
 
 
-def _report(found: Found, json_file: Path | None, html: Path | None) -> None:
+def _check_plot(options: EvaluateOptions) -> None:
+    from calibration.evaluation.reports.subset_plot import check_plot  # brings matplotlib
+
+    assert options.plot is not None
+    if not options.has_subsets:
+        raise ModelSetError("--plot draws what --subsets compares: give both")
+    check_plot(options.plot)
+
+
+def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
+    """Measure what the members cost, before anything else is compiled in this process."""
+    manifest = model_set.manifest
+    subsets_of([member.name for member in manifest.members])  # or it says why not
+    whole = [p for p in precisions if all(p in m.networks for m in manifest.members)]
+    if not whole:
+        raise ModelSetError(
+            f"--subsets compares networks of one precision, and no precision of {model_set.name} "
+            "has all members; tandem quantize makes the missing ones"
+        )
+    return SubsetStudy(manifest, whole[-1], measure_costs(model_set, whole[-1]))
+
+
+def _report(found: Found, options: EvaluateOptions) -> None:
+    json_file, html = options.json_file, options.html
     facts = (found.model_set.manifest, found.record, found.measured, found.live)
     content = as_json(*facts)
     if str(json_file) == "-":
@@ -183,3 +215,8 @@ def _report(found: Found, json_file: Path | None, html: Path | None) -> None:
 
         write_page(html, found.model_set, content, found.measured)
         err.print(f"the page: {escape(str(html))}")
+    if options.plot is not None and found.measured.subsets is not None:
+        from calibration.evaluation.reports.subset_plot import write_plot
+
+        write_plot(options.plot, found.measured.subsets)
+        err.print(f"the plot: {escape(str(options.plot))}")

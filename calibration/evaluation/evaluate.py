@@ -9,6 +9,8 @@ from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.fit_weights import FittedWeights, WeightFit
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
+from calibration.evaluation.subsets.scores import SubsetsResult
+from calibration.evaluation.subsets.study import SubsetStudy
 from calibration.evaluation.tally import Tally
 from calibration.statistics import Paired, Rightness
 from models.accuracy import ENSEMBLE, images_digest
@@ -37,6 +39,7 @@ class Evaluation:
     int8_kernels: str = ""
     cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
     fitted: FittedWeights | None = None
+    subsets: SubsetsResult | None = None
 
     @property
     def num_images(self) -> int:
@@ -81,11 +84,13 @@ def evaluate(
     track: Track = lambda batches, _: batches,
     observe: Observer | None = None,
     is_weight_fitted: bool = False,
+    study: SubsetStudy | None = None,
 ) -> Evaluation:
     """Run every image through every network; unreadable images are listed, not fatal.
 
     ``observe`` is called with each batch in the thread that ran it. With ``is_weight_fitted`` the
     images come in a shuffled order, the first half fits the weights and the second judges them.
+    With a ``study`` they come in its order.
 
     Raises:
         ModelSetError: an image was used for calibration, or none can be read.
@@ -103,6 +108,8 @@ def evaluate(
     if is_weight_fitted:
         np.random.RandomState(SEED).shuffle(images)  # type: ignore[arg-type]
         fit = WeightFit(precisions[-1], len(images) // 2)
+    if study is not None:
+        images = study.ordered(images)
 
     def work(batch: Sequence[LabelledImage]) -> PredictedBatch:
         predicted = networks.predict(batch)
@@ -116,12 +123,15 @@ def evaluate(
         result.add(predicted)
         if fit is not None:
             fit.add(predicted)
+        if study is not None:
+            study.add(predicted)
     if not result.num_images:
         raise ModelSetError(
             f"none of the {len(images)} images of {dataset.name} can be read: "
             f"{result.unreadable[0]}"
         )
     result.fitted = fit.result() if fit is not None else None
+    result.subsets = study.result() if study is not None else None
     return result
 
 

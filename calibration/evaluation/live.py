@@ -21,6 +21,7 @@ NUM_CONNECTIONS = 16
 NUM_TRIES = 5  # of an image that is answered 429 or not at all
 # Kernels for other batch sizes may round otherwise: two classes this near may change places.
 TIE = 1e-3
+OWN_STAGES = ("preprocess", "combine")  # of /v1/models: the operator's functions
 MAX_DIFFERENCE = 0.01  # of a first class's probability
 
 
@@ -77,6 +78,7 @@ class LiveService:
             answer = models.raise_for_status().json()
             served = {m["name"]: m["precision"] for m in answer["members"]}
             facts = (answer["model_set"], answer["labels"])
+            own = [f"{key}: {answer[key]}" for key in OWN_STAGES if answer.get(key)]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise ModelSetError(
                 f"{url}/v1/models does not answer as Tandem does ({type(error).__name__}); "
@@ -88,6 +90,11 @@ class LiveService:
             raise ModelSetError(
                 f"{url} serves {facts[0]} ({', '.join(served)}), not this {model_set.name} "
                 f"({', '.join(sorted(names))}); evaluate what it serves, or serve this set"
+            )
+        if own:
+            raise ModelSetError(
+                f"{url} serves with functions of its operator's own ({', '.join(own)}), which this "
+                "process does not run: evaluate a service without them"
             )
         (precision,) = set(served.values())
         return "INT8" if precision == "INT8" else "FP16"

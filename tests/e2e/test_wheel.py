@@ -76,13 +76,14 @@ def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tandem"}
     wanted = ("serve_config.yaml", "models/imagenette/manifest.yaml", "app/http/page/index.html")
     assert {f"tandem/{name}" for name in wanted} <= set(names)
-    tracked = run("git", "ls-files", "app", "models", "calibration", "configs", cwd=ROOT).split()
+    folders = ("app", "models", "calibration", "configs", "client/tandem_client")
+    tracked = run("git", "ls-files", *folders, cwd=ROOT).split()
     moved = {"tandem/app/cli/launcher.py"}  # it is the package itself
     assert {f"tandem/{name}" for name in tracked} - set(names) == moved
     assert "tandem/__init__.py" in names
 
 
-@pytest.mark.parametrize("name", ["app", "models", "calibration"])
+@pytest.mark.parametrize("name", ["app", "models", "calibration", "tandem_client"])
 def test_other_programs_have_nothing_new_to_import(installed: Path, empty: Path, name: str) -> None:
     script = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
     assert run(installed / "python", "-c", script, cwd=empty) == "None\n"

@@ -10,8 +10,8 @@ from app.grpc.servicer import Message
 class _Underlying:
     """Grpcio's context of a call, as far as Serve's reads it."""
 
-    def __init__(self, metadata: dict[str, str | bytes]) -> None:
-        self._metadata = tuple(metadata.items())
+    def __init__(self, metadata: dict[str, str | bytes], peer: str | None) -> None:
+        self._metadata, self._peer = tuple(metadata.items()), peer
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._metadata
@@ -19,16 +19,21 @@ class _Underlying:
     def trailing_metadata(self) -> tuple[()]:
         return ()
 
+    def peer(self) -> str | None:
+        return self._peer
+
     def nothing(self) -> None:
         return None
 
-    auth_context = code = details = peer = peer_identities = peer_identity_key = nothing
+    auth_context = code = details = peer_identities = peer_identity_key = nothing
 
 
-def context_of(request_id: str = "r1", **metadata: str | bytes) -> RayServegRPCContext:
+def context_of(
+    request_id: str = "r1", peer: str | None = None, **metadata: str | bytes
+) -> RayServegRPCContext:
     """Return the context of a call; underscores in names stand for hyphens."""
     named = {name.replace("_", "-"): value for name, value in metadata.items()}
-    context = RayServegRPCContext(_Underlying(named))
+    context = RayServegRPCContext(_Underlying(named, peer))
     context.set_trailing_metadata([("request_id", request_id)])  # as Serve does at once
     return context
 

@@ -10,9 +10,17 @@ Answer = tuple[int, bytes]
 
 
 def classified(label: str = "tench", probability: float = 0.9) -> dict[str, Any]:
-    """Return what the service answers for one image, as far as the command line reads it."""
+    """Return what the service answers for one image."""
     row = {"index": 0, "label": label, "probability": probability}
-    return {"predictions": [row], "members": {"a": {"label": label, "probability": probability}}}
+    return {
+        "model_set": "tiny",
+        "predictions": [row],
+        "members": {"a": {"label": label, "probability": probability, "predictions": [row]}},
+        "agreement": True,
+        "degraded": False,
+        "request_id": "r1",
+        "timings_ms": {"total": 13.1, "stages": []},
+    }
 
 
 class QuietRequest(BaseHTTPRequestHandler):

@@ -10,6 +10,7 @@ from calibration.evaluation.cascade import SUGGESTED_WITHIN, cheapest_within
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.reports import plots
 from calibration.evaluation.reports.cascade import points_of
+from calibration.evaluation.reports.subset_plot import subsets_svg
 from models.accuracy import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
@@ -42,6 +43,7 @@ def write_page(
         confusion=Markup(plots.confusion(lead, model_set.labels)),
         cascade=Markup(_cascade(measured, precision)),
         reliability=Markup(plots.reliability(tallies)),
+        subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, "utf-8", "replace")  # a file's name need not be UTF-8

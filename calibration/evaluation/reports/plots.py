@@ -26,7 +26,8 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys one by one
 }
 
 
-def _svg(figure: Figure) -> str:
+def svg_of(figure: Figure) -> str:
+    """Return the figure as inline SVG."""
     text = io.StringIO()
     with warnings.catch_warnings():  # the reader's browser draws the letters, with its own fonts
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
@@ -68,7 +69,7 @@ def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
         axes.set_xlim(0, 1)
         axes.set_xlabel("top-1 within the class")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), frameon=False)
-        return _svg(figure)
+        return svg_of(figure)
 
 
 def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
@@ -92,7 +93,7 @@ def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
         axes.set_yticks(range(len(shown)), names)
         axes.set_xlabel("answer (% of the class's images)")
         axes.set_ylabel("truth")
-        return _svg(figure)
+        return svg_of(figure)
 
 
 def reliability(tallies: dict[str, Tally]) -> str:
@@ -117,7 +118,7 @@ def reliability(tallies: dict[str, Tally]) -> str:
         lower.set_xlim(0, 1)
         lower.set_xlabel("confidence (probability of the first class)")
         lower.set_ylabel("images")
-        return _svg(figure)
+        return svg_of(figure)
 
 
 def cascade(
@@ -143,4 +144,4 @@ def cascade(
         axes.set_xlabel("CPU-ms per image, networks only")
         axes.set_ylabel("top-1")
         axes.legend(frameon=False, loc="lower left")
-        return _svg(figure)
+        return svg_of(figure)

@@ -11,6 +11,7 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.fit_weights import FittedWeights
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.cascade import cascade_json, show_cascade
+from calibration.evaluation.reports.subsets import show_subsets, subsets_json
 from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.manifest import Manifest
@@ -42,6 +43,8 @@ def as_json(
     }
     if measured.cascades:
         content["cascade"] = cascade_json(measured)
+    if measured.subsets is not None:
+        content["subsets"] = subsets_json(measured.subsets)
     if measured.fitted is not None:
         content["fitted_weights"] = asdict(measured.fitted) | {
             "is_better": measured.fitted.is_better
@@ -90,6 +93,8 @@ def show(
             _print_line(console, line)
         if len(measured.unreadable) > MAX_LISTED:
             console.print("  ... (--json has all)", markup=False)
+    if measured.subsets is not None:
+        show_subsets(console, measured.subsets)
     if measured.fitted is not None:
         _show_fitted(console, measured.fitted)
     if live is not None:

@@ -128,3 +128,34 @@ def test_an_inference_is_a_trace(traced: Service) -> None:
     )
     assert answer.status_code == 200, answer.text
     assert len(answer.headers["x-trace-id"]) == 32
+
+
+@pytest.fixture(scope="module")
+def told_by_memory(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+    """What Triton's clients were told that pass tensors in shared memory, by client."""
+    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    return run_client("triton_shared_memory.py", *addresses, folder)
+
+
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_tensors_in_shared_memory_agree_with_v1(told_by_memory, expected, client):
+    labels = load_model_set("imagenette").labels
+    for way in ("image", "pixels", "half", "batch"):
+        rows, names = (told_by_memory[client][way][name] for name in ("probabilities", "label"))
+        near, count = (SAME_PROBABILITY, 3) if way == "batch" else (SINGLE, 1)
+        assert rows == pytest.approx(np.array(expected[:count]), abs=near), way
+        assert names == [labels[int(np.argmax(row))] for row in rows], way
+
+
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_what_clients_are_told_of_their_regions(told_by_memory, client):
+    told = told_by_memory[client]
+    assert "No such file" in told["gone"]
+    assert "'nothing' is not registered" in told["unknown"]
+    assert "CUDA shared memory is not supported" in told["cuda"]
+    status, left = told["status"], told["left"]
+    (mine,) = status if client == "http" else status["regions"].values()
+    assert (mine["name"], int(mine["offset"]), int(mine["byte_size"])) == ("mine", 10, 90)
+    assert mine["key"].startswith("/tandem-test-")
+    assert left in ([], {})
+    assert "system_shared_memory" in told["extensions"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("app", "models", "calibration")
+PACKAGES = ("app", "models", "calibration", "client")
 # The contract's id, where a forbidden import is added, and what it imports.
 BREAKS = [
     ("layers", "app/graph/quorum.py", "from app.deployments import gateway"),
@@ -35,12 +35,18 @@ BREAKS = [
     ("pure", "app/messages.py", "import grpc"),
     ("pure", "app/oip/json_body.py", "import fastapi"),
     ("layers", "app/graph/request.py", "from app.oip import tensors"),
+    ("client", "client/tandem_client/errors.py", "from models.errors import TandemError"),
+    ("client", "client/tandem_client/png.py", "import cv2"),
+    ("client-grpc", "client/tandem_client/client.py", "from tandem_client import tandem_pb2"),
+    ("client-users", "app/bench/client.py", "import tandem_client"),
+    ("client-users", "models/cpus.py", "from tandem_client import png"),
 ]
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
+    path = os.pathsep.join([str(folder), str(folder / "client")])
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -76,7 +82,8 @@ def test_a_broken_rule_and_the_import_that_breaks_it_are_named(
         source.write_text(before, "utf-8")
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{contracts()[contract]} BROKEN" in done.stdout
-    assert f"{file.removesuffix('.py').replace('/', '.')} -> " in done.stdout
+    module = file.removeprefix("client/").removesuffix(".py").replace("/", ".")
+    assert f"{module} -> " in done.stdout
 
 
 def test_every_rule_is_broken_once_and_the_tree_keeps_them_all(copy: Path) -> None:

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from ray.serve._private import constants
 
 from app.environment import serve_environment, set_environment
-from app.settings import Settings, form_places
+from app.setting_values import form_places
+from app.settings import Settings
 from models.model_set import BUNDLED_DIR, user_sets_dir
 
 

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from app.errors import ConfigError
 from app.launch.config_check import check_content
-from app.redis_address import check_redis_client
+from app.setting_values import check_redis_client
 from app.settings import Settings
 
 
@@ -46,7 +46,7 @@ def test_a_file_with_a_bad_cache_is_refused_without_its_password():
 
 
 def test_a_redis_wants_its_client(monkeypatch):
-    monkeypatch.setattr("app.redis_address.find_spec", lambda _: None)
+    monkeypatch.setattr("app.setting_values.find_spec", lambda _: None)
     for cache in ("none", "local"):
         check_redis_client(cache)
     with pytest.raises(ConfigError, match=r"pip install 'tandem\[redis\]'"):

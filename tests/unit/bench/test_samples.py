@@ -93,6 +93,7 @@ def test_cpu_is_per_request() -> None:
         (["ray::ServeController.listen_for_change"], "Ray"),
         (["/usr/bin/python3.11", "-m", "ray.dashboard"], "Ray"),
         ([], "Ray"),  # a process that just ended
+        (["ray::ServeReplica:tandem:Gateway.check_health"], "Gateway"),
     ],
 )
 def test_a_process_belongs_to_a_stage(command_line: list[str], stage: str) -> None:

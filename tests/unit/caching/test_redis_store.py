@@ -9,7 +9,7 @@ import pytest
 
 from app.caching.redis_store import LIFE_S, MAX_UNWRITTEN, READ_S, RedisStore
 from app.caching.values import RowsFormat
-from app.redis_address import RedisAddress
+from app.setting_values import RedisAddress
 from tests.support.fake_redis import FakeRedis
 from tests.support.virtual_loop import run_virtually
 

@@ -20,7 +20,7 @@ def site(tmp_path: Path) -> Path:
     package = tmp_path / "site" / "tandem"
     package.mkdir(parents=True)
     shutil.copy(launcher.__file__, package / "__init__.py")
-    for name in ("app", "models", "calibration", "serve_config.yaml"):
+    for name in ("app", "models", "calibration", "client", "serve_config.yaml"):
         (package / name).symlink_to(ROOT / name)
     return package.parent
 

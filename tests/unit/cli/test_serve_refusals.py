@@ -69,6 +69,17 @@ def test_a_misspelt_key_and_the_right_one(
     assert str(config) in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(("--host", "0.0.0.0"), "listens on 0.0.0.0"), (("--address", "auto"), "with --address")],
+)
+def test_shared_memory_where_callers_may_be_elsewhere(
+    refused: Refused, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    config = edited_config(tmp_path, "args:", "args:\n      shared_memory: true")
+    assert says in refused("--config", config, *arguments)
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".xml"])
 def test_an_altered_model_file(refused: Refused, tmp_path: Path, suffix: str) -> None:
     folder = shutil.copytree(load_model_set("imagenette").folder, tmp_path / "altered")

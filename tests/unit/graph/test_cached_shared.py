@@ -13,7 +13,7 @@ from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.metrics.cache import record_redis
 from app.metrics.table import CACHE_LOOKUPS, CACHE_REDIS
-from app.redis_address import RedisAddress
+from app.setting_values import RedisAddress
 from app.settings import Settings
 from tests.support.fake_redis import FakeRedis
 from tests.support.fakes import FakeDecoder, FakeMember, service_of

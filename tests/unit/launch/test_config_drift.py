@@ -48,6 +48,8 @@ DIFFERENCES = {
     "xeon-one-socket.yaml": XEON,
     "xeon-two-sockets.yaml": XEON,
     "cluster.yaml": APART | CLUSTER,
+    "majority-vote.yaml": {"args.combine"},
+    "mirroring.yaml": {"args.preprocess"},
     "cluster-whole.yaml": CLUSTER | {"args.streams", "args.batch_sizes"},
 }
 

@@ -27,7 +27,18 @@ JSON = st.recursive(
 NAMES = st.sampled_from(["image", "pixels", ""]) | JSON
 DATATYPES = st.sampled_from(["UINT8", "BYTES", "FP32"]) | JSON
 SHAPES = st.lists(NUMBERS, max_size=5) | JSON
-PARAMETERS = st.fixed_dictionaries({}, optional={"binary_data_size": NUMBERS | JSON}) | JSON
+PARAMETERS = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "binary_data_size": NUMBERS | JSON,
+            "shared_memory_region": st.just("r") | JSON,
+            "shared_memory_byte_size": NUMBERS | JSON,
+            "shared_memory_offset": NUMBERS | JSON,
+        },
+    )
+    | JSON
+)
 TENSORS = st.fixed_dictionaries(
     {"name": NAMES, "datatype": DATATYPES, "shape": SHAPES},
     optional={"data": JSON, "parameters": PARAMETERS},
@@ -40,7 +51,8 @@ REQUESTS = st.fixed_dictionaries(
             st.sampled_from(["timeout", "priority", "top_k", "binary_data_output"]), JSON
         ),
         "outputs": st.lists(
-            st.fixed_dictionaries({"name": NAMES}, optional={"parameters": JSON}) | JSON, max_size=3
+            st.fixed_dictionaries({"name": NAMES}, optional={"parameters": PARAMETERS}) | JSON,
+            max_size=3,
         ),
     },
 )
@@ -52,7 +64,10 @@ def read(body: bytes, header_length: str | None) -> None:
     try:
         request = parse_request(body, header_length)
         _ = request.top_k, request.timeout_s, request.priority, request.wants_binary
-        for tensor in request.inputs:
+        for part in (one.region for one in (*request.inputs, *request.outputs) if one.region):
+            assert part.region
+            assert part.byte_size > 0 <= part.offset
+        for tensor in (one for one in request.inputs if one.region is None):
             if tensor.datatype == "UINT8":
                 assert uint8_array(tensor).shape == tensor.shape
             else:

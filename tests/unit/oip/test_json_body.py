@@ -7,10 +7,12 @@ import pytest
 from app.errors import BadTensorError, BodyTooLargeError
 from app.oip.json_body import MAX_JSON_BYTES, parse_request
 from app.oip.request import InferRequest, RequestedOutput
-from app.oip.tensors import bytes_elements, uint8_array
+from app.oip.tensors import RegionSlice, bytes_elements, uint8_array
 from tests.support.open_inference import HEADER_LENGTH, Sent, binary_request, elements, with_header
 
-PIXELS = {"name": "pixels", "datatype": "UINT8", "shape": [1, 2], "data": [7, 8]}
+NO_DATA = {"name": "pixels", "datatype": "UINT8", "shape": [1, 2]}
+PIXELS = {**NO_DATA, "data": [7, 8]}
+IN_REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 2}
 
 
 def parsed(sent: Sent) -> InferRequest:
@@ -62,6 +64,17 @@ def test_outputs_say_themselves_whether_they_are_binary_or_the_request_does():
     )
 
 
+def test_tensors_in_regions_have_no_data():
+    output = {"name": "label", "parameters": {**IN_REGION, "shared_memory_offset": 6}}
+    fields = {"inputs": [{**NO_DATA, "parameters": IN_REGION}, PIXELS], "outputs": [output]}
+    request = parsed(with_header(fields))
+    assert request.inputs[0].region == RegionSlice("r", 2)
+    assert uint8_array(request.inputs[1]).tolist() == [[7, 8]]
+    assert request.outputs == (RequestedOutput("label", region=RegionSlice("r", 2, 6)),)
+    assert request.uses_regions
+    assert not parsed(with_header({"inputs": [PIXELS]})).uses_regions
+
+
 @pytest.mark.parametrize("given", ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"])
 def test_a_header_length_that_is_no_number(given):
     with pytest.raises(BadTensorError, match="is the number of bytes of JSON"):
@@ -94,7 +107,11 @@ def test_a_header_length_beyond_the_body(given):
         ({"inputs": [PIXELS], "parameters": {"binary_data_output": 1}}, "true or false"),
         ({"inputs": [{**PIXELS, "parameters": {"binary_data_size": 2}}]}, "both data and binary"),
         ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
-        ({"inputs": [{**PIXELS, "parameters": {"shared_memory_region": "r"}}]}, "shared memory"),
+        ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data beside its region"),
+        (
+            {"inputs": [{**NO_DATA, "parameters": {**IN_REGION, "binary_data_size": 2}}]},
+            "has data beside its region",
+        ),
     ],
 )
 def test_json_that_is_no_request(fields, says):
@@ -110,7 +127,17 @@ def test_json_that_is_no_request(fields, says):
         ({"classification": "3"}, "whole number"),
         ({"classification": True}, "whole number"),
         ({"binary_data": "yes"}, "true or false"),
-        ({"shared_memory_region": "r"}, "shared memory is not served"),
+        ({"shared_memory_region": "r"}, "shared_memory_byte_size is None"),
+        ({"shared_memory_byte_size": 2}, "shared_memory_region is None"),
+        ({"shared_memory_offset": 2}, "shared_memory_region is None"),
+        ({**IN_REGION, "shared_memory_region": ""}, "shared_memory_region is ''"),
+        ({**IN_REGION, "shared_memory_region": ["r"]}, "shared_memory_region is"),
+        ({**IN_REGION, "shared_memory_byte_size": 0}, "give a size from 1"),
+        ({**IN_REGION, "shared_memory_byte_size": -1}, "give a size from 1"),
+        ({**IN_REGION, "shared_memory_byte_size": "2"}, "whole number"),
+        ({**IN_REGION, "shared_memory_byte_size": True}, "whole number"),
+        ({**IN_REGION, "shared_memory_offset": -1}, "an offset from 0"),
+        ({**IN_REGION, "shared_memory_offset": 0.5}, "whole number"),
     ],
 )
 def test_an_output_that_makes_no_sense(parameters, says):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import DeadlineError, OverloadedError
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import BatchResult
-from app.settings import form_places
+from app.setting_values import form_places
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 BOUNDED = settings(max_examples=250, deadline=None, database=None)

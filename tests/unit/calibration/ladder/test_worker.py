@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibration.ladder import worker
-from calibration.ladder.engine import SkippedError, labelled_files, random_pixels
+from calibration.ladder.engine import PIXELS_NAME, TRUTH_NAME, SkippedError, random_pixels
 from calibration.ladder.prepare import quantize
 from calibration.ladder.worker import best_choice, outcome_of
 from models.extras import needs_extra
@@ -110,7 +110,7 @@ def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
 
 def test_labelled_images_are_kept_for_every_rung_and_the_service(tiny_set, tmp_path):
     with_images(tiny_set, tmp_path, max_images=5)
-    pixels, truth = (np.load(path) for path in labelled_files(tmp_path))
+    pixels, truth = (np.load(tmp_path / name) for name in (PIXELS_NAME, TRUTH_NAME))
     assert (pixels.shape, pixels.dtype) == ((5, 16, 16, 3), np.uint8)
     listed = json.loads((tmp_path / "labelled.json").read_text())
     assert [index for _, index in listed] == truth.tolist()

@@ -10,7 +10,9 @@ from openvino import opset13 as ops
 from pydantic import ValidationError
 
 from calibration.sets.add_set import NewSet, add_set
+from calibration.sets.member_options import MemberOptions
 from models.errors import ModelSetError
+from models.image_record import ImageRecord
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.record import sha256_of
@@ -64,7 +66,7 @@ def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
             description="colours",
             hint="look closely",
             max_drop=0.25,
-            resize_shorter=20,
+            options=MemberOptions(resize_shorter=20),
         ),
         into,
     )
@@ -133,10 +135,22 @@ def test_class_counts_that_differ_name_every_file(nets, into):
     assert not into.exists()
 
 
-def test_sizes_that_differ(nets, into):
+def test_members_may_take_different_sizes(nets, into):
     ov.save_model(tiny_model(size=8), nets / "b.xml")
-    with pytest.raises(ModelSetError, match=r"8 px, 3 classes.* must be the same"):
-        add_set(new_set(nets), into)
+    made = add_set(new_set(nets), into)
+    assert made.problems() == []
+    manifest = made.manifest
+    assert (manifest.image.input_size, manifest.image.resize_shorter) == (16, 18)
+    assert manifest.member("a").image is None
+    assert manifest.image_of("b") == ImageRecord(input_size=8, resize_shorter=9)
+    assert manifest.inputs.num_bytes == 3 * (16 * 16 + 8 * 8)
+
+
+def test_one_members_networks_take_one_size(nets, into):
+    ov.save_model(tiny_model(size=8), nets / "b.xml")
+    members = [("a", nets / "a.xml"), ("a", nets / "b.xml")]
+    with pytest.raises(ModelSetError, match="the networks of one member take different sizes"):
+        add_set(new_set(nets, members=members), into)
     assert not into.exists()
 
 
@@ -161,12 +175,12 @@ def test_class_ids_that_are_not_one_per_class(nets, into, text):
     (nets / "ids.txt").write_text(text)
     with pytest.raises(ModelSetError, match=r"ids\.txt has \d class ids, \d different ones, for 3"):
         add_set(new_set(nets, class_ids=nets / "ids.txt"), into)
-    assert list(into.iterdir()) == []
+    assert not into.exists()
 
 
 @pytest.mark.parametrize("facts", ["weights", "sources"])
 def test_facts_of_a_member_that_is_none(nets, into, facts):
-    with pytest.raises(ModelSetError, match="no --member 'c' that a weight or source is for"):
+    with pytest.raises(ModelSetError, match="no --member 'c' that a weight, source, option"):
         add_set(new_set(nets, **{facts: {"a": 1.0, "c": 1.0}}), into)
     assert not into.exists()
 
@@ -189,7 +203,7 @@ def test_facts_of_a_member_that_is_none(nets, into, facts):
         {"weights": {"a": float("inf")}},
         {"max_drop": float("nan")},
         {"max_drop": 1.5},
-        {"resize_shorter": 15},
+        {"options": MemberOptions(resize_shorter=15)},
     ],
 )
 def test_what_no_manifest_may_have_is_refused_before_anything_is_written(
@@ -236,3 +250,60 @@ def test_a_set_may_be_made_anew_from_its_own_networks(nets, into):
     members = [(name, first.network_path(name, "FP16")) for name in "ab"]
     again = new_set(nets, members=members, labels=first.folder / "labels.txt")
     assert add_set(again, into, is_replaced=True).problems() == []
+
+
+def test_a_members_own_options_are_over_the_sets(nets, into):
+    made = add_set(
+        new_set(
+            nets,
+            options=MemberOptions(resize_shorter=20),
+            member_options={"b": MemberOptions(resize="stretch", interpolation="bicubic")},
+        ),
+        into,
+    )
+    assert made.manifest.image_of("a") == ImageRecord(input_size=16, resize_shorter=20)
+    assert made.manifest.image_of("b") == ImageRecord(
+        input_size=16, resize_shorter=16, resize="stretch", interpolation="bicubic"
+    )
+
+
+def test_a_network_that_came_as_int8_is_noted(nets, into):
+    members = [("a", nets / "a.xml"), ("a", quantised(nets / "a8.xml")), ("b", nets / "a8.xml")]
+    made = add_set(new_set(nets, members=members), into)
+    assert {m.name: m.imported_int8 for m in made.manifest.members} == {"a": False, "b": True}
+
+
+def test_classes_are_mapped_by_their_ids(nets, into):
+    (nets / "own.txt").write_text("n3\nn1\nn2\n")
+    ids, own = nets / "ids.txt", {"b": nets / "own.txt"}
+    made = add_set(new_set(nets, class_ids=ids, member_class_ids=own), into)
+    options = RuntimeOptions(batch_sizes=(2,))
+    images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
+    before = CompiledNetwork(nets / "b.xml", options).infer(images)
+    after = CompiledNetwork(made.network_path("b", "FP16"), options).infer(images)
+    assert np.allclose(before[:, [1, 2, 0]], after, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
+        ({"class_ids": "ids.txt", "member_class_ids": {"b": "other.txt"}}, "lacks .*: n1, n2"),
+    ],
+)
+def test_classes_that_cannot_be_mapped(nets, into, changes, says):
+    (nets / "other.txt").write_text("n3\nn4\nn5\n")
+    facts = {
+        key: nets / value if isinstance(value, str) else {"b": nets / value["b"]}
+        for key, value in changes.items()
+    }
+    with pytest.raises(ModelSetError, match=says):
+        add_set(new_set(nets, **facts), into)
+    assert not into.exists()
+
+
+def test_a_set_has_eight_members_at_most(nets, into):
+    members = [(f"m{i}", nets / "a.xml") for i in range(9)]
+    with pytest.raises(ModelSetError, match="9 members; a set has 1 to 8"):
+        add_set(new_set(nets, members=members), into)
+    assert not into.exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.redis_address import RedisAddress
+from app.setting_values import RedisAddress
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""Finds the operator's own functions by the names in the settings.
+
+A name is ``package.module:function``, and comes from the operator's configuration alone: nothing
+that a client sends is ever imported.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.errors import ConfigError
+from app.settings import Settings
+
+Stage = Literal["preprocess", "combine"]
+NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
+SIGNATURES = "app/functions/signatures.py has the signatures"
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A function of the operator's, imported."""
+
+    stage: Stage
+    name: str  # as the settings have it
+    call: Callable[..., Any]
+    digest: str  # of the source that it comes from
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other function, and from itself before a change."""
+        return f"{self.stage}={self.name}@{self.digest}"
+
+
+def load_function(settings: Settings, stage: Stage) -> OwnFunction | None:
+    """Import the function that the settings name for a stage; None if they name none.
+
+    Raises:
+        ConfigError: it cannot be imported, or cannot be called with what the stage gives it.
+
+    """
+    name: str | None = getattr(settings, stage)
+    if name is None:
+        return None
+    module_name, _, attribute = name.partition(":")
+    module = _imported(stage, name, module_name)
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise ConfigError(f"{stage}: {name}: module {module_name} has no {attribute}")
+    _check_callable(stage, name, function)
+    return OwnFunction(stage, name, function, _digest(module_name, function))
+
+
+def identities(settings: Settings) -> tuple[str, ...]:
+    """Return what tells the settings' functions from others; () if there are none."""
+    found = (load_function(settings, stage) for stage in NUM_ARGUMENTS)
+    return tuple(function.identity for function in found if function is not None)
+
+
+def fingerprint_with(fingerprint: str, combine: OwnFunction | None) -> str:
+    """Return the fingerprint that answers of a Combiner with this function carry.
+
+    ``fingerprint`` is the model set's, and stays as it is without a function.
+    """
+    if combine is None:
+        return fingerprint
+    return hashlib.sha256(f"{fingerprint}\n{combine.identity}".encode()).hexdigest()[:12]
+
+
+def _imported(stage: Stage, name: str, module: str) -> object:
+    try:
+        return importlib.import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{stage}: {name}: importing it raised {error!r}") from error
+        raise ConfigError(
+            f"{stage}: {name}: there is no module {error.name}; install it, or put its folder on "
+            "PYTHONPATH, on every node and before Ray starts"
+        ) from error
+    except BaseException as error:  # SystemExit too: it is the module's, not this program's
+        raise ConfigError(f"{stage}: {name}: importing it raised {error!r}") from error
+
+
+def _check_callable(stage: Stage, name: str, function: object) -> None:
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(f"{stage}: {name} is no function but a {kind}; {SIGNATURES}")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{stage}: {name} is asynchronous: give a plain function; {SIGNATURES}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C: the trial call says whether it fits
+        return
+    try:
+        signature.bind(*range(NUM_ARGUMENTS[stage]))
+    except TypeError as error:
+        number = NUM_ARGUMENTS[stage]
+        raise ConfigError(
+            f"{stage}: {name}{signature} cannot be called with {number} positional "
+            f"argument{'s' * (number > 1)} ({error}); {SIGNATURES}"
+        ) from error
+
+
+def _digest(module_name: str, function: object) -> str:
+    """Hash the files of the function's module, and of the package that this is in.
+
+    What these import from elsewhere is not in it.
+    """
+    names = dict.fromkeys((module_name, getattr(function, "__module__", None) or module_name))
+    files: dict[Path, None] = {}
+    for module in (sys.modules.get(name) for name in names):
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.is_file():
+            files[path] = None
+            if getattr(module, "__package__", None):
+                files |= dict.fromkeys(sorted(path.parent.glob("*.py")))
+    hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+    return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]

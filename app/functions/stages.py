@@ -1,0 +1,84 @@
+"""The stages that the operator's own functions are: views of images, and the ensemble's rows."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+from app.functions.answers import as_pixels, as_rows
+from app.functions.calling import FunctionCalls
+from app.functions.loading import load_function
+from app.functions.trial import read_only, scaled, try_combine, try_preprocess
+from app.settings import Settings
+from models.ensemble import Probabilities
+from models.image_inputs import ImageInputs
+from models.manifest import Manifest
+from models.runtime import Pixels
+
+
+class OwnPreprocess:
+    """The setting ``preprocess``: what the members see of each image."""
+
+    def __init__(self, calls: FunctionCalls, num_views: int, inputs: ImageInputs) -> None:
+        self.calls, self.num_views, self._inputs = calls, num_views, inputs
+
+    @classmethod
+    def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
+        """Load and try the settings' function; None if there is none, ConfigError if it fails."""
+        function = load_function(settings, "preprocess")
+        if function is None:
+            return None
+        num_views = try_preprocess(function, settings, manifest)
+        calls = FunctionCalls(function, settings.decode_threads)
+        return cls(calls, num_views, manifest.inputs)
+
+    async def views(self, images: Pixels) -> Pixels:
+        """Return the views of uint8 (N, H, W, 3): (N, V, H, W, 3), or (N, H, W, 3) of one view.
+
+        Where members take different inputs, (N, B), the function is called for each of them, and
+        the views are (N, V, B), or (N, B).
+
+        Raises:
+            FunctionError: the function raised, or returned something else.
+
+        """
+        parts = self._inputs.split(images)
+        calls = [self.calls.call(partial(self._grouped, p.shape), read_only(p)) for p in parts]
+        return self._inputs.joined(await asyncio.gather(*calls))
+
+    def _grouped(self, given: tuple[int, ...], answer: object) -> Pixels:
+        """Check the answer, and put the views of each image side by side."""
+        pixels, num_views = as_pixels(answer, given, self.num_views)
+        if num_views == 1:
+            return pixels
+        by_view = pixels.reshape(num_views, *given)  # (V, N, H, W, 3)
+        return by_view.swapaxes(0, 1).copy()
+
+
+class OwnCombine:
+    """The setting ``combine``: the ensemble's rows, in place of the average."""
+
+    def __init__(self, calls: FunctionCalls, weights: Mapping[str, float]) -> None:
+        self.calls, self._weights = calls, weights
+
+    @classmethod
+    def of(cls, settings: Settings, manifest: Manifest) -> "OwnCombine | None":
+        """Load and try the settings' function; None if there is none, ConfigError if it fails."""
+        function = load_function(settings, "combine")
+        if function is None:
+            return None
+        try_combine(function, settings, manifest)
+        weights = {member.name: member.weight for member in manifest.members}
+        return cls(FunctionCalls(function, settings.decode_threads), weights)
+
+    async def rows(self, members: Mapping[str, Probabilities]) -> Probabilities:
+        """Return the ensemble's float32 (N, C) from those of the members that answered.
+
+        Raises:
+            FunctionError: the function raised, or returned something else.
+
+        """
+        names = [name for name in self._weights if name in members]
+        given = {name: read_only(members[name]) for name in names}
+        num_images, num_classes = given[names[0]].shape
+        check = partial(as_rows, shape=(num_images, num_classes))
+        return await self.calls.call(check, given, scaled(self._weights, names))

@@ -1,0 +1,115 @@
+"""Tries the operator's own functions on generated input, before anything is served."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from app.errors import ConfigError
+from app.functions.answers import as_pixels, as_rows
+from app.functions.loading import SIGNATURES, OwnFunction, load_function
+from app.setting_values import check_form_fits
+from app.settings import Settings
+from models.ensemble import Probabilities
+from models.manifest import Manifest
+from models.runtime import Pixels
+
+SEED = 17
+NUM_IMAGES = (1, 3)  # of a call each: a function must not count on one number
+A = TypeVar("A", bound=npt.NDArray[np.generic])
+
+
+def check_functions(settings: Settings, manifest: Manifest) -> None:
+    """Import the functions that the settings name and try them; nothing to do if there are none.
+
+    Raises:
+        ConfigError: a function cannot be imported, does not fit its signature, raises, or returns
+            something else than it should.
+
+    """
+    if (preprocess := load_function(settings, "preprocess")) is not None:
+        try_preprocess(preprocess, settings, manifest)
+    if (combine := load_function(settings, "combine")) is not None:
+        try_combine(combine, settings, manifest)
+
+
+def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest) -> int:
+    """Call it on generated pixels, and return how many views of an image it makes.
+
+    Raises:
+        ConfigError: see :func:`check_functions`; or the members' queues have no room for so many.
+
+    """
+    views: int | None = None
+    sizes = sorted({rule.input_size for rule in manifest.inputs.rules})
+    for num_images, size in product(NUM_IMAGES, sizes):
+        images = _pixels(num_images, size)
+        try:
+            _, views = as_pixels(function.call(read_only(images)), images.shape, views)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: it is the function's
+            raise _failed(function, f"uint8 {images.shape}", error) from error
+    assert views is not None
+    try:
+        check_form_fits(settings.max_queued_images, settings.max_files * views)
+    except ValueError as error:
+        raise ConfigError(f"preprocess: {views} views of each file: {error}") from error
+    return views
+
+
+def try_combine(function: OwnFunction, settings: Settings, manifest: Manifest) -> None:
+    """Call it on generated rows of all members, and of as few as the answer policy takes."""
+    weights = {member.name: member.weight for member in manifest.members}
+    for num_images, names in _trials(settings, list(weights)):
+        shape = (num_images, manifest.num_classes)
+        members = {name: read_only(_rows(shape, seed)) for seed, name in enumerate(names)}
+        try:
+            as_rows(function.call(members, scaled(weights, names)), shape)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: it is the function's
+            what = f"float32 {shape} of {', '.join(names)}"
+            raise _failed(function, what, error) from error
+
+
+def scaled(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Return these members' weights, summing to one."""
+    total = sum(weights[name] for name in names)
+    return {name: weights[name] / total for name in names}
+
+
+def read_only(array: A) -> A:
+    """Return the array as one that nobody can write to; the data are the same."""
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
+
+
+def _trials(settings: Settings, names: list[str]) -> Iterator[tuple[int, list[str]]]:
+    for num_images in NUM_IMAGES:
+        yield num_images, names
+    if settings.answer_policy != "all":  # one alone: the fewest that may answer
+        yield 1, names[:1]
+
+
+def _pixels(num_images: int, size: int) -> Pixels:
+    shape = (num_images, size, size, 3)
+    return np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
+
+
+def _rows(shape: tuple[int, int], seed: int) -> Probabilities:
+    drawn = np.random.default_rng((SEED, seed)).random(shape, np.float32) + np.float32(1e-3)
+    rows: Probabilities = drawn / drawn.sum(axis=1, keepdims=True)
+    return rows
+
+
+def _failed(function: OwnFunction, given: str, error: BaseException) -> ConfigError:
+    is_ours = type(error).__module__ == "app.functions.answers"
+    what = f"returned {error}" if is_ours else f"raised {type(error).__name__}: {error}"
+    return ConfigError(
+        f"{function.stage}: {function.name}, tried on {given}, {what}; mend it, or leave "
+        f"{function.stage} out ({SIGNATURES})"
+    )

@@ -1,0 +1,174 @@
+"""The routes of Triton's shared memory extensions, and which requests come from this machine."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.types import Receive, Scope
+
+from app.errors import BadRegionError, SlowBodyError
+from app.http.body import read_body
+from app.http.errors import ERRORS
+from app.http.headers import Headers
+from app.oip.documents import ProtocolError, RegionStatus
+from app.oip.inference import Inference
+from app.oip.regions import Regions
+from app.oip.shared_memory import NO_CUDA, is_loopback
+from app.queueing.byte_budget import ByteBudget
+
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+MAX_BYTES = 64 * 2**10  # of the JSON that describes a region
+NOT_LOCAL: dict[int | str, dict[str, Any]] = {
+    403: {
+        "model": ProtocolError,
+        "description": "shared memory, and a caller that may be elsewhere",
+    }
+}
+REFUSED: dict[int | str, dict[str, Any]] = {
+    400: {"model": ProtocolError, "description": "shared memory that is off, gone or too small"},
+    **NOT_LOCAL,
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {
+    404: {"model": ProtocolError, "description": "no such region"}
+}
+REGISTERING: dict[int | str, dict[str, Any]] = {
+    408: {"model": ProtocolError, "description": ERRORS[408]["description"]},
+    409: {"model": ProtocolError, "description": "the region is registered already"},
+    413: {"model": ProtocolError, "description": ERRORS[413]["description"]},
+}
+SIZE = {"type": "integer", "minimum": 0}
+REGION = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["key", "byte_size"],
+                "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
+            }
+        }
+    },
+}
+
+
+def is_local(scope: Scope) -> bool:
+    """Whether a request is known to come from a program on this machine.
+
+    The connection must, where it may be HAProxy's own, which listens on loopback then
+    (:mod:`app.launch.shared_memory`). A proxy in front that says for whom it asks is believed; and
+    a web page's requests, which have an origin, are the page's, wherever the browser runs.
+    """
+    client, headers = scope.get("client"), Headers(scope)
+    if client is None or not is_loopback(client[0]):
+        return False
+    if headers.get(b"origin") is not None or headers.get(b"forwarded") is not None:
+        return False
+    forwarded = headers.joined(b"x-forwarded-for")
+    return forwarded is None or all(is_loopback(one.strip()) for one in forwarded.split(","))
+
+
+def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    """Add the routes; where shared memory is off they say so."""
+    _add_status(api, inference, tags)
+    _add_changes(api, inference, tags)
+    _add_cuda(api, tags)
+
+
+def _regions(inference: Inference, request: Request) -> Regions:
+    return inference.shared_memory.for_caller(is_local=is_local(request.scope))
+
+
+def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    @api.get(f"{SYSTEM}/status", tags=tags, responses=REFUSED, summary="The registered regions")
+    async def all_regions(request: Request) -> list[RegionStatus]:
+        return _regions(inference, request).status()
+
+    @api.get(
+        SYSTEM + "/region/{region_name}/status",
+        tags=tags,
+        responses=REFUSED | UNKNOWN,
+        summary="One registered region",
+    )
+    async def one_region(request: Request, region_name: str) -> list[RegionStatus]:
+        return _regions(inference, request).status(region_name)
+
+
+def _add_changes(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    settings = inference.service.settings
+
+    @api.post(
+        SYSTEM + "/region/{region_name}/register",
+        tags=tags,
+        responses=REFUSED | REGISTERING,
+        openapi_extra={"requestBody": REGION},
+        response_class=Response,
+        summary="Register a file of /dev/shm, or a part of one, as a region",
+    )
+    async def register(request: Request, region_name: str) -> Response:
+        regions = _regions(inference, request)
+        fields = await _fields(request.receive, Headers(request.scope), settings.request_timeout_s)
+        numbers = fields.get("offset", 0), fields.get("byte_size")
+        regions.register(region_name, fields.get("key"), *numbers)
+        return Response()
+
+    @api.post(
+        SYSTEM + "/region/{region_name}/unregister",
+        tags=tags,
+        responses=REFUSED,
+        response_class=Response,
+        summary="Forget a region",
+    )
+    @api.post(
+        f"{SYSTEM}/unregister",
+        tags=tags,
+        responses=REFUSED,
+        response_class=Response,
+        summary="Forget all regions",
+    )
+    async def unregister(request: Request, region_name: str = "") -> Response:
+        _regions(inference, request).unregister(region_name)
+        return Response()
+
+
+async def _fields(receive: Receive, headers: Headers, timeout_s: float) -> dict[str, Any]:
+    """Return the JSON object in a body."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            with ByteBudget(MAX_BYTES).share() as share:
+                length = headers.text(b"content-length")
+                body = await read_body(receive, length, MAX_BYTES, share)
+    except TimeoutError as error:
+        raise SlowBodyError(f"the body was not there after {timeout_s:g} s") from error
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRegionError(f"the body is no JSON: {error.msg}") from error
+    if not isinstance(fields, dict):
+        raise BadRegionError("the body is no object; send key, offset and byte_size")
+    return fields
+
+
+def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
+    """Add CUDA's routes, since clients clean up before they begin: there are no such regions."""
+
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    async def status(region_name: str = "") -> list[RegionStatus]:
+        return []
+
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, summary="Nothing to forget")
+    @api.post(f"{CUDA}/unregister", tags=tags, summary="Nothing to forget")
+    async def unregister(region_name: str = "") -> Response:
+        return Response()
+
+    @api.post(
+        CUDA + "/region/{region_name}/register",
+        tags=tags,
+        responses={400: {"model": ProtocolError, "description": NO_CUDA}},
+        response_class=Response,
+        summary="Not supported",
+    )
+    async def register(region_name: str) -> Response:
+        raise BadRegionError(NO_CUDA)

@@ -1,0 +1,191 @@
+"""Regions of shared memory that clients registered: Triton's system shared memory extension.
+
+All Gateways of a run have one folder of entries: whichever a request reaches knows every region,
+and with the run they are gone.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
+from app.oip.documents import RegionStatus
+from app.oip.region_files import FOLDER, OpenFile, file_name, opened, read_at, write_at
+from app.oip.tensors import RegionSlice, shown
+
+MAX_REGIONS = 256  # of all clients together
+MAX_NAME = 256  # characters
+MAX_OFFSET = 2**63 - 1  # off_t
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is remembered of a region."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    identity: tuple[int, int]  # of its file
+
+
+class Regions:
+    """Registers regions, and reads and writes them.
+
+    An entry is a file, which appears whole or not at all, and not where one of its name is.
+    """
+
+    def __init__(self, entries: Path, memory: Path = FOLDER) -> None:
+        """Take the folder of ``entries``, and the one that the files of shared memory are in."""
+        self._entries, self._memory = entries, memory
+
+    def register(self, name: object, key: object, offset: object, byte_size: object) -> None:
+        """Register the bytes from ``offset`` on of the file ``key`` as region ``name``.
+
+        Raises:
+            BadRegionError: the file is not there, or has not so many bytes.
+            RegionExistsError: the name is taken.
+
+        """
+        name, file = _checked_name(name), file_name(key)
+        offset, byte_size = _number("offset", offset, 0), _number("byte_size", byte_size, 1)
+        with opened(self._memory, file) as there:
+            _check_size(there, shown(name), offset + byte_size)
+            identity = there.identity
+        self._add(_Entry(name, str(key), offset, byte_size, identity))
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all if no name is given; one that is not there is no error."""
+        for place in [self._place(name)] if name else self._places():
+            place.unlink(missing_ok=True)
+
+    def status(self, name: str = "") -> list[RegionStatus]:
+        """Describe a region, or all if no name is given.
+
+        Raises:
+            UnknownRegionError: the region is not registered.
+
+        """
+        found = [self._find(name)] if name else self._all()
+        return [RegionStatus(one.name, one.key, one.offset, one.byte_size) for one in found]
+
+    def read(self, part: RegionSlice) -> bytes:
+        """Return the bytes of ``part``, on any thread.
+
+        Raises:
+            UnknownRegionError, BadRegionError: it is not there, or no longer.
+
+        """
+        with self._opened(part) as (file, place):
+            return read_at(file, place, part.byte_size)
+
+    def check(self, part: RegionSlice) -> None:
+        """Raise what :meth:`write` would raise now."""
+        with self._opened(part, is_writing=True):
+            pass
+
+    def write(self, part: RegionSlice, data: bytes) -> RegionSlice:
+        """Write ``data`` at the beginning of ``part``, and return the part that it filled.
+
+        Raises:
+            UnknownRegionError, BadRegionError: the part is not there, no longer, or too small.
+
+        """
+        if len(data) > part.byte_size:
+            raise BadRegionError(
+                f"the output has {len(data)} bytes, and {part.byte_size} are given to it in region "
+                f"{shown(part.region)}; give it more"
+            )
+        with self._opened(part, is_writing=True) as (file, place):
+            write_at(file, place, data)
+        return RegionSlice(part.region, len(data), part.offset)
+
+    @contextmanager
+    def _opened(
+        self, part: RegionSlice, *, is_writing: bool = False
+    ) -> Iterator[tuple[OpenFile, int]]:
+        """Open the file of a region, and check anew that it is the same one and has the part."""
+        region, told = self._find(part.region), f"region {shown(part.region)}"
+        if not 0 <= part.offset < part.offset + part.byte_size <= region.byte_size:
+            raise BadRegionError(
+                f"{told} has {region.byte_size} bytes, and {part.byte_size} from {part.offset} on "
+                "are asked for"
+            )
+        with opened(self._memory, file_name(region.key), is_writing=is_writing) as file:
+            if file.identity != region.identity:
+                raise BadRegionError(f"{told}: its file was replaced; register it again")
+            place = region.offset + part.offset
+            _check_size(file, told, place + part.byte_size)
+            yield file, place
+
+    def _find(self, name: str) -> _Entry:
+        with suppress(FileNotFoundError):
+            return _parsed(self._place(_checked_name(name)).read_bytes())
+        raise UnknownRegionError(f"region {shown(name)} is not registered; register it first")
+
+    def _all(self) -> list[_Entry]:
+        entries = []
+        for place in self._places():
+            with suppress(FileNotFoundError):  # unregistered meanwhile
+                entries.append(_parsed(place.read_bytes()))
+        return sorted(entries, key=lambda one: one.name)
+
+    def _add(self, entry: _Entry) -> None:
+        if len(self._places()) >= MAX_REGIONS:
+            raise BadRegionError(
+                f"{MAX_REGIONS} regions are registered, the limit; unregister those of no use"
+            )
+        unfinished = self._entries / f".{uuid.uuid4().hex}"
+        unfinished.write_bytes(orjson.dumps(astuple(entry)))
+        try:
+            self._place(entry.name).hardlink_to(unfinished)
+        except FileExistsError as error:
+            raise RegionExistsError(
+                f"region {shown(entry.name)} is registered already; unregister it first"
+            ) from error
+        finally:
+            unfinished.unlink()
+
+    def _places(self) -> list[Path]:
+        return [place for place in self._entries.iterdir() if not place.name.startswith(".")]
+
+    def _place(self, name: str) -> Path:
+        """Return where a region's entry is; names may be anything."""
+        return self._entries / hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
+
+
+def _parsed(text: bytes) -> _Entry:
+    name, key, offset, byte_size, identity = orjson.loads(text)
+    return _Entry(name, key, offset, byte_size, tuple(identity))
+
+
+def _checked_name(name: object) -> str:
+    if isinstance(name, str) and 0 < len(name) <= MAX_NAME:
+        with suppress(UnicodeEncodeError):
+            name.encode()
+            return name
+    raise BadRegionError(
+        f"a region's name is {shown(name)}; it is a text of 1 to {MAX_NAME} characters"
+    )
+
+
+def _number(what: str, value: Any, least: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_OFFSET:
+        return value
+    raise BadRegionError(
+        f"{what} is {shown(value)}; it is a whole number of bytes from {least} to {MAX_OFFSET}"
+    )
+
+
+def _check_size(file: OpenFile, told: str, needed: int) -> None:
+    if needed > file.size:
+        raise BadRegionError(
+            f"{told}: its shared memory has {file.size} bytes, and it needs {needed}; make it as "
+            "large before it is registered, and leave it so"
+        )

@@ -1,0 +1,124 @@
+"""Who may use shared memory: callers that are known to be on this machine, where it is on."""
+
+import asyncio
+import ipaddress
+from dataclasses import replace
+from pathlib import Path
+
+from app.environment import REGIONS_FOLDER, environment_value
+from app.errors import BadRegionError, BodyTooLargeError, ConfigError, NotLocalError
+from app.oip.answer import InferAnswer, OutputTensor
+from app.oip.regions import Regions
+from app.oip.tensors import Tensor, shown
+from app.queueing.byte_budget import Share
+from app.settings import Settings
+
+OFF = (
+    "shared memory is off here; send the data itself, or start the service with shared_memory: true"
+)
+LONG_BYTES = 2**20  # from which on the event loop would stand still for some tenths of a ms
+NO_CUDA = (
+    "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
+    "register system shared memory"
+)
+
+
+class SharedMemory:
+    """The regions of a Gateway; None: shared memory is off."""
+
+    def __init__(self, regions: Regions | None = None) -> None:
+        self._regions = regions
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there may be regions."""
+        return self._regions is not None
+
+    def for_caller(self, *, is_local: bool) -> Regions:
+        """Return the regions, for a caller on this machine.
+
+        Raises:
+            BadRegionError: shared memory is off.
+            NotLocalError: the caller is not known to be on this machine.
+
+        """
+        if self._regions is None:
+            raise BadRegionError(OFF)
+        if not is_local:
+            raise NotLocalError(
+                "shared memory is for programs on the service's own machine that call it directly; "
+                "send the data itself"
+            )
+        return self._regions
+
+
+def shared_memory_of(settings: Settings) -> SharedMemory:
+    """Return the shared memory of a Gateway.
+
+    Raises:
+        ConfigError: it is on, and nobody knows that callers are on this machine.
+
+    """
+    if not settings.shared_memory:
+        return SharedMemory()
+    folder = environment_value(REGIONS_FOLDER)
+    if folder is None:
+        raise ConfigError(
+            "shared_memory: true is for tandem serve, which knows that it listens on loopback "
+            "alone; start the service with it, or leave the setting out"
+        )
+    return SharedMemory(Regions(Path(folder)))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is this machine's own; what is no address is not."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:
+    """Return a tensor with its contents, read from its region if it is in one.
+
+    They count in ``share`` as a body's do, before memory is taken for them.
+
+    Raises:
+        BodyTooLargeError: it is longer than a body may be; nothing was read.
+        UnknownRegionError, BadRegionError: the region is not as it was registered.
+        OverloadedError: the bodies of all requests together hold too much.
+
+    """
+    if tensor.region is None or regions is None:
+        return tensor
+    if tensor.region.byte_size > max_bytes:
+        raise BodyTooLargeError(
+            f"input {shown(tensor.name)} has {tensor.region.byte_size} bytes of shared memory, the "
+            f"limit is {max_bytes}; send fewer images per request"
+        )
+    share.grow(tensor.region.byte_size)
+    if tensor.region.byte_size > LONG_BYTES:
+        raw = await asyncio.to_thread(regions.read, tensor.region)
+    else:
+        raw = regions.read(tensor.region)
+    return replace(tensor, raw=raw, region=None)
+
+
+def placed(answer: InferAnswer, regions: Regions | None) -> InferAnswer:
+    """Write the outputs that go into regions there, and return the answer, which says so.
+
+    Raises:
+        UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
+
+    """
+    if regions is None:
+        return answer
+
+    def place(output: OutputTensor) -> OutputTensor:
+        if output.region is None:
+            return output
+        return replace(output, region=regions.write(output.region, output.packed()))
+
+    return replace(answer, outputs=tuple(map(place, answer.outputs)))

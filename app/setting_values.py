@@ -1,0 +1,110 @@
+"""What single settings may say: addresses, names of functions, room in the queues."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import count
+from typing import Self
+from urllib.parse import urlsplit
+
+from app.errors import ConfigError
+
+SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
+EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"
+# The schemes that an exporter takes, and examples.
+TRACE_ENDPOINTS = {
+    "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
+    "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
+}
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """A server and a database of it; ``shown`` is without the password that ``url`` may have."""
+
+    url: str
+    shown: str
+
+    @classmethod
+    def of(cls, given: str) -> Self:
+        """Read an address.
+
+        Raises:
+            ValueError: it is none; the message repeats no password.
+
+        """
+        try:
+            parts = urlsplit(given)
+            port = parts.port
+        except ValueError as error:  # a port that is no number, brackets that do not close
+            raise ValueError(f"its port is no number from 1 to 65535: give {EXAMPLE}") from error
+        if f"{parts.scheme}:" not in SCHEMES or not parts.hostname or port is None or port == 0:
+            raise ValueError(f"it has no host or no port: give {EXAMPLE}")
+        database = parts.path.removeprefix("/") or "0"
+        if not (database.isascii() and database.isdigit()) or parts.query or parts.fragment:
+            raise ValueError(f"after the port comes the number of a database alone: give {EXAMPLE}")
+        _, _, place = parts.netloc.rpartition("@")
+        return cls(
+            f"{parts.scheme}://{parts.netloc}/{database}",
+            f"{parts.scheme}://{place}/{database}",
+        )
+
+
+def check_cache_address(given: str) -> None:
+    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
+    if not given.startswith(SCHEMES):
+        shown = given.partition("://")[0][:20]  # a password may come after it
+        raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
+    try:
+        RedisAddress.of(given)
+    except ValueError as error:
+        raise ValueError(f"cache is no address of a Redis: {error}") from error
+
+
+def check_redis_client(cache: str) -> None:
+    """Raise :class:`ConfigError` if ``cache`` wants Python's client of Redis, and it is missing."""
+    if cache.startswith(SCHEMES) and find_spec("redis") is None:
+        raise ConfigError(
+            "cache is a Redis, and this Python has no client for one: pip install 'tandem[redis]', "
+            "or set cache to local or none"
+        )
+
+
+def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
+    """Raise ValueError if it is none; exporters that send nowhere take no notice of it."""
+    if endpoint is None or exporter not in TRACE_ENDPOINTS:
+        return
+    schemes, example = TRACE_ENDPOINTS[exporter]
+    try:
+        parts = urlsplit(endpoint)
+        is_one = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        is_one = False
+    if not is_one:
+        raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
+
+
+def check_function_name(given: str) -> None:
+    """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
+    module, _, function = given.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ValueError(f"{given[:80]!r} names no function: give package.module:function")
+
+
+def form_places(max_queued_images: int) -> int:
+    """Return how many places of a member's queue requests of several images may fill.
+
+    The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
+    """
+    return max_queued_images - max_queued_images // 4
+
+
+def check_form_fits(max_queued_images: int, max_files: int) -> None:
+    """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
+    places = form_places(max_queued_images)
+    if max_files > max(places, 1):
+        least = next(n for n in count(max_files) if form_places(n) >= max_files)
+        raise ValueError(
+            f"max_files is {max_files}, and of max_queued_images {max_queued_images} a form may "
+            f"fill {places}: larger ones would always be refused; raise max_queued_images to "
+            f"{least}, or lower max_files"
+        )

@@ -1,0 +1,123 @@
+"""Reports the comparison of ensembles: a table, the lines for serve_config.yaml, JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.evaluation.cascade import SUGGESTED_WITHIN
+from calibration.evaluation.subsets.scores import (
+    SubsetScore,
+    SubsetsResult,
+    cheapest_good,
+    pareto_front,
+)
+
+GEOMETRIC_MEAN = "configs.functions.geometric_mean:geometric_mean"
+MAX_ROWS = 24  # of the table; JSON has all
+LEAST_WEIGHT = 1e-4  # one that is less has no say, and its member need not be served
+NOTE = (
+    "judged on images that no weight was fitted to, but the front and the choice are of these same "
+    "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; "
+    "MB: what the process grew by for a network of that one batch size"
+)
+
+
+def subsets_json(result: SubsetsResult) -> dict[str, Any]:
+    """Return every ensemble, which are on the front, and what is suggested."""
+    scores, best = result.all, cheapest_good(result.all)
+    front = pareto_front(scores)
+    return {
+        "precision": result.precision,
+        "num_fitted": result.num_fitted,
+        "num_judged": result.num_judged,
+        "members": {
+            name: {"cpu_ms_per_image": cost.cpu_ms, "memory_mb": cost.memory_mb}
+            for name, cost in result.costs.items()
+        },
+        "ensembles": [_score_json(score, is_on_front=score in front) for score in scores],
+        "suggested": {"name": best.name, "setting": setting_lines(best, result)},
+        "note": NOTE,
+    }
+
+
+def _score_json(score: SubsetScore, *, is_on_front: bool) -> dict[str, Any]:
+    return {
+        "name": score.name,
+        "members": list(score.members),
+        "method": score.method,
+        "weights": {name: round(weight, 4) for name, weight in score.weights.items()},
+        "cascade_margin": score.margin,
+        "top1": round(score.top1, 4),
+        "top1_interval": [round(value, 4) for value in score.top1_interval],
+        "nats": None if score.nats is None else round(score.nats, 4),
+        "lost": round(score.lost.difference, 4),
+        "lost_interval": [round(value, 4) for value in score.lost.interval],
+        "cpu_ms_per_image": round(score.cpu_ms, 3),
+        "memory_mb": round(score.memory_mb, 1),
+        "is_on_front": is_on_front,
+    }
+
+
+def setting_lines(score: SubsetScore, result: SubsetsResult) -> list[str]:
+    """Return what to put below ``args`` in serve_config.yaml to serve this ensemble."""
+    lines = []
+    served = _shares(result.manifest_weights)
+    shares = _shares(score.weights)
+    if shares != served:
+        given = ", ".join(f"{name}: {weight:g}" for name, weight in shares.items())
+        lines.append(f"weights: {{{given}}}")
+    if score.method == "logistic":
+        lines.append(f"combine: {GEOMETRIC_MEAN}")
+    if score.margin is not None:
+        lines.append(f"cascade_margin: {score.margin:g}")
+    return lines
+
+
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """Return weights that sum to one, without those that have no say."""
+    total = sum(weights.values())
+    shares = {name: round(weight / total, 4) for name, weight in weights.items()}
+    return {name: share for name, share in shares.items() if share >= LEAST_WEIGHT}
+
+
+def show_subsets(console: Console, result: SubsetsResult) -> None:
+    """Print the front, as much of the rest as has room, and the lines that serve the best."""
+    scores = result.all
+    front, best = pareto_front(scores), cheapest_good(scores)
+    others = [score for score in scores if score not in front and score.margin is None]
+    table = Table(
+        title=f"every ensemble, {result.precision}: weights fitted on {result.num_fitted} images, "
+        f"judged on {result.num_judged} others; * on the Pareto front"
+    )
+    table.add_column("ensemble", overflow="fold")
+    for column in ("", "top-1", "95 %", "points lost (95 %)", "CPU ms", "MB"):
+        table.add_column(column, no_wrap=True)
+    rows = front + others[: max(0, MAX_ROWS - len(front))]
+    for score in sorted(rows, key=lambda row: (row.cpu_ms, -row.top1)):
+        table.add_row(escape(score.name), "*" if score in front else "", *_cells(score))
+    console.print(table)
+    if len(front) + len(others) > len(rows):
+        console.print(f"  ... and {len(front) + len(others) - len(rows)} more (--json has all)")
+    within = SUGGESTED_WITHIN * 100
+    console.print(f"cheapest within {within:g} points of the best: {best.name}", markup=False)
+    lines = setting_lines(best, result)
+    console.print("for args in serve_config.yaml:" if lines else "  the set as it is: no setting")
+    for line in lines:
+        console.print(f"  {line}", markup=False)
+    console.print(f"  {NOTE}", style="yellow", markup=False)
+
+
+def _cells(score: SubsetScore) -> tuple[str, ...]:
+    low, high = score.top1_interval
+    lost = score.lost
+    lost_low, lost_high = (f"{bound * 100:+.2f}" for bound in lost.interval)
+    return (
+        f"{score.top1:.4f}",
+        f"{low:.3f}-{high:.3f}",
+        f"{lost.difference * 100:+.2f} ({lost_low} to {lost_high})",
+        f"{score.cpu_ms:.2f}",
+        f"{score.memory_mb:.0f}",
+    )

@@ -1,0 +1,74 @@
+"""Measures what each member costs: CPU time of an image, and memory."""
+
+from dataclasses import dataclass
+from time import process_time
+
+import numpy as np
+import openvino as ov
+import psutil
+from openvino import opset13 as ops
+
+from calibration.evaluation.inference import BATCH
+from models.model_set import ModelSet
+from models.record import Precision
+from models.runtime import CompiledNetwork, RuntimeOptions
+
+NUM_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class MemberCost:
+    """Of one network on one thread."""
+
+    cpu_ms: float  # an image, in batches of 8
+    memory_mb: float  # 10**6 bytes that the process grew by when it was compiled and first run
+
+
+def measure_costs(model_set: ModelSet, precision: Precision) -> dict[str, MemberCost]:
+    """Compile and run every member by itself in this process.
+
+    All stay compiled until the last has run, so that none takes memory that another gave back. The
+    rounds of timing go over the members in turn, and each member's least counts: what else the
+    machine does falls on all alike.
+    """
+    unmeasured = _first_of_all()
+    networks: dict[str, CompiledNetwork] = {}
+    grown: dict[str, int] = {}
+    process = psutil.Process()
+    for member in model_set.manifest.members:
+        before = process.memory_info().rss
+        networks[member.name] = network = _compiled(model_set, member.name, precision)
+        network.warm_up()
+        grown[member.name] = max(0, process.memory_info().rss - before)
+    least = dict.fromkeys(networks, float("inf"))
+    for _ in range(NUM_ROUNDS):
+        for name, network in networks.items():
+            least[name] = min(least[name], _cpu_ms(network))
+    del unmeasured
+    return {name: MemberCost(round(least[name], 3), round(grown[name] / 1e6, 1)) for name in least}
+
+
+def _first_of_all() -> CompiledNetwork:
+    """Run a small network: what OpenVINO needs once in a process is no member's."""
+    pixels = ops.parameter([-1, 8, 8, 3], ov.Type.u8)
+    planes = ops.transpose(ops.convert(pixels, "f32"), np.array([0, 3, 1, 2]))
+    kernel = np.ones((8, 3, 3, 3), np.float32)
+    features = ops.relu(ops.convolution(planes, kernel, [1, 1], [1, 1], [1, 1], [1, 1]))
+    means = ops.reduce_mean(features, np.array([2, 3]), keep_dims=False)
+    model = ov.Model([ops.softmax(means, 1)], [pixels], "first")
+    network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(BATCH,)))
+    network.warm_up()
+    return network
+
+
+def _compiled(model_set: ModelSet, member: str, precision: Precision) -> CompiledNetwork:
+    float_type = "f32" if precision == "FP16" else model_set.manifest.float_type
+    options = RuntimeOptions(batch_sizes=(BATCH,), float_type=float_type)
+    return CompiledNetwork(model_set.network_path(member, precision), options)
+
+
+def _cpu_ms(network: CompiledNetwork) -> float:
+    images = np.full((BATCH, *network.input_shape), 127, np.uint8)
+    started = process_time()
+    network.infer(images)
+    return (process_time() - started) / BATCH * 1e3

@@ -1,0 +1,129 @@
+"""What ensembles reach and cost, and which of them are worth their cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from calibration.evaluation.cascade import SUGGESTED_WITHIN, CascadePoint
+from calibration.evaluation.subsets.candidates import Candidate, Method
+from calibration.evaluation.subsets.costs import MemberCost
+from calibration.statistics import Paired, wilson_interval
+from models.record import Precision
+
+PREFERENCE: tuple[Method, ...] = ("served", "plain", "interpolated", "logistic")  # of equals
+
+
+@dataclass(frozen=True)
+class SubsetScore:
+    """One ensemble on the images that judge, or the whole set's cascade at one threshold."""
+
+    members: tuple[str, ...]
+    weights: dict[str, float]
+    method: Method
+    margin: float | None  # of a cascade
+    top1: float
+    top1_interval: tuple[float, float]  # 95 %, Wilson
+    nats: float | None  # mean log-likelihood of the true class; None: of a cascade, not counted
+    lost: Paired  # the set as it is served against this one
+    cpu_ms: float  # an image, the networks alone
+    memory_mb: float  # of the networks
+
+    @classmethod
+    def of(
+        cls,
+        candidate: Candidate,
+        num_right: int,
+        num_images: int,
+        nats: float,
+        lost: Paired,
+        costs: Mapping[str, MemberCost],
+    ) -> "SubsetScore":
+        """Return a candidate's score; its cost is the sum of its members'."""
+        return cls(
+            members=candidate.members,
+            weights=candidate.weights,
+            method=candidate.method,
+            margin=None,
+            top1=num_right / num_images,
+            top1_interval=wilson_interval(num_right, num_images),
+            nats=nats,
+            lost=lost,
+            cpu_ms=sum(costs[name].cpu_ms for name in candidate.members),
+            memory_mb=sum(costs[name].memory_mb for name in candidate.members),
+        )
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables and plots."""
+        members = " + ".join(self.members)
+        if self.margin is not None:
+            return f"{members}, cascade at {self.margin:g}"
+        return members if len(self.members) == 1 else f"{members}, {self.method}"
+
+
+@dataclass(frozen=True)
+class SubsetsResult:
+    """Every ensemble of a set's members that was compared."""
+
+    precision: Precision
+    num_fitted: int  # images that weights were fitted to
+    num_judged: int  # others, that all figures are of
+    manifest_weights: dict[str, float]
+    costs: dict[str, MemberCost]
+    scores: list[SubsetScore]
+    cascade: list[CascadePoint]  # of all members, at each threshold
+    cascade_memory_mb: float
+
+    @property
+    def all(self) -> list[SubsetScore]:
+        """Every score, the cascade's thresholds among them, the cheapest first."""
+        found = [*self.scores, *map(self._of_cascade, self.cascade)]
+        return sorted(found, key=_order)
+
+    def _of_cascade(self, point: CascadePoint) -> SubsetScore:
+        return SubsetScore(
+            members=tuple(self.manifest_weights),
+            weights=self.manifest_weights,
+            method="served",
+            margin=point.margin,
+            top1=point.top1,
+            top1_interval=point.top1_interval,
+            nats=None,
+            lost=point.lost,
+            cpu_ms=point.cpu_ms_per_image,
+            memory_mb=self.cascade_memory_mb,
+        )
+
+
+def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
+    """Return those that no other one beats, the cheapest first.
+
+    One beats another if it is no worse in top-1, CPU time and memory, and better in one of them. Of
+    equals the first in the order of cost and simplicity stands for all.
+    """
+    front: list[SubsetScore] = []
+    for score in sorted(scores, key=_order):
+        if not any(_is_as_good(other, score) for other in front):
+            front.append(score)
+    return front
+
+
+def cheapest_good(scores: Sequence[SubsetScore], within: float = SUGGESTED_WITHIN) -> SubsetScore:
+    """Return the cheapest whose top-1 is at most ``within`` (a fraction) below the best one's."""
+    best = max(score.top1 for score in scores)
+    near = [score for score in scores if score.top1 >= best - within - 1e-9]
+    return min(near, key=_order)
+
+
+def _order(score: SubsetScore) -> tuple[float, float, float, int, int]:
+    """Cheap, then good, then small, then simple."""
+    of_method = PREFERENCE.index(score.method)
+    is_cascade = score.margin is not None
+    return score.cpu_ms, -score.top1, score.memory_mb, is_cascade, of_method
+
+
+def _is_as_good(first: SubsetScore, second: SubsetScore) -> bool:
+    return (
+        first.top1 >= second.top1
+        and first.cpu_ms <= second.cpu_ms
+        and first.memory_mb <= second.memory_mb
+    )

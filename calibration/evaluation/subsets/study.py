@@ -1,0 +1,110 @@
+"""Compares ensembles on a stream of batches: the first half fits weights, the second judges.
+
+Memory does not grow with the images that judge. Of those that fit, whole rows are kept up to a
+limit (for the logistic weights), beyond it their probabilities of the true class alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.datasets.labelled import LabelledImage
+from calibration.evaluation.cascade import CascadeTally
+from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.subsets.candidates import FitData, candidates_of, subsets_of
+from calibration.evaluation.subsets.costs import MemberCost
+from calibration.evaluation.subsets.judging import Judge
+from calibration.evaluation.subsets.scores import SubsetsResult
+from calibration.evaluation.subsets.split import split
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.manifest import Manifest
+from models.record import Precision
+
+MAX_KEPT_VALUES = 64 * 2**20  # float32 of whole rows: 256 MiB
+
+
+class SubsetStudy:
+    """Every subset of a set's members, plain and with fitted weights.
+
+    Args:
+        manifest: whose members, all of which have ``precision``.
+        precision: of the networks that are compared.
+        costs: of each member.
+
+    """
+
+    def __init__(
+        self, manifest: Manifest, precision: Precision, costs: dict[str, MemberCost]
+    ) -> None:
+        self._weights = {member.name: member.weight for member in manifest.members}
+        subsets_of(list(self._weights))  # or it says why not
+        self._precision, self._costs = precision, costs
+        self._to_fit: frozenset[LabelledImage] = frozenset()
+        self._of_truth: list[npt.NDArray[np.float32]] = []  # (M, n) each
+        self._rows: list[Probabilities] = []  # (M, n, C) each
+        self._truth: list[npt.NDArray[np.int64]] = []
+        self._num_values = 0
+        self._num_fitted = 0
+        self._judge: Judge | None = None
+
+    def ordered(self, images: Sequence[LabelledImage]) -> list[LabelledImage]:
+        """Return the images in the order in which :meth:`add` must get them.
+
+        Raises:
+            ModelSetError: there are too few for two halves.
+
+        """
+        to_fit, to_judge = split(images)
+        if not to_fit or not to_judge:
+            raise ModelSetError(
+                f"--subsets fits weights on one half of the images and judges on the other: "
+                f"{len(images)} are too few; give more"
+            )
+        self._to_fit = frozenset(to_fit)
+        return to_fit + to_judge
+
+    def add(self, batch: PredictedBatch) -> None:
+        """Take a batch: to fit on, or to judge with once all to fit on were seen."""
+        rows = batch.probabilities.get(self._precision)
+        if not rows:
+            return
+        stacked = np.stack([rows[name] for name in self._weights])  # (M, n, C)
+        is_fitted = np.array([image in self._to_fit for image in batch.images])
+        if is_fitted.any():
+            self._keep(stacked[:, is_fitted], batch.truth[is_fitted])
+        if not is_fitted.all() and self._num_fitted:
+            if self._judge is None:
+                self._judge = self._fitted()
+            self._judge.add(stacked[:, ~is_fitted], batch.truth[~is_fitted])
+
+    def result(self) -> SubsetsResult:
+        """Return what was found.
+
+        Raises:
+            ModelSetError: of one half no image could be read.
+
+        """
+        if self._judge is None:
+            raise ModelSetError(
+                "--subsets fits weights on one half of the images and judges on the other: of "
+                "one of them none can be read; give more images"
+            )
+        return self._judge.result(self._precision, self._num_fitted, self._costs)
+
+    def _keep(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
+        self._of_truth.append(rows[:, np.arange(len(truth)), truth])
+        self._num_fitted += len(truth)
+        if self._num_values + rows.size <= MAX_KEPT_VALUES:
+            self._rows.append(rows)
+            self._truth.append(truth)
+            self._num_values += rows.size
+
+    def _fitted(self) -> Judge:
+        """Fit every candidate's weights; what was kept for it goes."""
+        of_truth = np.concatenate(self._of_truth, axis=1).T.astype(np.float64)
+        rows, truth = np.concatenate(self._rows, axis=1), np.concatenate(self._truth)
+        candidates = candidates_of(self._weights, FitData(of_truth, rows, truth))
+        self._of_truth, self._rows, self._truth = [], [], []
+        return Judge(candidates, self._weights, CascadeTally(list(self._weights)))

@@ -1,0 +1,149 @@
+"""The errors of the client, each with the service's message, code and request id.
+
+Every constructor hands its arguments to ``Exception``, so that errors can be pickled.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tandem_client.answers import Classification
+
+Reason = Literal["overloaded", "not_ready", "refused", "reset"]
+
+
+class TandemError(Exception):
+    """Root of the tree.
+
+    ``code`` is stable: the service's, or one of the client's own (``unreachable``, ``bad_answer``,
+    ``deadline``, ``unreadable``, ``bad_array``, ``degraded``). ``request_id`` and ``status`` (of
+    HTTP) are None where there was no answer, or where a file of several has an error of its own.
+    """
+
+    reason: Reason | None = None  # why it may be tried again; None: it may not
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "internal",
+        request_id: str | None = None,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code, request_id, status, retry_after_s)
+        self.message, self.code = message, code
+        self.request_id, self.status = request_id, status
+        self.retry_after_s = retry_after_s  # when the service says it is worth while again
+
+    def __str__(self) -> str:
+        asked = f", request {self.request_id}" if self.request_id else ""
+        return f"{self.message} ({self.code}{asked})"
+
+
+class BadImage(TandemError):
+    """The image is at fault: no image, damaged, of another format, too large, or unreadable."""
+
+
+class BadRequest(TandemError):
+    """A parameter or the request as a whole is at fault: ``bad_parameter``, ``too_many_files``."""
+
+
+class Unauthorized(TandemError):
+    """The service wants a key, and was given none or another."""
+
+
+class Overloaded(TandemError):
+    """Every place is taken (429), also after the retries that there was time for."""
+
+    reason = "overloaded"
+
+
+class NotReady(TandemError):
+    """A member of the ensemble does not answer yet, or no longer does (503)."""
+
+    reason = "not_ready"
+
+
+class DeadlineExceeded(TandemError):
+    """There was no answer within the call's time, as the service (504) or the client found."""
+
+
+class ServiceError(TandemError):
+    """The service failed (500); its log has the request id."""
+
+
+class BadAnswer(TandemError):
+    """Something answered, but not as Tandem does: perhaps it is another service's address."""
+
+
+class Unreachable(TandemError):
+    """Nobody answered: refused, cut off, no such address, a certificate that is not trusted."""
+
+    def __init__(self, message: str, reason: Reason | None = None) -> None:
+        super().__init__(message, "unreachable")
+        self.args = (message, reason)
+        self.reason = reason
+
+
+class Degraded(TandemError):
+    """Fewer members answered than were asked, and the client does not take such answers.
+
+    ``answer`` is what the others said.
+    """
+
+    def __init__(self, message: str, answer: "Classification") -> None:
+        super().__init__(message, "degraded", answer.request_id, 200)
+        self.args = (message, answer)
+        self.answer = answer
+
+
+_BY_CODE: Mapping[str, type[TandemError]] = {
+    "not_an_image": BadImage,
+    "corrupt_image": BadImage,
+    "unsupported_format": BadImage,
+    "too_many_pixels": BadImage,
+    "too_many_bytes": BadImage,
+    "bad_parameter": BadRequest,
+    "too_many_files": BadRequest,
+    "unauthorized": Unauthorized,
+    "overloaded": Overloaded,
+    "not_ready": NotReady,
+    "other_set": NotReady,
+    "unhealthy": NotReady,
+    "slow_body": DeadlineExceeded,
+    "deadline": DeadlineExceeded,
+}
+_BY_STATUS: Mapping[int, type[TandemError]] = {
+    401: Unauthorized,
+    403: Unauthorized,
+    408: DeadlineExceeded,
+    429: Overloaded,
+    503: NotReady,
+    504: DeadlineExceeded,
+}
+
+
+def has_error_of(status: int) -> bool:
+    """Whether an HTTP status says by itself what is wrong, whoever between answered it."""
+    return status in _BY_STATUS
+
+
+def error_of(
+    told: Mapping[str, Any],
+    status: int | None = None,
+    retry_after_s: float | None = None,
+) -> TandemError:
+    """Return the error that the service tells: ``{"code", "message", "request_id"}``.
+
+    A code that this client does not know goes by the HTTP status, if there is one.
+    """
+    code, message, request_id = (told.get(name) for name in ("code", "message", "request_id"))
+    kind = _BY_CODE.get(str(code)) or _of_status(status)
+    return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)
+
+
+def _of_status(status: int | None) -> type[TandemError]:
+    if status is None:
+        return ServiceError
+    default = BadRequest if 400 <= status < 500 else ServiceError
+    return _BY_STATUS.get(status, default)

@@ -1,0 +1,197 @@
+"""The blocking client over gRPC, ``tandem.v1.Ensemble``; ``pip install 'tandem-client[grpc]'``."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, overload
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from tandem_client.answers import Classification, Result
+from tandem_client.errors import BadAnswer, TandemError, Unreachable, error_of
+from tandem_client.exchange import Outcome, answer_of, outcome_of
+from tandem_client.images import Channels, Image
+from tandem_client.options import Call, CallOptions, Options
+from tandem_client.retries import Attempts, RetryPolicy
+from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
+from tandem_client.tls import Tls
+
+METHOD = "/tandem.v1.Ensemble/Classify"
+# A form's answers, and requests of many images: the service has its own limit (max_body_bytes).
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+# Attempts are counted here, where they are bounded by the call's time, not by grpcio.
+CHANNEL = [*UNLIMITED, ("grpc.enable_retries", 0)]
+# What a status says where the service itself does not: HAProxy's answer, or grpcio's own.
+STATUSES = {
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.INTERNAL: 500,
+}
+
+
+class GrpcClient:
+    """Asks a service over one HTTP/2 connection; any number of threads may share it.
+
+    Args:
+        target: HOST:PORT of ``tandem serve --grpc-port``.
+        api_key: the key of a service that wants one. Without ``tls`` it travels as it is.
+        timeout: seconds for a call with all its attempts; the service hears of it too.
+        retry: how often and after what a call is tried again.
+        tls: files; None: no encryption.
+        allow_degraded: whether answers of fewer members than were asked are answers.
+
+    """
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:9000",
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        tls: Tls | None = None,
+        allow_degraded: bool = True,
+    ) -> None:
+        self._options = Options(
+            target, api_key, timeout, retry or RetryPolicy(), tls, allow_degraded
+        )
+        if tls is None:
+            self._channel = grpc.insecure_channel(target, CHANNEL)
+        else:
+            credentials = grpc.ssl_channel_credentials(*tls.pem())
+            self._channel = grpc.secure_channel(target, credentials, CHANNEL)
+        self._method = self._channel.unary_unary(
+            METHOD,
+            request_serializer=ClassifyRequest.SerializeToString,
+            response_deserializer=ClassifyReply.FromString,
+        )
+        self._now, self._sleep = time.monotonic, time.sleep
+
+    def __repr__(self) -> str:
+        return f"GrpcClient({self._options.shown_url!r})"
+
+    def __enter__(self) -> "GrpcClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+    @overload
+    def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
+        self,
+        image: Image,
+        *,
+        top_k: int | None = None,
+        channels: Channels | None = None,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Classification: ...
+
+    @overload
+    def classify(
+        self,
+        image: Sequence[Image],
+        *,
+        top_k: int | None = None,
+        channels: Channels | None = None,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> list[Result]: ...
+
+    def classify(
+        self,
+        image: Image | Sequence[Image],
+        *,
+        top_k: int | None = None,
+        channels: Channels | None = None,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Classification | list[Result]:
+        """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
+
+        Raises:
+            TandemError: there is no answer; see :mod:`tandem_client.errors`.
+
+        """
+        options = CallOptions(top_k, channels, timeout, priority)
+        call = Call.of(image, options)
+        return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
+
+    def _ask(self, call: Call) -> list[Outcome]:
+        """Return what the service says of each image, after as many attempts as it takes."""
+        timeout_s = call.options.timeout_s or self._options.timeout_s
+        attempts = Attempts(self._options.retry, timeout_s, self._now)
+        request = ClassifyRequest(images=call.files, top_k=call.options.top_k)
+        while True:
+            left_s = attempts.begin()
+            metadata = _metadata(self._options, call.options, left_s)
+            try:
+                reply = self._method(request, timeout=left_s, metadata=metadata)
+                return _outcomes(reply, len(call.files), self._options)
+            except grpc.RpcError as error:
+                failed = _failure(error, attempts, self._options)
+                failed.__cause__ = error
+                wait_s = attempts.wait_s(failed)
+            self._sleep(wait_s)
+
+
+def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[str, str]]:
+    metadata = [("x-request-timeout-seconds", f"{left_s:.3f}")]
+    if options.api_key is not None:
+        metadata.append(("authorization", f"Bearer {options.api_key}"))
+    if call.priority is not None:
+        metadata.append(("priority", f"u={call.priority}"))
+    return metadata
+
+
+def _outcomes(reply: ClassifyReply, num_images: int, options: Options) -> list[Outcome]:
+    told: dict[str, Any] = MessageToDict(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    try:
+        rows = told["results"]
+        if len(rows) == num_images:
+            return [outcome_of(row.get("classified") or row) for row in rows]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise BadAnswer(f"{options.shown_url} answered, but not as Tandem does", "bad_answer")
+
+
+def _failure(error: grpc.RpcError, attempts: Attempts, options: Options) -> TandemError:
+    """Return the error for a call that failed as a whole.
+
+    What has no ``error-code`` is not the application's: the connection's, or a proxy's.
+    """
+    status, trailing = error.code(), dict(error.trailing_metadata() or ())
+    if "error-code" in trailing:
+        told = {
+            "code": trailing["error-code"],
+            "message": error.details(),
+            "request_id": trailing.get("request_id"),
+        }
+        return error_of(told, STATUSES.get(status), _pushback_s(trailing))
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return attempts.exceeded()
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"no answer from {options.shown_url} ({error.details()})", "refused")
+    told = {"code": f"grpc_{status.name.lower()}", "message": error.details()}
+    return error_of(told, STATUSES.get(status, 500), _pushback_s(trailing))
+
+
+def _pushback_s(trailing: dict[str, Any]) -> float | None:
+    """Read ``grpc-retry-pushback-ms`` (gRPC proposal A6); what Retry-After is over HTTP."""
+    given = str(trailing.get("grpc-retry-pushback-ms", ""))
+    return int(given[:9]) / 1000 if given.isascii() and given.isdecimal() else None

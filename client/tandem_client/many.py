@@ -1,0 +1,102 @@
+"""Any number of images: so many requests at a time, results in order or as they come."""
+
+import asyncio
+import concurrent.futures
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tandem_client.answers import Result
+from tandem_client.async_calls import AsyncCalls
+from tandem_client.images import Image
+from tandem_client.loop_thread import LoopThread
+from tandem_client.options import CallOptions, Options
+
+# Images begun and results that nobody took yet, for each request under way: while an early answer
+# is late the later ones need not wait, and memory stays bounded.
+AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How images are sent: ``concurrency`` at a time, each with ``options``."""
+
+    options: CallOptions
+    concurrency: int
+    ordered: bool
+    raise_errors: bool
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}: give 1 or more")
+
+    @property
+    def window(self) -> int:
+        """Images that are begun and not yet given to the caller, at most."""
+        return AHEAD * self.concurrency
+
+    def blocking(
+        self, images: Iterable[Image], options: Options, context: ssl.SSLContext
+    ) -> Iterator[Result]:
+        """Yield results; the requests are on another thread, ``images`` are taken on this one."""
+        connections = replace(options, max_connections=self.concurrency)
+        with LoopThread(lambda: AsyncCalls(connections, context), self.concurrency) as thread:
+            begun: deque[concurrent.futures.Future[Result]] = deque()
+            for index, image in enumerate(images):
+                begun.append(thread.submit(index, image, self.options))
+                while len(begun) >= self.window or (begun and self._first_done(begun)):
+                    yield self._taken(self._next(begun).result())
+            while begun:
+                yield self._taken(self._next(begun).result())
+
+    async def on_loop(self, images: Iterable[Image], calls: AsyncCalls) -> AsyncIterator[Result]:
+        """Yield results; the requests are tasks of the running loop."""
+        slots = asyncio.Semaphore(self.concurrency)
+
+        async def one(index: int, image: Image) -> Result:
+            async with slots:
+                return await calls.result(index, image, self.options)
+
+        begun: deque[asyncio.Task[Result]] = deque()
+        try:
+            for index, image in enumerate(images):
+                begun.append(asyncio.create_task(one(index, image)))
+                while len(begun) >= self.window:
+                    yield self._taken(await self._next_task(begun))
+            while begun:
+                yield self._taken(await self._next_task(begun))
+        finally:
+            for task in begun:
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
+
+    def _taken(self, result: Result) -> Result:
+        if self.raise_errors and result.error is not None:
+            raise result.error
+        return result
+
+    def _first_done(self, begun: "deque[concurrent.futures.Future[Result]]") -> bool:
+        return begun[0].done() if self.ordered else any(future.done() for future in begun)
+
+    def _next(
+        self, begun: "deque[concurrent.futures.Future[Result]]"
+    ) -> "concurrent.futures.Future[Result]":
+        """Take the future whose result is next; it may have to be waited for."""
+        if self.ordered:
+            return begun.popleft()
+        concurrent.futures.wait(begun, return_when=concurrent.futures.FIRST_COMPLETED)
+        done = next(future for future in begun if future.done())
+        begun.remove(done)
+        return done
+
+    async def _next_task(self, begun: "deque[asyncio.Task[Result]]") -> Result:
+        """Wait for the next result; its task is in ``begun`` until then, to be cancelled."""
+        if self.ordered:
+            done = begun[0]
+            await asyncio.wait([done])
+        else:
+            await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+            done = next(task for task in begun if task.done())
+        begun.remove(done)
+        return done.result()

@@ -1,0 +1,134 @@
+"""The comparison of ensembles as table, lines for serve_config.yaml, JSON, plot and page."""
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from app.deployments.combiner import Combiner
+from app.settings import Settings
+from calibration.evaluation.reports.subset_plot import check_plot, subsets_svg, write_plot
+from calibration.evaluation.reports.subsets import setting_lines, show_subsets, subsets_json
+from models.errors import ModelSetError
+from tests.support.calibration.made_evaluations import measure, model_set_of
+from tests.support.calibration.made_subsets import NAMES, Drawn, compared
+from tests.support.calibration.report_output import Page, page_of
+
+DRAWN = Drawn(num_images=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("set")
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    return compared(folder, DRAWN)
+
+
+def score_of(result, members: tuple[str, ...], method: str):
+    (found,) = [s for s in result.scores if (s.members, s.method) == (members, method)]
+    return found
+
+
+def settings_of(folder, lines: list[str]) -> Settings:
+    return Settings.model_validate(
+        {"model_set": str(folder)} | (yaml.safe_load("\n".join(lines)) or {})
+    )
+
+
+def test_the_set_as_it_is_needs_no_line(result):
+    assert setting_lines(score_of(result, NAMES, "plain"), result) == []
+
+
+def test_a_subset_is_a_line(result, folder):
+    lines = setting_lines(score_of(result, ("good", "fair"), "plain"), result)
+    assert lines == ["weights: {good: 0.5, fair: 0.5}"]
+    served = settings_of(folder, lines).load_set().manifest
+    assert [(m.name, m.weight) for m in served.members] == [("good", 0.5), ("fair", 0.5)]
+
+
+@pytest.mark.parametrize("method", ["interpolated", "logistic"])
+async def test_what_the_lines_serve_is_what_was_measured(result, folder, method):
+    """The Combiner of the service, with the lines of the report, on the images that judge."""
+    score = score_of(result, ("good", "fair"), method)
+    settings = settings_of(folder, setting_lines(score, result))
+    combiner = Combiner(settings)
+    rows = {name: DRAWN.rows[name][:, :3] for name in ("good", "fair")}  # the tiny set's classes
+    rows = {name: row / row.sum(axis=1, keepdims=True) for name, row in rows.items()}
+    weights = np.array([score.weights[name] for name in rows])[:, None, None]
+    stacked = np.stack([*rows.values()])
+    logs = stacked if method == "interpolated" else np.log(stacked)
+    expected = (logs * weights).sum(axis=0).argmax(axis=1)
+    assert settings.weights is not None
+    asked = {name: rows[name] for name in settings.weights}  # a fit may leave nothing for the other
+    found = [c.predictions[0].index for c in await combiner.combine(asked, 1)]
+    assert np.mean(np.array(found) == expected) > 0.99  # weights are printed with four decimals
+
+
+def test_a_cascade_is_a_line(result, folder):
+    score = next(score for score in result.all if score.margin is not None)
+    lines = setting_lines(score, result)
+    assert lines == [f"cascade_margin: {score.margin:g}"]
+    assert settings_of(folder, lines).cascade_margin == score.margin
+
+
+def test_a_weight_of_nothing_is_no_member(result):
+    score = replace(
+        score_of(result, ("good", "fair"), "plain"), weights={"good": 1.0, "fair": 0.00001}
+    )
+    assert setting_lines(score, result) == ["weights: {good: 1}"]
+
+
+def test_the_table(result):
+    out = io.StringIO()
+    show_subsets(Console(file=out, width=200, soft_wrap=True, highlight=False), result)
+    text = out.getvalue()
+    assert "good + fair + poor, interpolated" in text
+    assert f"judged on {result.num_judged} others" in text
+    assert "cheapest within 0.5 points of the best" in text
+    assert "*" in text
+
+
+def test_the_json(result):
+    content = json.loads(json.dumps(subsets_json(result)))
+    assert content["members"]["good"] == {"cpu_ms_per_image": 8.0, "memory_mb": 80.0}
+    ensembles = content["ensembles"]
+    assert len(ensembles) == len(result.scores) + len(result.cascade)
+    front = [e for e in ensembles if e["is_on_front"]]
+    assert front
+    best = max(ensembles, key=lambda e: e["top1"])
+    assert max(front, key=lambda e: e["top1"])["top1"] == best["top1"]
+    assert content["suggested"]["name"] in {e["name"] for e in front}
+
+
+@pytest.mark.parametrize(("name", "begins"), [("p.svg", b"<svg"), ("p.png", b"\x89PNG")])
+def test_the_plot(result, tmp_path, name, begins):
+    write_plot(tmp_path / name, result)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_plot_names_the_suggested_and_what_it_shows(result):
+    svg = subsets_svg(result)
+    assert subsets_json(result)["suggested"]["name"] in svg
+    assert "Pareto front" in svg
+
+
+def test_a_plot_of_another_kind(tmp_path):
+    with pytest.raises(ModelSetError, match=r"ends in \.svg or \.png"):
+        check_plot(tmp_path / "plot.pdf")
+
+
+def test_the_page_has_it(result, tmp_path):
+    model_set = model_set_of(tmp_path / "made")
+    measured = measure(model_set)
+    measured.subsets = result
+    page = Page(page_of(tmp_path, model_set, measured))
+    assert "Which ensemble is worth it" in page.text
+    assert "good + fair, logistic" in page.text

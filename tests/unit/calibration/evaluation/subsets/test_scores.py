@@ -1,0 +1,61 @@
+"""The Pareto front and the choice, against a comparison of all with all."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.evaluation.subsets.scores import (
+    PREFERENCE,
+    SubsetScore,
+    cheapest_good,
+    pareto_front,
+)
+from calibration.statistics import Paired
+
+BOUNDED = settings(max_examples=200, deadline=None, database=None)
+FEW = st.integers(0, 3)
+
+
+@st.composite
+def scored(draw) -> SubsetScore:
+    return SubsetScore(
+        members=("a",),
+        weights={"a": 1.0},
+        method=draw(st.sampled_from(PREFERENCE)),
+        margin=draw(st.sampled_from([None, 0.5])),
+        top1=draw(FEW) / 4,
+        top1_interval=(0.0, 1.0),
+        nats=None,
+        lost=Paired(),
+        cpu_ms=float(draw(FEW)),
+        memory_mb=float(draw(FEW)),
+    )
+
+
+def cost(score: SubsetScore) -> tuple[float, float, float]:
+    return -score.top1, score.cpu_ms, score.memory_mb
+
+
+@BOUNDED
+@given(scores=st.lists(scored(), min_size=1, max_size=12))
+def test_the_front_is_what_nobody_beats(scores):
+    def is_beaten(score: SubsetScore) -> bool:
+        return any(
+            cost(other) != cost(score)
+            and all(a <= b for a, b in zip(cost(other), cost(score), strict=True))
+            for other in scores
+        )
+
+    front = pareto_front(scores)
+    assert {cost(s) for s in front} == {cost(s) for s in scores if not is_beaten(s)}
+    assert len({cost(s) for s in front}) == len(front)  # one of equals
+    assert [s.cpu_ms for s in front] == sorted(s.cpu_ms for s in front)
+
+
+@BOUNDED
+@given(scores=st.lists(scored(), min_size=1, max_size=12), within=st.sampled_from([0.0, 0.25]))
+def test_the_choice_is_the_cheapest_that_is_good_enough(scores, within):
+    chosen = cheapest_good(scores, within)
+    best = max(score.top1 for score in scores)
+    assert chosen.top1 >= best - within
+    good = [score for score in scores if score.top1 >= best - within]
+    assert chosen.cpu_ms == min(score.cpu_ms for score in good)

@@ -1,0 +1,141 @@
+"""Every ensemble against a loop over the images that judge."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from calibration.evaluation.subsets.candidates import subsets_of
+from calibration.evaluation.subsets.logistic import fit_logistic, log_rows
+from calibration.evaluation.subsets.split import is_for_fitting, split
+from calibration.statistics import Paired, wilson_interval
+from configs.functions.geometric_mean import geometric_mean
+from models.ensemble import average
+from models.errors import ModelSetError
+from tests.support.calibration.made_subsets import COSTS, NAMES, Drawn, compared, study_of
+
+DRAWN = Drawn()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return compared(tmp_path_factory.mktemp("set"), DRAWN)
+
+
+def judged() -> list[int]:
+    return DRAWN.places(split(DRAWN.images)[1])
+
+
+def test_every_subset_is_there_in_every_way(result):
+    found = {(score.members, score.method) for score in result.scores}
+    several = [chosen for chosen in subsets_of(NAMES) if len(chosen) > 1]
+    assert len(subsets_of(NAMES)) == 7
+    assert found == {(chosen, "plain") for chosen in subsets_of(NAMES)} | {
+        (chosen, method) for chosen in several for method in ("interpolated", "logistic")
+    }
+
+
+def test_accuracy_is_that_of_the_images_that_no_weight_was_fitted_to(result):
+    places = judged()
+    truth = DRAWN.truth[places]
+    assert (result.num_fitted, result.num_judged) == (400 - len(places), len(places))
+    reference = average({n: r[places] for n, r in DRAWN.rows.items()}, dict.fromkeys(NAMES, 1.0))
+    for score in result.scores:
+        rows = {name: DRAWN.rows[name][places] for name in score.members}
+        combine = geometric_mean if score.method == "logistic" else average
+        total = sum(score.weights.values())
+        shares = {name: weight / total for name, weight in score.weights.items()}
+        right = combine(rows, shares).argmax(axis=1) == truth
+        assert score.top1 == pytest.approx(right.mean()), score.name
+        assert score.top1_interval == wilson_interval(int(right.sum()), len(places))
+        assert score.lost == Paired.of(reference.argmax(axis=1) == truth, right)
+        assert score.cpu_ms == sum(COSTS[name].cpu_ms for name in score.members)
+        assert score.memory_mb == sum(COSTS[name].memory_mb for name in score.members)
+
+
+def test_fitted_weights_are_likelier_and_sum_to_one(result):
+    by = {(score.members, score.method): score for score in result.scores}
+    whole = by[NAMES, "interpolated"]
+    assert sum(whole.weights.values()) == pytest.approx(1)
+    assert whole.weights["good"] > whole.weights["fair"] > whole.weights["poor"] >= 0
+    assert by[NAMES, "logistic"].nats > whole.nats > by[NAMES, "plain"].nats
+    assert sum(by[NAMES, "logistic"].weights.values()) > 1.5  # independent members: surer together
+
+
+def test_how_the_images_are_cut_into_batches_changes_nothing(tmp_path, result):
+    for size in (1, 8, 400):
+        again = compared(tmp_path / str(size), DRAWN, size=size)
+        names = [(score.name, score.top1) for score in again.all]
+        assert names == [(score.name, score.top1) for score in result.all]
+
+
+def test_the_manifests_weights_are_compared_too(tmp_path):
+    weights = {"good": 3.0, "fair": 1.0, "poor": 1.0}
+    found = compared(tmp_path, DRAWN, weights=weights)
+    (served,) = [score for score in found.scores if score.method == "served"]
+    assert served.weights == {"good": 0.6, "fair": 0.2, "poor": 0.2}
+    assert served.lost.difference == 0
+
+
+def test_the_cascade_is_of_the_same_images(result):
+    assert result.cascade
+    assert all(0 < point.margin < 1 for point in result.cascade)
+    assert {point.lost.num_images for point in result.cascade} == {result.num_judged}
+    cheap = result.cascade[-1]
+    assert COSTS["good"].cpu_ms <= cheap.cpu_ms_per_image < sum(c.cpu_ms for c in COSTS.values())
+
+
+def test_the_split_is_by_the_files_bytes(tmp_path):
+    sides = []
+    for number in range(64):
+        first, second = tmp_path / f"a{number}", tmp_path / f"{number}b"
+        for path in (first, second):
+            path.write_text(str(number))
+        assert is_for_fitting(first) == is_for_fitting(second)
+        sides.append(is_for_fitting(first))
+    assert 16 < sum(sides) < 48
+
+
+def test_too_few_images_for_two_halves(tmp_path):
+    study = study_of(tmp_path)
+    with pytest.raises(ModelSetError, match="1 are too few; give more"):
+        study.ordered(DRAWN.images[:1])
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_half_that_cannot_be_read(tmp_path, half):
+    study = study_of(tmp_path)
+    study.ordered(DRAWN.images)
+    study.add(DRAWN.batch(split(DRAWN.images)[half]))
+    study.add(replace(DRAWN.batch([]), probabilities={}))
+    with pytest.raises(ModelSetError, match="of one of them none can be read"):
+        study.result()
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_one_member_or_too_many(number):
+    names = [f"m{i}" for i in range(number)]
+    with pytest.raises(ModelSetError, match=f"2 to 8 members; this set has {number} "):
+        subsets_of(names)
+
+
+def test_the_logistic_fit_is_at_the_maximum():
+    rows = np.stack([DRAWN.rows[name] for name in NAMES])
+    weights = fit_logistic(rows, DRAWN.truth)
+
+    def likelihood(weights: np.ndarray) -> float:
+        scores = np.tensordot(weights, log_rows(rows).astype(np.float64), 1)
+        of_truth = scores[np.arange(len(scores)), DRAWN.truth]
+        return float((of_truth - np.log(np.exp(scores).sum(axis=1))).mean())
+
+    best = likelihood(weights)
+    for member in range(len(NAMES)):
+        for step in (-0.05, 0.05):
+            near = weights.copy()
+            near[member] = max(0.0, near[member] + step)
+            assert likelihood(near) <= best + 1e-6
+
+
+def test_members_that_know_nothing_have_a_weight_all_the_same():
+    rows = np.full((2, 5, 3), 1 / 3, np.float32)
+    assert fit_logistic(rows, np.zeros(5, np.int64)).sum() > 0

@@ -1,0 +1,349 @@
+"""The blocking client: what it sends, what it makes of the answers."""
+
+import logging
+import pickle
+import ssl
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tandem_client import (
+    BadAnswer,
+    BadImage,
+    BadRequest,
+    Client,
+    DeadlineExceeded,
+    Degraded,
+    NotReady,
+    Overloaded,
+    RetryPolicy,
+    ServiceError,
+    TandemError,
+    Unauthorized,
+    Unreachable,
+)
+from tests.support.http_server import classified
+from tests.support.scripted_service import ScriptedService, SleepingClock, answered, refused
+
+KEY = "k" * 32
+Make = Callable[..., tuple[Client, ScriptedService, SleepingClock]]
+
+
+@pytest.fixture
+def make():
+    """Make a client of a scripted service, on a clock that its waits move."""
+    made = []
+
+    def make(*steps, **options):
+        service, clock = ScriptedService(*steps), SleepingClock()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without roots, which take time to load
+        client = Client("http://tandem/", transport=service.transport, tls=tls, **options)
+        client._now, client._sleep = clock, clock.sleep
+        made.append(client)
+        return client, service, clock
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
+    stage = {"stage": "infer", "start_ms": 1.5, "duration_ms": 8.0, "member": "a", "batch_size": 4}
+    more = {"cached": True, "skipped_members": ["b"], "timings_ms": {"total": 9, "stages": [stage]}}
+    client, service, _ = make(answered("church", **more))
+    answer = client.classify(b"photo")
+    assert (answer.label, answer.probability, answer.predictions[0].index) == ("church", 0.9, 0)
+    assert answer.members["a"].predictions[0].label == "church"
+    assert (answer.timings.total_ms, answer.timings.stages[0].batch_size) == (9.0, 4)
+    assert (answer.cached, answer.skipped_members, answer.degraded) == (True, ("b",), False)
+    assert answer.raw == classified("church") | more
+    (request,) = service.requests
+    assert (request.method, str(request.url)) == ("POST", "http://tandem/v1/classify")
+    assert request.content == b"photo"
+    assert "authorization" not in request.headers
+    assert "priority" not in request.headers
+
+
+def test_what_a_call_asks_for_is_sent(make: Make):
+    client, service, _ = make(api_key=KEY)
+    client.classify(b"photo", top_k=3, priority=6, timeout=2.5)
+    (request,) = service.requests
+    assert request.url.query == b"top_k=3"
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert request.headers["priority"] == "u=6"
+    assert request.headers["x-request-timeout-seconds"] == "2.500"
+    assert request.headers["user-agent"].startswith("tandem-client/")
+    timeouts = request.extensions["timeout"]
+    assert timeouts == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
+
+
+def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"first")
+    bad = {"error": {"code": "not_an_image", "message": "no image", "request_id": "r2"}}
+    rows = {"results": [classified("church"), bad], "request_id": "r2"}
+    client, service, _ = make(httpx.Response(200, json=rows))
+    first, second = client.classify([tmp_path / "a.jpg", b"second"])
+    assert (first.index, first.path, first.get().label) == (0, tmp_path / "a.jpg", "church")
+    assert (second.index, second.path, second.answer) == (1, None, None)
+    assert isinstance(second.error, BadImage)
+    with pytest.raises(BadImage, match="no image"):
+        second.get()
+    (request,) = service.requests
+    assert request.headers["content-type"].startswith("multipart/form-data")
+    assert request.content.index(b"first") < request.content.index(b"second")
+
+
+def test_a_sequence_of_one_is_a_sequence(make: Make):
+    client, _, _ = make(httpx.Response(200, json={"results": [classified()], "request_id": "r"}))
+    (result,) = client.classify([b"photo"])
+    assert result.get().label == "tench"
+
+
+def test_no_images_are_no_call(make: Make):
+    client, service, _ = make()
+    with pytest.raises(ValueError, match="no images"):
+        client.classify([])
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "not_an_image", BadImage),
+        (400, "corrupt_image", BadImage),
+        (415, "unsupported_format", BadImage),
+        (422, "too_many_pixels", BadImage),
+        (413, "too_many_bytes", BadImage),
+        (413, "too_many_files", BadRequest),
+        (422, "bad_parameter", BadRequest),
+        (404, "http", BadRequest),
+        (401, "unauthorized", Unauthorized),
+        (408, "slow_body", DeadlineExceeded),
+        (504, "deadline", DeadlineExceeded),
+        (429, "overloaded", Overloaded),
+        (503, "not_ready", NotReady),
+        (503, "other_set", NotReady),
+        (500, "internal", ServiceError),
+        (429, "a code of tomorrow", Overloaded),
+        (418, "a code of tomorrow", BadRequest),
+    ],
+)
+def test_errors_have_the_services_words(make: Make, status, code, kind):
+    client, service, _ = make(
+        refused(status, code, "what was wrong"), retry=RetryPolicy(max_attempts=1)
+    )
+    with pytest.raises(TandemError) as caught:
+        client.classify(b"photo")
+    error = caught.value
+    assert type(error) is kind
+    assert (error.message, error.code, error.request_id, error.status) == (
+        "what was wrong",
+        code,
+        "r9",
+        status,
+    )
+    assert str(error) == f"what was wrong ({code}, request r9)"
+    assert len(service.requests) == 1
+
+
+def test_what_was_refused_is_sent_again_not_before_retry_after(make: Make):
+    client, service, clock = make(
+        refused(retry_after="2"), refused(503, "not_ready", retry_after="1"), answered("church")
+    )
+    assert client.classify(b"photo", timeout=20).label == "church"
+    assert 2.0 <= clock.slept[0] <= 2.1
+    assert 1.0 <= clock.slept[1] <= 1.2
+    assert [request.content for request in service.requests] == [b"photo"] * 3
+    told = [float(r.headers["x-request-timeout-seconds"]) for r in service.requests]
+    assert told[0] == 20.0
+    assert told[2] == pytest.approx(20 - sum(clock.slept), abs=1e-3)
+
+
+def test_a_form_is_sent_again_whole(make: Make):
+    done = httpx.Response(200, json={"results": [classified()] * 2, "request_id": "r"})
+    client, service, _ = make(refused(), done)
+    assert len(client.classify([b"first", b"second"])) == 2
+    assert all(b"second" in request.content for request in service.requests)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ConnectTimeout("nobody there"),
+        httpx.ReadError("reset"),
+        httpx.WriteError("reset"),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_connection_that_fails_before_the_answer_is_tried_again(make: Make, error):
+    client, service, clock = make(error, answered("church"))
+    assert client.classify(b"photo").label == "church"
+    assert (len(service.requests), len(clock.slept)) == (2, 1)
+    never = ScriptedService(*[error] * 9)
+    client = Client(
+        "http://me:secret@tandem", transport=never.transport, retry=RetryPolicy(base_s=0.0)
+    )
+    with pytest.raises(Unreachable, match=r"no answer from http://tandem \(\w+\)") as caught:
+        client.classify(b"photo")
+    assert caught.value.__cause__ is error
+    assert len(never.requests) == 5
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ReadTimeout("slow"), httpx.WriteTimeout("slow"), httpx.PoolTimeout("full")]
+)
+def test_what_has_used_up_its_time_is_not(make: Make, error):
+    client, service, clock = make(error)
+    with pytest.raises(DeadlineExceeded, match="no answer within 3 s") as caught:
+        client.classify(b"photo", timeout=3)
+    assert caught.value.code == "deadline"
+    assert (len(service.requests), clock.slept) == (1, [])
+
+
+@pytest.mark.parametrize("error", [httpx.UnsupportedProtocol("ftp"), httpx.ProxyError("no")])
+def test_what_will_not_get_better_is_not(make: Make, error):
+    client, service, _ = make(error)
+    with pytest.raises(Unreachable):
+        client.classify(b"photo")
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:8000", "http://["])
+def test_an_address_that_is_none(url):
+    with Client(url, retry=RetryPolicy(base_s=0.0)) as client, pytest.raises(Unreachable) as caught:
+        client.classify(b"photo")
+    assert url in caught.value.message
+
+
+def test_an_answer_that_trickles_ends_with_the_time(make: Make):
+    def trickle(request: httpx.Request) -> httpx.Response:
+        def chunks():
+            while True:
+                clock.now += 1.0
+                yield b" "
+
+        return httpx.Response(200, content=chunks())
+
+    client, _, clock = make(trickle)
+    before = clock.now
+    with pytest.raises(DeadlineExceeded):
+        client.classify(b"photo", timeout=5)
+    assert clock.now - before <= 6
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json=[]),
+        httpx.Response(200, json="yes"),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json={"predictions": []}),
+        httpx.Response(200, json=classified() | {"predictions": []}),
+        httpx.Response(200, json=classified() | {"predictions": 3}),
+        httpx.Response(200, json=classified() | {"predictions": [{"index": "x"}]}),
+        httpx.Response(200, json=classified() | {"members": []}),
+        httpx.Response(200, json=classified() | {"timings_ms": None}),
+        httpx.Response(200, json={"results": [classified()]}),
+        httpx.Response(200, content=b"\xff\xfe"),
+        httpx.Response(404, json={"detail": "Not Found"}),
+        httpx.Response(502, json={"error": "Bad Gateway"}),
+        httpx.Response(500),
+        httpx.Response(302, headers={"location": "http://other"}),
+    ],
+    ids=lambda answer: answer.text[:30] or str(answer.status_code),
+)
+def test_another_service_at_the_address(make: Make, answer):
+    client, service, _ = make(answer)
+    with pytest.raises(BadAnswer, match="not as Tandem does") as caught:
+        client.classify(b"photo")
+    assert caught.value.status == answer.status_code
+    assert str(answer.status_code) in caught.value.message
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("num", [0, 1, 3])
+def test_a_form_with_another_number_of_results(make: Make, num):
+    rows = {"results": [classified()] * num, "request_id": "r"}
+    client, _, _ = make(httpx.Response(200, json=rows))
+    with pytest.raises(BadAnswer):
+        client.classify([b"first", b"second"])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(429, Overloaded), (503, NotReady), (504, DeadlineExceeded)]
+)
+def test_a_balancers_own_answer_goes_by_its_status(make: Make, status, kind):
+    steps = [httpx.Response(status, text="busy", headers={"retry-after": "1"})] * 2
+    client, service, clock = make(*steps, retry=RetryPolicy(max_attempts=2))
+    with pytest.raises(kind) as caught:
+        client.classify(b"photo")
+    assert caught.value.code == f"http_{status}"
+    assert len(service.requests) == (1 if status == 504 else 2)
+    assert all(wait >= 1.0 for wait in clock.slept)
+
+
+def test_a_degraded_answer_is_one_unless_it_must_not_be(make: Make):
+    more = {"degraded": True, "missing_members": {"b": "late"}}
+    client, _, _ = make(answered(**more))
+    answer = client.classify(b"photo")
+    assert (answer.degraded, answer.missing_members) == (True, {"b": "late"})
+    client, service, _ = make(answered(**more), allow_degraded=False)
+    with pytest.raises(Degraded, match=r"without b \(late\)") as caught:
+        client.classify(b"photo")
+    assert caught.value.answer == answer
+    assert caught.value.request_id == "r1"
+    assert len(service.requests) == 1
+
+
+def test_a_key_is_shown_nowhere(make: Make, caplog):
+    caplog.set_level(logging.DEBUG)
+    client, _, _ = make(refused(401, "unauthorized", "no such key"), api_key=KEY)
+    with pytest.raises(Unauthorized) as caught:
+        client.classify(b"photo")
+    shown = f"{client!r} {vars(client)} {caught.value!r} {caplog.text}"
+    assert KEY not in shown
+    with pytest.raises(ValueError, match="no header can carry") as refusal:
+        Client("http://tandem", api_key=f"{KEY}\n")
+    assert KEY not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": 0},
+        {"timeout": float("inf")},
+        {"api_key": ""},
+        {"api_key": "a b"},
+        {"max_connections": 0},
+    ],
+)
+def test_options_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match=r"timeout|key|max_connections"):
+        Client("http://tandem", **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"priority": 8}, {"priority": -1}])
+def test_a_call_that_makes_no_sense(make: Make, wrong):
+    client, service, _ = make()
+    with pytest.raises(ValueError, match=r"timeout|priority"):
+        client.classify(b"photo", **wrong)
+    assert service.requests == []
+
+
+def test_answers_and_errors_go_through_pickle(make: Make):
+    client, _, _ = make(answered(degraded=True, missing_members={"b": "late"}))
+    answer = client.classify(b"photo")
+    errors = [
+        BadImage("m", "not_an_image", "r", 400),
+        Overloaded("m", "overloaded", "r", 429, 2.0),
+        Unreachable("m", "reset"),
+        Degraded("m", answer),
+    ]
+    for error in errors:
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    assert pickle.loads(pickle.dumps(answer)) == answer

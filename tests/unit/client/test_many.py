@@ -1,0 +1,264 @@
+"""Many images: the order of results, how many are under way, and what is left when it ends."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+
+import httpx
+import pytest
+
+from tandem_client import AsyncClient, BadImage, Client, RetryPolicy
+from tandem_client.many import AHEAD
+from tests.support.http_server import FakeServer, classified
+from tests.support.scripted_service import ScriptedService, answered, refused
+
+NO_RETRY = RetryPolicy(max_attempts=1)
+BAD = b"no image"
+
+
+def by_body(request: httpx.Request) -> httpx.Response:
+    """Answer with the body as the label; BAD is no image."""
+    if request.content == BAD:
+        return refused(400, "not_an_image", "no image")
+    return answered(request.content.decode())
+
+
+def images(num: int) -> list[bytes]:
+    return [str(n).encode() for n in range(num)]
+
+
+class Counted:
+    """Images that count how many were taken."""
+
+    def __init__(self, num: int) -> None:
+        self.num, self.taken = num, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for image in images(self.num):
+            self.taken += 1
+            yield image
+
+
+class Gates:
+    """A transport whose answers the test lets go, each by its body; it counts what is under way."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, asyncio.Event] = {}
+        self.under_way, self.most = 0, 0
+        self.transport = httpx.MockTransport(self._answer)
+
+    def open(self, *names: object) -> None:
+        for name in names:
+            self.gates.setdefault(str(name), asyncio.Event()).set()
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        name = request.content.decode()
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await self.gates.setdefault(name, asyncio.Event()).wait()
+        finally:
+            self.under_way -= 1
+        return answered(name)
+
+
+def client_of(transport: httpx.MockTransport) -> AsyncClient:
+    return AsyncClient("http://tandem", transport=transport, retry=NO_RETRY)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_every_image_has_its_result(ordered):
+    transport = httpx.MockTransport(by_body)
+    with Client("http://tandem", transport=transport) as client:
+        results = list(client.classify_many(images(200), ordered=ordered))
+    said = {result.index: result.get().label for result in results}
+    assert said == {n: str(n) for n in range(200)}
+    if ordered:
+        assert list(said) == sorted(said)
+
+
+async def test_no_more_than_concurrency_are_under_way():
+    gates = Gates()
+    async with client_of(gates.transport) as client:
+        gates.open(*range(100))
+        results = [r async for r in client.classify_many(images(100), concurrency=5)]
+    assert [result.get().label for result in results] == [str(n) for n in range(100)]
+    assert gates.most == 5
+
+
+async def test_images_are_taken_as_places_become_free():
+    gates, given = Gates(), Counted(10_000)
+    gates.open(*range(10_000))
+    async with client_of(gates.transport) as client:
+        stream = client.classify_many(given, concurrency=3)
+        async with aclosing(stream):
+            for n in range(50):
+                assert (await anext(stream)).index == n
+                assert given.taken <= n + 1 + AHEAD * 3
+
+
+async def test_in_order_later_answers_wait_and_as_they_come_they_do_not():
+    for ordered in (True, False):
+        gates = Gates()
+        async with client_of(gates.transport) as client:
+            stream = client.classify_many(images(3), ordered=ordered)
+            first = asyncio.ensure_future(anext(stream))
+            gates.open(2)
+            if ordered:
+                while gates.under_way != 2:  # the third was answered
+                    await asyncio.sleep(0)
+                assert not first.done()
+                gates.open(0)
+            assert (await first).index == (0 if ordered else 2)
+            gates.open(0, 1, 2)
+            assert [result.index async for result in stream] == ([1, 2] if ordered else [0, 1])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_is_its_images_own(tmp_path, ordered):
+    (tmp_path / "a.jpg").write_bytes(b"church")
+    paths = [tmp_path / "a.jpg", tmp_path / "nowhere.jpg", BAD]
+    transport = httpx.MockTransport(by_body)
+    with Client("http://tandem", transport=transport) as client:
+        results = {r.index: r for r in client.classify_many(paths, ordered=ordered)}
+    assert results[0].get().label == "church"
+    assert [results[n].path for n in range(3)] == [*paths[:2], None]
+    assert [results[n].error.code for n in (1, 2)] == ["unreadable", "not_an_image"]
+    assert results[2].error.__traceback__ is None  # its frames would hold the image
+    with pytest.raises(BadImage):
+        results[1].get()
+
+
+def test_an_error_ends_it_all_if_that_is_asked_for():
+    before, given = threading.active_count(), Counted(1000)
+    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
+        stream = client.classify_many([b"0", BAD, *given], raise_errors=True, concurrency=2)
+        assert next(stream).get().label == "0"
+        with pytest.raises(BadImage):
+            next(stream)
+        assert list(stream) == []
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_is_left_early_leaves_no_thread_and_no_request(ordered):
+    before, gates, given = threading.active_count(), Gates(), Counted(1000)
+    gates.open(0)
+    with (
+        Client("http://tandem", transport=gates.transport) as client,
+        closing(client.classify_many(given, concurrency=4, ordered=ordered)) as stream,
+    ):
+        assert next(stream).get().label == "0"
+    assert (threading.active_count(), gates.under_way) == (before, 0)
+    assert given.taken <= 1 + 4 * AHEAD
+
+
+def test_a_stream_that_nobody_begins_starts_nothing():
+    before = threading.active_count()
+    with Client("http://tandem", transport=ScriptedService().transport) as client:
+        client.classify_many([b"photo"])
+    assert threading.active_count() == before
+
+
+async def test_a_task_that_is_cancelled_ends_its_requests():
+    gates = Gates()
+    async with client_of(gates.transport) as client:
+
+        async def consume() -> None:
+            async for _ in client.classify_many(images(100), concurrency=4):
+                pass
+
+        task = asyncio.create_task(consume())
+        while gates.under_way < 4:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert gates.under_way == 0
+        assert len(asyncio.all_tasks()) == 1
+
+
+def test_what_the_images_raise_goes_through_and_ends_it():
+    def broken() -> Iterator[bytes]:
+        yield b"0"
+        raise OSError("the list of files broke off")
+
+    before = threading.active_count()
+    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
+        with pytest.raises(OSError, match="broke off"):
+            list(client.classify_many(broken()))
+    assert threading.active_count() == before
+
+
+def test_an_answer_is_there_before_the_next_image_is_waited_for():
+    """Images that come one at a time, as from a camera: each answer must not wait for 64 more."""
+    first = threading.Event()
+
+    def by_and_by() -> Iterator[bytes]:
+        yield b"0"
+        first.wait(60)
+        yield b"1"
+
+    def let_on(request: httpx.Request) -> httpx.Response:
+        first.set()
+        return by_body(request)
+
+    with Client("http://tandem", transport=httpx.MockTransport(let_on)) as client:
+        indexes = Counter(r.index for r in client.classify_many(by_and_by()))
+    assert indexes == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_a_concurrency_that_makes_no_sense(concurrency):
+    with (
+        Client("http://tandem", transport=ScriptedService().transport) as client,
+        pytest.raises(ValueError, match="concurrency"),
+    ):
+        client.classify_many([], concurrency=concurrency)
+
+
+async def test_more_at_a_time_than_connections():
+    async with AsyncClient("http://tandem", max_connections=8) as client:
+        with pytest.raises(ValueError, match="concurrency is 9, max_connections 8"):
+            client.classify_many([], concurrency=9)
+
+
+HANGING = """
+import sys
+from tandem_client import Client
+for result in Client(sys.argv[1]).classify_many([b"x"] * 1000):
+    print("answered", flush=True)
+"""
+
+
+def test_ctrl_c_ends_it_at_once():
+    """Amid requests that nobody answers: the interpreter waits for none of them."""
+    release, num = threading.Event(), Counter()
+
+    def answer(_: bytes) -> tuple[int, bytes]:
+        num["requests"] += 1
+        if num["requests"] > 1:
+            release.wait(120)
+        return 200, json.dumps(classified()).encode()
+
+    with FakeServer() as server:
+        server.answer = answer
+        command = [sys.executable, "-c", HANGING, server.url]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout.readline() == "answered\n"
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=30)  # of a call's 30 s: not one is waited for
+            finally:
+                process.kill()
+                release.set()
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert told.rstrip().endswith("KeyboardInterrupt")

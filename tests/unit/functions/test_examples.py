@@ -1,0 +1,71 @@
+"""The examples in configs/functions: a majority vote, and test-time mirroring."""
+
+import numpy as np
+import pytest
+
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
+from app.launch.serve import ServeOptions, _checked_config
+from configs.functions.majority_vote import majority_vote
+from configs.functions.mirroring import with_mirror_images
+from tests.support.configurations import ROOT
+
+FIRST, SECOND, THIRD = ([0.6, 0.4, 0], [0.4, 0.6, 0], [0, 0.51, 0.49])
+
+
+def vote(*rows: list[float], weights: tuple[float, ...] = (1 / 3, 1 / 3, 1 / 3)) -> np.ndarray:
+    members = {str(i): np.float32([row]) for i, row in enumerate(rows)}
+    return majority_vote(members, dict(zip(members, weights, strict=True)))[0]
+
+
+def test_the_class_with_most_votes_wins():
+    row = vote([0.9, 0.1, 0], SECOND, THIRD)
+    assert row.argmax() == 1  # the average's is class 0's
+    assert row.sum() == pytest.approx(1)
+    assert row.dtype == np.float32
+
+
+def test_weights_are_votes():
+    assert vote(FIRST, SECOND, THIRD, weights=(0.6, 0.2, 0.2)).argmax() == 0
+
+
+def test_a_tie_is_the_averages():
+    half = (0.5, 0.5)
+    assert vote([0.9, 0.1, 0], SECOND, weights=half).argmax() == 0
+    assert vote(FIRST, [0.1, 0.9, 0], weights=half).argmax() == 1
+
+
+def test_every_image_has_its_mirror_image():
+    images = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    both = with_mirror_images(images)
+    assert both.shape == (4, 4, 4, 3)
+    np.testing.assert_array_equal(both[:2], images)
+    np.testing.assert_array_equal(both[2:, :, ::-1], images)
+
+
+@pytest.mark.parametrize("name", ["majority-vote.yaml", "mirroring.yaml"])
+def test_serve_takes_the_files(tiny_set, free_port, name):
+    options = ServeOptions(
+        config=ROOT / "configs" / name, model_set=str(tiny_set), port=free_port()
+    )
+    settings = _checked_config(options).settings
+    assert (settings.combine or settings.preprocess or "").startswith("configs.functions.")
+
+
+def test_serve_refuses_a_function_before_ray_starts(tiny_set, free_port, tmp_path):
+    config = ServeConfig.read(ROOT / "configs" / "mirroring.yaml").as_dict()
+    path = tmp_path / "c.yaml"
+    text = (ROOT / "configs" / "mirroring.yaml").read_text("utf-8")
+    name = config["applications"][0]["args"]["preprocess"]
+    path.write_text(text.replace(name, "no_such_package.module:f"), "utf-8")
+    options = ServeOptions(config=path, model_set=str(tiny_set), port=free_port())
+    with pytest.raises(ConfigError, match="there is no module no_such_package; install it"):
+        _checked_config(options)
+
+
+def test_serve_run_refuses_it_too(tiny_set):
+    from app.main import build
+    from app.settings import Settings
+
+    with pytest.raises(ConfigError, match="has no no_such"):
+        build(Settings(model_set=str(tiny_set), combine="configs.functions.mirroring:no_such"))
