@@ -80,5 +80,5 @@ $(VENV)/.test: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test
-	$(INSTALL) -e '.[test,train]'
+	$(INSTALL) -e '.[test,ladder]'
 	@touch $@

@@ -91,7 +91,7 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
     source: TorchSource = "float_ir" if is_restorable else "none"
     network = RungNetwork(
         name=member,
-        size=model_set.manifest.image.input_size,
+        size=model_set.manifest.image_of(member).input_size,
         num_classes=model_set.manifest.num_classes,
         model_set=model_set.folder.absolute(),
         torch_source=source,

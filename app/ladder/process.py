@@ -48,19 +48,21 @@ def run_task(
     result_file.unlink(missing_ok=True)
     power = PackagePower()
     watts: float | None = None
+    is_measuring = False
     line = make_command(task_file, result_file)
     with log.open("wb") as printed, child(line, printed) as process:
         deadline = time.monotonic() + start_limit_s
         while (event := _next_event(process, deadline)) is not None:
             if event == "measuring":
                 power.watts()
+                is_measuring = True
                 deadline = time.monotonic() + 3 * task.seconds + END_LIMIT_S
             elif event == "measured":
                 watts = sum(power.watts().values()) or None
             say(event)
         is_late = time.monotonic() >= deadline
     if is_late and not result_file.exists():
-        return _failed(f"it did not end within {start_limit_s + 3 * task.seconds:.0f} s: given up")
+        return _too_slow(is_measuring=is_measuring, start_limit_s=start_limit_s)
     try:
         result = read_result(result_file)
     except RungError:
@@ -139,6 +141,14 @@ def _how(code: int) -> str:
     if code == -signal.SIGKILL:
         return "signal 9: memory ran out, most likely"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _too_slow(*, is_measuring: bool, start_limit_s: float) -> RungResult:
+    """Return the result of a process that was given up: a network too large for so few cores."""
+    if is_measuring:
+        return _failed("it did not end long after its time: given up")
+    reason = f"it was not ready to run within {start_limit_s:g} s: given up"
+    return RungResult(outcome="skipped", reason=reason)
 
 
 def _failed(reason: str) -> RungResult:

@@ -13,6 +13,9 @@ from models.rung import RungOptions, RungTask
 from models.runtime import Pixels
 
 SEED = 20
+# A ladder's labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as
+# models.image_inputs has them; the classes, int64 (N,).
+PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
 
 
 class SkippedError(TandemError):
@@ -51,21 +54,23 @@ def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
     return pixels
 
 
-def labelled_files(work: Path) -> tuple[Path, Path]:
-    """Return where a ladder keeps its labelled images: uint8 (N, H, W, 3) and int64 (N,)."""
-    return work / "labelled-pixels.npy", work / "labelled-truth.npy"
+def has_labelled(work: Path) -> bool:
+    """Whether the ladder has labelled images, all of them decoded."""
+    return (work / TRUTH_NAME).is_file()
 
 
-def top1(network: ReadyNetwork, work: Path, batch: int) -> tuple[float | None, int]:
+def top1(
+    network: ReadyNetwork, work: Path, batch: int, *, is_ensemble: bool = False
+) -> tuple[float | None, int]:
     """Return the share of the ladder's labelled images that are answered right, and their number.
 
     None and 0 where there are none. The last batch is filled up with its first image.
     """
-    pixel_file, truth_file = labelled_files(work)
-    if not truth_file.is_file():
+    if not has_labelled(work):
         return None, 0
-    pixels = np.load(pixel_file, mmap_mode="r", allow_pickle=False)
-    truth = np.load(truth_file, allow_pickle=False)
+    name = INPUTS_NAME if is_ensemble else PIXELS_NAME
+    pixels = np.load(work / name, mmap_mode="r", allow_pickle=False)
+    truth = np.load(work / TRUTH_NAME, allow_pickle=False)
     num_right = 0
     for start in range(0, len(truth), batch):
         part = np.array(pixels[start : start + batch])

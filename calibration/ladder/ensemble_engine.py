@@ -4,9 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibration.ladder.engine import SEED, SkippedError, labelled_files, random_pixels
+from calibration.ladder.engine import (
+    INPUTS_NAME,
+    SEED,
+    SkippedError,
+    has_labelled,
+    random_pixels,
+)
 from calibration.ladder.measure import Call
 from models.ensemble import Probabilities, average, is_sure
+from models.image_inputs import ImageInputs
 from models.manifest import read_manifest
 from models.model_set import ModelSet
 from models.rung import RungOptions, RungTask
@@ -22,7 +29,7 @@ class EnsembleNetwork:
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
         self._margin = options.cascade_margin
-        has_images = labelled_files(task.work)[1].is_file()
+        has_images = has_labelled(task.work)
         if self._margin is not None and not has_images:
             raise SkippedError("how many images a cascade answers alone depends on them: --images")
         manifest = read_manifest(task.network.model_set)
@@ -41,7 +48,8 @@ class EnsembleNetwork:
         }
         self._first = next(iter(self._weights))
         self._num_asked = self._num_skipped = 0
-        self._batches = _batches(task, options.batch, has_images=has_images)
+        self._inputs = manifest.inputs
+        self._batches = _batches(task, self._inputs, options.batch, has_images=has_images)
         self._num_callers = compiled.num_streams
 
     @property
@@ -56,21 +64,23 @@ class EnsembleNetwork:
         return (f"the first member alone answered {share:.0%} (cascade_margin {self._margin:g})",)
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer one batch by the members' average."""
-        rows = {self._first: self._networks[self._first].infer(pixels)}
+        """Answer one batch of the members' inputs by their average."""
         if self._margin is None:
-            rows |= {n: net.infer(pixels) for n, net in self._networks.items() if n != self._first}
+            rows = {name: self._rows(name, pixels) for name in self._networks}
             return average(rows, self._weights)
-        answer = rows[self._first].copy()
+        answer = self._rows(self._first, pixels)
         unsure = np.flatnonzero(~is_sure(answer, self._margin))
         self._num_asked += len(pixels)
         self._num_skipped += len(pixels) - len(unsure)
         if len(unsure):
             part = {self._first: answer[unsure]}
             others = (n for n in self._networks if n != self._first)
-            part |= {name: self._networks[name].infer(pixels[unsure]) for name in others}
+            part |= {name: self._rows(name, pixels[unsure]) for name in others}
             answer[unsure] = average(part, self._weights)
         return answer
+
+    def _rows(self, name: str, images: Pixels) -> Probabilities:
+        return self._networks[name].infer(self._inputs.of(name, images))
 
     def _caller(self, number: int) -> Call:
         """Return calls that take the batches in turn, each caller from another one on."""
@@ -84,11 +94,14 @@ class EnsembleNetwork:
         return call
 
 
-def _batches(task: RungTask, batch: int, *, has_images: bool) -> list[Pixels]:
+def _batches(task: RungTask, inputs: ImageInputs, batch: int, *, has_images: bool) -> list[Pixels]:
     """Return whole batches of the labelled images, or else of random ones."""
     if has_images:
-        pixels: Pixels = np.load(labelled_files(task.work)[0], allow_pickle=False)
+        pixels: Pixels = np.load(task.work / INPUTS_NAME, allow_pickle=False)
         if len(pixels) >= batch:
             return [pixels[i : i + batch] for i in range(0, len(pixels) - batch + 1, batch)]
         return [np.resize(pixels, (batch, *pixels.shape[1:]))]
-    return [random_pixels(batch, task.network.size, SEED + n) for n in range(4)]
+    return [
+        inputs.joined([random_pixels(batch, rule.input_size, SEED + n) for rule in inputs.rules])
+        for n in range(4)
+    ]

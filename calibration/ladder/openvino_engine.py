@@ -18,12 +18,18 @@ from models.runtime import Pixels, compile_with, read_network
 def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
     """Return the verified IR: the set's own, or for INT8 that the set lacks the ladder's."""
     model_set = ModelSet(network.model_set, read_manifest(network.model_set))
-    member = model_set.manifest.member(network.name)
-    if precision == "FP16":
-        return model_set.network_path(network.name, "FP16")
-    if "INT8" in member.networks:
-        return model_set.network_path(network.name, "INT8")
-    return int8_file(work)
+    if precision == "INT8":
+        if "INT8" not in model_set.manifest.member(network.name).networks:
+            return int8_file(work)
+        return _checked(model_set.network_path(network.name, "INT8"))
+    return _checked(model_set.network_path(network.name, "FP16"))
+
+
+def _checked(path: Path) -> Path:
+    """Return the path of an IR, or raise :class:`SkippedError`: it is for another runtime."""
+    if path.suffix != ".xml":
+        raise SkippedError(f"{path.name} is not for OpenVINO")
+    return path
 
 
 def int8_file(work: Path) -> Path:
@@ -37,6 +43,7 @@ class OpenVinoNetwork:
     def __init__(self, task: RungTask, options: RungOptions) -> None:
         model = read_network(member_ir(task.network, options.precision, task.work))
         size = task.network.size
+        check_batch(model, options.batch)
         if options.is_static:
             model.reshape([options.batch, size, size, 3])
         compiled = compile_with(model, properties_of(options, task.cores))
@@ -62,6 +69,13 @@ class OpenVinoNetwork:
     def predict(self, pixels: Pixels) -> Probabilities:
         """Answer one batch by its probabilities."""
         return self._requests[0].answer(pixels)
+
+
+def check_batch(model: ov.Model, batch: int) -> None:
+    """Raise :class:`SkippedError` if the network takes another number of images at a time."""
+    number = model.input().partial_shape[0]
+    if number.is_static and number.get_length() != batch:
+        raise SkippedError(f"the network takes {number.get_length()} images at a time, not {batch}")
 
 
 class _Request:

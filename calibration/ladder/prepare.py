@@ -9,11 +9,16 @@ import openvino as ov
 
 from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
-from calibration.ladder.engine import SEED, labelled_files, random_pixels
+from calibration.ladder.engine import (
+    INPUTS_NAME,
+    PIXELS_NAME,
+    SEED,
+    TRUTH_NAME,
+    random_pixels,
+)
 from calibration.ladder.openvino_engine import int8_file, member_ir
 from models.errors import ImageError, ModelSetError
 from models.extras import needs_extra
-from models.image import read_image
 from models.image_record import ImageRecord
 from models.manifest import (
     Manifest,
@@ -108,20 +113,22 @@ def keep_labelled(task: RungTask) -> None:
     dataset = read_dataset(task.images, model_set)
     chosen = _some(dataset, task.max_images)
     check_not_calibrated(model_set, chosen)
-    rule, pixels, truth, files = model_set.manifest.image.rule, [], [], []
+    inputs, images, truth, files = model_set.manifest.inputs, [], [], []
     for image in chosen.images:
         try:
-            pixels.append(read_image(image.path.read_bytes(), rule))
+            images.append(inputs.read(image.path.read_bytes()))
         except (ImageError, OSError):
             continue
         truth.append(image.class_index)
         files.append([str(image.path.resolve()), image.class_index])
-    if not pixels:
+    if not images:
         raise ModelSetError(f"none of {len(chosen.images)} images of {task.images} can be read")
-    pixel_file, truth_file = labelled_files(task.work)
-    np.save(pixel_file, np.stack(pixels), allow_pickle=False)
+    whole = np.stack(images)
+    np.save(task.work / INPUTS_NAME, whole, allow_pickle=False)
+    np.save(task.work / PIXELS_NAME, inputs.of(task.network.name, whole), allow_pickle=False)
     (task.work / FILES_NAME).write_text(json.dumps(files), "utf-8")
-    np.save(truth_file, np.array(truth, np.int64), allow_pickle=False)  # last: it says all is there
+    # Last: it says that all is there.
+    np.save(task.work / TRUTH_NAME, np.array(truth, np.int64), allow_pickle=False)
 
 
 def _some(dataset: Dataset, max_images: int) -> Dataset:

@@ -75,7 +75,8 @@ def measured(task: RungTask, make_ready: MakeReady, say: Say) -> RungResult:
     say("measured")
     figures = figures_of(run, chosen.batch, task.cores)
     if not task.network.is_random:
-        share, num_labelled = top1(ready, task.work, chosen.batch)
+        is_ensemble = task.engine == "ensemble"
+        share, num_labelled = top1(ready, task.work, chosen.batch, is_ensemble=is_ensemble)
         figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
     return RungResult(
         outcome="measured",

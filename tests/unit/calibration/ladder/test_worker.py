@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from calibration.ladder import worker
-from calibration.ladder.engine import SkippedError, labelled_files, random_pixels
+from calibration.ladder.engine import PIXELS_NAME, TRUTH_NAME, SkippedError, random_pixels
 from calibration.ladder.prepare import quantize
 from calibration.ladder.worker import best_choice, outcome_of
 from models.extras import needs_extra
+from models.image_record import ImageRecord
+from models.manifest import read_manifest, write_manifest
 from models.rung import RungOptions, RungResult, RungTask, read_result
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.ladders import tiny_task
-from tests.support.tiny_networks import write_pictures, write_tiny_set
+from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
 
 INT8 = RungOptions(precision="INT8")
 
@@ -110,7 +112,7 @@ def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
 
 def test_labelled_images_are_kept_for_every_rung_and_the_service(tiny_set, tmp_path):
     with_images(tiny_set, tmp_path, max_images=5)
-    pixels, truth = (np.load(path) for path in labelled_files(tmp_path))
+    pixels, truth = (np.load(tmp_path / name) for name in (PIXELS_NAME, TRUTH_NAME))
     assert (pixels.shape, pixels.dtype) == ((5, 16, 16, 3), np.uint8)
     listed = json.loads((tmp_path / "labelled.json").read_text())
     assert [index for _, index in listed] == truth.tolist()
@@ -163,6 +165,42 @@ def test_choices_that_cannot_run_are_left_out():
     assert best_choice(task, make_ready)[0].batch == 3
     with pytest.raises(SkippedError, match="not that one"):
         best_choice(task.model_copy(update={"choices": choices[:1]}), make_ready)
+
+
+def test_members_of_several_sizes(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    manifest = read_manifest(folder)
+    sure, unsure = manifest.members
+    larger = save_model(tiny_model(24, 2.0), folder, "larger")
+    image = ImageRecord(input_size=24, resize_shorter=24)
+    unsure = unsure.model_copy(update={"networks": {"INT8": larger}, "image": image})
+    write_manifest(folder, manifest.model_copy(update={"members": (sure, unsure)}))
+    task = with_images(folder, tmp_path)
+    assert np.load(tmp_path / PIXELS_NAME).shape == (12, 16, 16, 3)
+    choice = INT8.model_copy(update={"batch": 5, "cascade_margin": 0.9})
+    for options in (choice, choice.model_copy(update={"cascade_margin": None})):
+        found = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (options,)}))
+        assert found.figures is not None, found.reason
+        assert found.figures.top1 == 1.0
+    alone = outcome_of(task.model_copy(update={"engine": "openvino", "choices": (INT8,)}))
+    assert alone.figures is not None
+    assert alone.figures.top1 == 1.0
+
+
+def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    manifest, model = read_manifest(folder), tiny_model()
+    model.reshape([2, 16, 16, 3])
+    network = save_model(model, folder, "two")
+    member = manifest.members[0].model_copy(update={"networks": {"INT8": network}})
+    write_manifest(folder, manifest.model_copy(update={"members": (member,)}))
+    choices = tuple(INT8.model_copy(update={"batch": batch}) for batch in (1, 2, 8))
+    assert outcome_of(tiny_task(folder, tmp_path, "openvino", *choices)).chosen.batch == 2
+    refused = outcome_of(tiny_task(folder, tmp_path, "openvino", choices[0]))
+    assert (refused.outcome, refused.reason) == (
+        "skipped",
+        "the network takes 2 images at a time, not 1",
+    )
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
