@@ -144,10 +144,15 @@ def test_models_list(tmp_path):
 def test_classify(tmp_path, monkeypatch):
     """The answers are made here; that a service gives such is tests/e2e/test_classify.py's."""
     label = "English_springer_" + "z" * 40
-    members = {n: {"label": label, "probability": 0.97} for n in ("resnet50", "densenet169")}
+    opinion = {"label": label, "probability": 0.97, "predictions": []}
     answer = {
-        "predictions": [{"label": label, "probability": 0.984}],
-        "members": members,
+        "model_set": "imagenette",
+        "predictions": [{"index": 1, "label": label, "probability": 0.984}],
+        "members": {name: opinion for name in ("resnet50", "densenet169")},
+        "agreement": True,
+        "degraded": True,
+        "request_id": "0",
+        "timings_ms": {"total": 1.0, "stages": []},
         "missing_members": {"vgg": "no answer in time"},
     }
     client = httpx.AsyncClient(

@@ -11,6 +11,7 @@ import app.launch.config  # noqa: F401  # the whole tree of errors must be there
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.http.errors import ERRORS
 from app.http.open_inference import INFER_ERRORS
+from app.http.shared_memory import REGISTERING
 from models.errors import NotAnImageError, TandemError
 
 
@@ -28,7 +29,7 @@ INTERNAL = {500}
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_every_error_has_a_documented_status(kind):
-    assert kind.status in set(ERRORS) | set(INFER_ERRORS) | UNSEEN | INTERNAL
+    assert kind.status in {*ERRORS, *INFER_ERRORS, *REGISTERING} | UNSEEN | INTERNAL
     assert kind.__doc__
 
 
