@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 
@@ -141,7 +140,7 @@ def test_models_list(tmp_path):
     assert f"imagenette: {folder}\n" in text  # in one piece, to be copied
 
 
-def test_classify(tmp_path, monkeypatch):
+def test_classify(tmp_path, server):
     """The answers are made here; that a service gives such is tests/e2e/test_classify.py's."""
     label = "English_springer_" + "z" * 40
     opinion = {"label": label, "probability": 0.97, "predictions": []}
@@ -155,13 +154,10 @@ def test_classify(tmp_path, monkeypatch):
         "timings_ms": {"total": 1.0, "stages": []},
         "missing_members": {"vgg": "no answer in time"},
     }
-    client = httpx.AsyncClient(
-        transport=httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
-    )
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **_: client)
+    server.answer = lambda _: (200, json.dumps(answer).encode())
     photo = tmp_path / ("holiday" * 12 + ".jpg")
     photo.write_bytes(b"")
-    text = tandem("classify", photo, columns=WIDTH).stdout
+    text = tandem("classify", photo, "--url", server.url, columns=WIDTH).stdout
     assert_whole(text, "file", "label", "probability", "members", "0.984", "0.97,", "0.97;")
     names, labels, _, told = columns_of(text)
     assert (names, labels) == (str(photo), label)
