@@ -21,7 +21,13 @@ METHOD = "/tandem.v1.Ensemble/Classify"
 # A form's answers, and requests of many images: the service has its own limit (max_body_bytes).
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 # Attempts are counted here, where they are bounded by the call's time, not by grpcio.
-CHANNEL = [*UNLIMITED, ("grpc.enable_retries", 0)]
+# Between them grpcio connects anew: by its own default after 1 s, then up to 120.
+CHANNEL = [
+    *UNLIMITED,
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
 # What a status says where the service itself does not: HAProxy's answer, or grpcio's own.
 STATUSES = {
     grpc.StatusCode.UNAUTHENTICATED: 401,

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -18,8 +17,8 @@ class LoopThread:
     The thread is a daemon: an interpreter that ends amid an iteration does not wait for it.
     """
 
-    def __init__(self, make: Callable[[], AsyncCalls], concurrency: int) -> None:
-        self._make, self._concurrency = make, concurrency
+    def __init__(self, calls: AsyncCalls, concurrency: int) -> None:
+        self._calls, self._slots = calls, asyncio.Semaphore(concurrency)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._main()), name="tandem-client", daemon=True
         )
@@ -49,7 +48,6 @@ class LoopThread:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._slots, self._calls = asyncio.Semaphore(self._concurrency), self._make()
         self._started.set()
         await self._stop.wait()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -43,7 +43,7 @@ class Stream:
     ) -> Iterator[Result]:
         """Yield results; the requests are on another thread, ``images`` are taken on this one."""
         connections = replace(options, max_connections=self.concurrency)
-        with LoopThread(lambda: AsyncCalls(connections, context), self.concurrency) as thread:
+        with LoopThread(AsyncCalls(connections, context), self.concurrency) as thread:
             begun: deque[concurrent.futures.Future[Result]] = deque()
             for index, image in enumerate(images):
                 begun.append(thread.submit(index, image, self.options))

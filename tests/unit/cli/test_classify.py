@@ -95,6 +95,24 @@ def test_a_service_that_is_not_there(url):
     assert "tandem serve" in error["message"]
 
 
+def test_what_is_refused_for_a_moment_is_asked_again(server):
+    error = {"code": "overloaded", "message": "full", "request_id": "r"}
+    steps = iter([(429, json.dumps({"error": error}).encode())])
+    server.answer = lambda _: next(steps, (200, json.dumps(classified()).encode()))
+    result = classify("b.jpg", "--url", server.url)
+    assert result.exit_code == 0, result.output
+    assert "tench" in result.stdout
+    assert len(server.requests) == 2
+
+
+def test_an_answer_is_shown_as_it_came(server):
+    """Fields too that this version of the client does not know."""
+    answer = classified() | {"a field of tomorrow": [1, 2]}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    result = classify("b.jpg", "--json", "--url", server.url)
+    assert json.loads(result.stdout) == {"file": "b.jpg", **answer}
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def test_importing_it_takes_nothing_of_the_service():
     assert "httpx" in taken
     unwanted = {"ray", "openvino", "cv2", "grpc", "google", "numpy", "pydantic", "app", "models"}
     assert taken & unwanted == set()
+
+
+def test_an_editable_installation_of_the_project_finds_it(tmp_path):
+    """`pip install -e .`, so that no index has to serve tandem-client."""
+    build = f"from hatchling.build import build_editable; print(build_editable({str(tmp_path)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        paths = wheel.read("_tandem.pth").decode().split()
+    assert paths == [str(ROOT), str(CLIENT)]
 
 
 def test_it_is_typed_and_has_the_projects_license():
