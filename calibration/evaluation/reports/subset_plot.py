@@ -69,17 +69,7 @@ def drawn(result: SubsetsResult) -> Figure:
     cascade = [score for score in scores if score.margin is not None]
     if cascade:
         _curve(axes, cascade)
-    by_cpu_time = [s for i, s in enumerate(front) if all(s.top1 > o.top1 for o in front[:i])]
-    axes.plot(
-        [s.cpu_ms for s in by_cpu_time],
-        [s.top1 for s in by_cpu_time],
-        color="#222222",
-        linewidth=0.9,
-        linestyle="--",
-        drawstyle="steps-post",
-        label="Pareto front",
-        zorder=1,
-    )
+    _front_line(axes, front)
     axes.set_xlim(0, 1.05 * max(score.cpu_ms for score in scores))
     for score in _named(front, best):
         is_right = score.cpu_ms > axes.get_xlim()[1] / 2
@@ -115,6 +105,20 @@ def _curve(axes: Any, cascade: Sequence[SubsetScore]) -> None:
     axes.fill_between(x, low, high, color=OF_CASCADE, alpha=0.1, linewidth=0)
     y = [s.top1 for s in cascade]
     axes.plot(x, y, ".-", color=OF_CASCADE, markersize=4, linewidth=0.8, label="cascade")
+
+
+def _front_line(axes: Any, front: Sequence[SubsetScore]) -> None:
+    by_cpu_time = [s for i, s in enumerate(front) if all(s.top1 > o.top1 for o in front[:i])]
+    axes.plot(
+        [s.cpu_ms for s in by_cpu_time],
+        [s.top1 for s in by_cpu_time],
+        color="#222222",
+        linewidth=0.9,
+        linestyle="--",
+        drawstyle="steps-post",
+        label="Pareto front",
+        zorder=1,
+    )
 
 
 def _named(front: Sequence[SubsetScore], best: SubsetScore) -> list[SubsetScore]:
