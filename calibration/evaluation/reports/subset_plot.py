@@ -23,6 +23,7 @@ OF_METHOD = {  # its colour and mark
     "interpolated": (MEMBER_COLORS[0], "^"),
     "logistic": (MEMBER_COLORS[2], "v"),
 }
+OF_CASCADE = MEMBER_COLORS[3]
 LARGEST_MARK = 140.0  # points squared, of the most memory
 SMALLEST_MARK = 18.0
 MAX_NAMED = 8  # of the front: more would cover each other
@@ -42,7 +43,7 @@ def write_plot(path: Path, result: SubsetsResult) -> None:
         if path.suffix.lower() == ".svg":
             partial.write_text(svg_of(figure), "utf-8")
         else:
-            figure.savefig(partial, format="png")
+            figure.savefig(partial, format="png", bbox_inches="tight")
     partial.replace(path)
 
 
@@ -53,7 +54,10 @@ def subsets_svg(result: SubsetsResult) -> str:
 
 
 def drawn(result: SubsetsResult) -> Figure:
-    """Draw every ensemble with its 95 % interval, the cascade's curve and the Pareto front."""
+    """Draw every ensemble with its 95 % interval, the cascade's curve and the Pareto front.
+
+    The line is the front of top-1 against CPU time; who is on it for its memory is named only.
+    """
     scores = result.all
     front, best = pareto_front(scores), cheapest_good(scores)
     figure = Figure(figsize=(8, 5), dpi=150)
@@ -64,24 +68,18 @@ def drawn(result: SubsetsResult) -> Figure:
         _marks(axes, these, color, mark, most_mb, method)
     cascade = [score for score in scores if score.margin is not None]
     if cascade:
-        x, y = [s.cpu_ms for s in cascade], [s.top1 for s in cascade]
-        axes.plot(x, y, ".-", color="#9a8a2b", markersize=4, linewidth=0.8, label="cascade")
-    axes.plot(
-        [s.cpu_ms for s in front],
-        [s.top1 for s in front],
-        color="#222222",
-        linewidth=0.9,
-        linestyle="--",
-        drawstyle="steps-post",
-        label="Pareto front",
-        zorder=1,
-    )
+        _curve(axes, cascade)
+    _front_line(axes, front)
+    axes.set_xlim(0, 1.05 * max(score.cpu_ms for score in scores))
     for score in _named(front, best):
-        weight = "bold" if score is best else "normal"
+        is_right = score.cpu_ms > axes.get_xlim()[1] / 2
+        facts: dict[str, Any] = {
+            "xytext": (-6 if is_right else 6, 8 if score is best else -11),
+            "ha": "right" if is_right else "left",
+            "weight": "bold" if score is best else "normal",
+        }
         at = (score.cpu_ms, score.top1)
-        facts: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "weight": weight}
-        axes.annotate(score.name, at, (5, -10), **facts)
-    axes.set_xlim(left=0)
+        axes.annotate(score.name, at, textcoords="offset points", fontsize=7, **facts)
     axes.set_xlabel("CPU-ms per image, networks only (a mark's size: memory)")
     axes.set_ylabel(f"top-1 on {result.num_judged} images")
     axes.legend(frameon=False, loc="lower right")
@@ -99,6 +97,28 @@ def _marks(
     axes.errorbar(x, y, (below, above), fmt="none", ecolor=color, alpha=0.25, linewidth=0.8)
     sizes = [max(SMALLEST_MARK, LARGEST_MARK * s.memory_mb / most_mb) for s in scores]
     axes.scatter(x, y, sizes, color=color, marker=mark, alpha=0.75, label=label, linewidths=0)
+
+
+def _curve(axes: Any, cascade: Sequence[SubsetScore]) -> None:
+    x = [s.cpu_ms for s in cascade]
+    low, high = zip(*(s.top1_interval for s in cascade), strict=True)
+    axes.fill_between(x, low, high, color=OF_CASCADE, alpha=0.1, linewidth=0)
+    y = [s.top1 for s in cascade]
+    axes.plot(x, y, ".-", color=OF_CASCADE, markersize=4, linewidth=0.8, label="cascade")
+
+
+def _front_line(axes: Any, front: Sequence[SubsetScore]) -> None:
+    by_cpu_time = [s for i, s in enumerate(front) if all(s.top1 > o.top1 for o in front[:i])]
+    axes.plot(
+        [s.cpu_ms for s in by_cpu_time],
+        [s.top1 for s in by_cpu_time],
+        color="#222222",
+        linewidth=0.9,
+        linestyle="--",
+        drawstyle="steps-post",
+        label="Pareto front",
+        zorder=1,
+    )
 
 
 def _named(front: Sequence[SubsetScore], best: SubsetScore) -> list[SubsetScore]:

@@ -93,7 +93,7 @@ def show_subsets(console: Console, result: SubsetsResult) -> None:
         f"judged on {result.num_judged} others; * on the Pareto front"
     )
     table.add_column("ensemble", overflow="fold")
-    for column in ("", "top-1", "95 %", "points lost (95 %)", "CPU ms", "MB"):
+    for column in ("", "top-1", "95 %", "CPU ms", "MB"):
         table.add_column(column, no_wrap=True)
     rows = front + others[: max(0, MAX_ROWS - len(front))]
     for score in sorted(rows, key=lambda row: (row.cpu_ms, -row.top1)):
@@ -112,12 +112,9 @@ def show_subsets(console: Console, result: SubsetsResult) -> None:
 
 def _cells(score: SubsetScore) -> tuple[str, ...]:
     low, high = score.top1_interval
-    lost = score.lost
-    lost_low, lost_high = (f"{bound * 100:+.2f}" for bound in lost.interval)
     return (
         f"{score.top1:.4f}",
         f"{low:.3f}-{high:.3f}",
-        f"{lost.difference * 100:+.2f} ({lost_low} to {lost_high})",
         f"{score.cpu_ms:.2f}",
         f"{score.memory_mb:.0f}",
     )
