@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.ladder.plot import draw
-from app.ladder.report import Row, against_published
+from app.ladder.report import Row, against_published, has_figure
 from models.extras import needs_extra
 
 TEMPLATE = "page.html.j2"
@@ -22,5 +22,7 @@ def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
         r=content,
         title=title,
         plot=Markup(svg[svg.index("<svg") :]),  # matplotlib escapes what it draws
+        has_watts=has_figure(rows, "watts"),
+        has_top1=has_figure(rows, "top1"),
         published=against_published(rows) or "",
     )

@@ -71,8 +71,9 @@ def _mark_published(axes: Any, rows: list[Row]) -> None:
         axes.axvline(place, color="#999999", linewidth=1, linestyle="--")
         axes.annotate(
             f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x",
-            (place, 1),
+            (place, 0.02),
             xycoords=("data", "axes fraction"),
+            rotation=90,
             ha="right",
             va="bottom",
             color="#666666",

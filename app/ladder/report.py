@@ -127,10 +127,7 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    has_top1, has_watts = (
-        any(getattr(r.result.figures, name, None) is not None for r in rows)
-        for name in ("top1", "watts")
-    )
+    has_top1, has_watts = has_figure(rows, "top1"), has_figure(rows, "watts")
     # Units stand on a second line, and there are no lines between columns: 80 columns are enough.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("rung", overflow="fold")
@@ -158,6 +155,11 @@ def _table(rows: list[Row]) -> Table:
         cells += [_or_dash(row.over_first, "{:.2f}"), _or_dash(row.over_previous, "{:.2f}")]
         table.add_row(*cells)
     return table
+
+
+def has_figure(rows: list[Row], name: str) -> bool:
+    """Whether any rung has this figure; a column without any is left out."""
+    return any(getattr(row.result.figures, name, None) is not None for row in rows)
 
 
 def _or_dash(value: float | None, shape: str) -> str:

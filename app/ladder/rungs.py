@@ -63,8 +63,11 @@ def _openvino_rungs(cores: int) -> tuple[Rung, ...]:
     streams = _each("streams", values=[(n,) for n in sorted({1, cores, 2 * cores})])
     low = _each("float_type", values=[("bf16",), ("f16",)])
     int8 = {"precision": "INT8"}
-    quantised = tuple(
-        {**int8, **kind, **size} for kind in ({}, {"float_type": "f32"}) for size in ({}, *batches)
+    # As the service compiles it: where a set has no float network, nothing was found out before.
+    served = {**int8, "float_type": "f32", "is_static": True, "streams": cores}
+    quantised = (
+        *({**int8, **change} for change in ({}, {"float_type": "f32"}, *batches)),
+        *({**served, **size} for size in batches),
     )
     return (
         Rung("openvino", "OpenVINO, float", "openvino", batches),

@@ -53,8 +53,7 @@ def make_set(task: RungTask) -> None:
         networks: dict[Precision, Network] = {
             "FP16": staging.network(model, f"{network.name}-fp16", is_float=True)
         }
-        written = read_network(staging.work / networks["FP16"].xml.path)
-        quantized = quantized_by_random_images(written, network)
+        quantized = quantized_by_random_images(model, network)
         networks["INT8"] = staging.network(quantized, f"{network.name}-int8", is_float=False)
         labels = "".join(f"class {index}\n" for index in range(network.num_classes))
         manifest = Manifest(

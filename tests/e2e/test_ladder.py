@@ -58,23 +58,27 @@ def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> 
 
 def test_ctrl_c_ends_the_rungs_process_too(tmp_path: Path) -> None:
     options = ["--rungs", "int8", "--seconds", "600", "--work", tmp_path / "work"]
-    with subprocess.Popen(
+    running = subprocess.Popen(
         [TANDEM, "ladder", "imagenette", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as running:
+    )
+    try:
         parent = psutil.Process(running.pid)
 
-        def is_measuring() -> bool:
+        def has_begun() -> bool:
             assert running.poll() is None
             return any("calibration.ladder.worker" in title(c) for c in parent.children())
 
-        wait_until(is_measuring)
+        wait_until(has_begun, EVENTUALLY_S, "a rung's process")
         everything = [parent, *parent.children(recursive=True)]
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=EVENTUALLY_S)
+    finally:
+        running.kill()
+        running.wait()
     assert running.returncode == 130
     assert "--resume" in told
     assert still_running(everything) == []
