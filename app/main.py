@@ -20,6 +20,7 @@ from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderR
 from app.graph.answer_timeout import answer_timeout_s
 from app.redis_address import check_redis_client
 from app.settings import Settings
+from models.extras import check_installed
 from models.model_set import load_model_set
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
@@ -32,6 +33,9 @@ def build(settings: Settings) -> Application:
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
+    for member in manifest.members:
+        if (network := member.networks.get(settings.precision)) is not None:
+            check_installed(network.runtime, network.runtime, f"member {member.name}")
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)

@@ -11,7 +11,9 @@ from models.cpus import available_cpus
 from models.image import read_image
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 WARM_UP = 5  # images
 
@@ -27,10 +29,10 @@ class OneImage:
         names = [m.name for m in model_set.manifest.members]
         cores = available_cpus()
 
-        def networks(num_threads: int) -> list[CompiledNetwork]:
+        def networks(num_threads: int) -> list[LoadedNetwork]:
             float_type = model_set.manifest.float_type
             options = RuntimeOptions(num_threads, batch_sizes=(1,), float_type=float_type)
-            return [CompiledNetwork(model_set.network_path(n, precision), options) for n in names]
+            return [load(model_set.network_path(n, precision), options) for n in names]
 
         self._shared, self._in_turn = networks(max(1, cores // len(names))), networks(cores)
         self._pool = ThreadPoolExecutor(len(names))
@@ -52,8 +54,8 @@ class OneImage:
         return median(times[WARM_UP:])
 
     def _side_by_side(self, pixels: Pixels) -> None:
-        list(self._pool.map(lambda network: network.infer(pixels), self._shared))
+        list(self._pool.map(lambda network: network.predict(pixels), self._shared))
 
     def _one_by_one(self, pixels: Pixels) -> None:
         for network in self._in_turn:
-            network.infer(pixels)
+            network.predict(pixels)

@@ -92,7 +92,8 @@ def verify(
 def _problems_running(model_set: ModelSet) -> list[str]:
     """Compile and run every network: right files may fit neither manifest nor machine."""
     from models import golden
-    from models.runtime import CompiledNetwork, RuntimeOptions
+    from models.runtimes.load import load
+    from models.runtimes.options import RuntimeOptions
 
     image, found = model_set.manifest.image, []
     options = RuntimeOptions(batch_sizes=(1,), float_type=model_set.manifest.float_type)
@@ -100,7 +101,7 @@ def _problems_running(model_set: ModelSet) -> list[str]:
         for precision in member.networks:
             path = model_set.network_path(member.name, precision)
             try:
-                network = CompiledNetwork(path, options)
+                network = load(path, options)
                 network.check_fits(image.input_size, model_set.manifest.num_classes)
                 network.warm_up()
                 if model_set.golden is not None:

@@ -25,7 +25,8 @@ from app.settings import Settings, check_form_fits
 from models import golden
 from models.ensemble import Probabilities
 from models.model_set import ModelSet, load_model_set
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
 
@@ -74,7 +75,7 @@ class Classifier:
             cache_dir=settings.compile_cache,
             float_type=model_set.manifest.float_type,
         )
-        self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
+        self._network = load(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._input_size = manifest.image.input_size
@@ -199,4 +200,4 @@ class Classifier:
 
     async def _infer(self, batch: Sequence[Pixels]) -> Probabilities:
         with self._health.run():
-            return await self._inference_threads.run(self._network.infer, batch)
+            return await self._inference_threads.run(self._network.predict, batch)

@@ -62,9 +62,7 @@ def sizes_mb(
     """Return the size of each network's two files, in 10**6 bytes."""
     return {
         member.name: {
-            p: round(
-                sum((model_set.folder / f.path).stat().st_size for f in (n.xml, n.bin)) / 1e6, 2
-            )
+            p: round(sum((model_set.folder / f.path).stat().st_size for f in n.files) / 1e6, 2)
             for p, n in member.networks.items()
             if p in precisions
         }

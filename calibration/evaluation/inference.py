@@ -24,7 +24,9 @@ from models.image import read_image
 from models.manifest import Manifest
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 BATCH = 8
 # float32 (N, C), by precision, then by member; and "ensemble"
@@ -52,7 +54,7 @@ class Networks:
         self.num_threads = available_cpus()
         self._rule = self.manifest.image.rule
         self._weights = {member.name: member.weight for member in self.manifest.members}
-        self.compiled: dict[Precision, dict[str, CompiledNetwork]] = {
+        self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {
             precision: {
                 member.name: self._compile(model_set, member.name, precision)
                 for member in self.manifest.members
@@ -61,7 +63,7 @@ class Networks:
             for precision in precisions
         }
 
-    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> CompiledNetwork:
+    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> LoadedNetwork:
         options = RuntimeOptions(
             num_threads=self.num_threads,
             num_streams=self.num_threads,
@@ -69,7 +71,7 @@ class Networks:
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
         )
-        network = CompiledNetwork(model_set.network_path(member, precision), options)
+        network = load(model_set.network_path(member, precision), options)
         network.check_fits(self.manifest.image.input_size, self.manifest.num_classes)
         return network
 
@@ -90,7 +92,7 @@ class Networks:
         if pixels:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
-                rows = {name: network.infer(stacked) for name, network in members.items()}
+                rows = {name: network.predict(stacked) for name, network in members.items()}
                 for name, probabilities in rows.items():
                     _check_finite(name, precision, probabilities)
                 if len(rows) == len(self._weights):  # no ensemble of some
@@ -104,11 +106,11 @@ class Networks:
         for precision, members in self.compiled.items():
             for name, network in members.items():
                 images = np.zeros((BATCH, *network.input_shape), np.uint8)
-                network.infer(images)
+                network.predict(images)
                 times = []
                 for _ in range(5):
                     started = process_time()
-                    network.infer(images)
+                    network.predict(images)
                     times.append((process_time() - started) / BATCH * 1e3)
                 found.setdefault(name, {})[precision] = round(min(times), 2)
         return found

@@ -1,13 +1,10 @@
 """Loads a member's network with the runtime that its file is for."""
 
 import os
-from collections.abc import Iterable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from models.errors import ModelSetError
-from models.extras import MissingExtraError
 from models.record import SUFFIXES, RuntimeName
 from models.runtime import CompiledNetwork
 from models.runtimes.interface import LoadedNetwork
@@ -52,25 +49,6 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
         network = getattr(import_module(module), name)(path, options)
     network.memory_bytes = max(0, _resident_bytes() - before)
     return network
-
-
-def check_installed(runtimes: Iterable[RuntimeName], what: str) -> None:
-    """Check that runtimes are installed, without importing them.
-
-    Args:
-        runtimes: those that are needed.
-        what: needs them, for the message.
-
-    Raises:
-        MissingExtraError: one is not.
-
-    """
-    for runtime in sorted(set(runtimes)):
-        if find_spec(runtime) is None:
-            raise MissingExtraError(
-                f"{what} needs {runtime}, which is not installed; pip install -c constraints.txt "
-                f"'tandem[{runtime}]' (in a checkout: -e '.[{runtime}]')"
-            )
 
 
 def _resident_bytes() -> int:

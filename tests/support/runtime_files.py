@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from models.manifest import MemberRecord, Network, read_manifest, write_manifest
+from models.record import SUFFIXES, FileRecord, RuntimeName
 from tests.support.calibration.onnx_file import onnx_value, proto
-from tests.support.tiny_networks import SIZE
+from tests.support.tiny_networks import SIZE, record_golden, write_tiny_set
 
 UINT8, FLOAT = 2, 1  # onnx.TensorProto.DataType
 BATCH = "N"
@@ -127,3 +129,29 @@ def rewritten_pt2(
                 content = given if name.endswith(end) else content
             after.writestr(name, content)
     return path
+
+
+def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: float = 8.0) -> Path:
+    """Write a model set with golden answers whose members compute the same, each on a runtime.
+
+    A member is called like its runtime. Their networks count as float: ``precision="FP16"``.
+    """
+    write_tiny_set(folder, gains={"openvino": gain}, precision="FP16")
+    manifest = read_manifest(folder)
+    networks = {"openvino": manifest.member("openvino").network("FP16")}
+    for runtime in runtimes:
+        path = folder / f"{runtime}{SUFFIXES[runtime]}"
+        if runtime == "onnxruntime":
+            path.write_bytes(tiny_onnx(gain))
+        elif runtime == "torch":
+            write_tiny_pt2(path, gain)
+        if runtime != "openvino":
+            file = FileRecord.of(folder, path.name)
+            networks[runtime] = Network(runtime=runtime, file=file)
+    members = tuple(
+        MemberRecord(name=name, source="made in code", networks={"FP16": networks[name]})
+        for name in runtimes
+    )
+    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    record_golden(folder)
+    return folder

@@ -74,7 +74,7 @@ def test_weights_that_are_missing(tmp_path):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(ModelSetError, match="cannot read .*: No such file"):
+    with pytest.raises(ModelSetError, match=r"cannot read .*: No such file"):
         read_onnx(tmp_path / "none.onnx")
 
 

@@ -96,7 +96,9 @@ def test_no_pickle_is_loaded(pt2, tmp_path):
     load(changed, OPTIONS).predict(images(1))
     assert not place.exists()
 
-    config = '{"config": {"gain": {"path_name": "weight_0", "is_param": false, "use_pickle": true}}}'
+    config = (
+        '{"config": {"gain": {"path_name": "weight_0", "is_param": false, "use_pickle": true}}}'
+    )
     entries = {"/weight_0": attack, "model_weights_config.json": config.encode()}
     changed = rewritten_pt2(pt2, tmp_path / "weights.pt2", entries=entries)
     with pytest.raises(ArchiveError, match="is pickled, and no pickle is loaded"):
@@ -104,12 +106,11 @@ def test_no_pickle_is_loaded(pt2, tmp_path):
     assert not place.exists()
 
 
-@pytest.mark.parametrize("suffix", [".pt2"])
-def test_a_bare_pickle_under_another_name(tmp_path, suffix):
+def test_a_bare_pickle_under_another_name(tmp_path):
     place = tmp_path / "it-ran"
-    path = tmp_path / f"net{suffix}"
+    path = tmp_path / "net.pt2"
     path.write_bytes(pickle.dumps(Attack(place)))
-    with pytest.raises(ArchiveError, match="is no .pt2 file"):
+    with pytest.raises(ArchiveError, match=r"is no \.pt2 file"):
         load(path, OPTIONS)
     assert not place.exists()
 
@@ -118,7 +119,7 @@ def test_a_checkpoint_is_refused_by_what_it_is(tmp_path):
     import torch
 
     torch.save({"weights": torch.zeros(3)}, tmp_path / "net.pt2")
-    with pytest.raises(ArchiveError, match="a checkpoint of torch.save, a pickle"):
+    with pytest.raises(ArchiveError, match=r"a checkpoint of torch\.save, a pickle"):
         load(tmp_path / "net.pt2", OPTIONS)
 
 
@@ -152,7 +153,7 @@ def test_operators_that_are_none_of_a_network(pt2, tmp_path, target, inputs):
         first["inputs"] = [{"name": n, "arg": arg, "kind": 1} for n, arg in inputs]
 
     changed = rewritten_pt2(pt2, tmp_path / "changed.pt2", change)
-    with pytest.raises(ArchiveError, match="no operator of a network|which PyTorch .* lacks"):
+    with pytest.raises(ArchiveError, match=r"no operator of a network|which PyTorch .* lacks"):
         load(changed, OPTIONS)
     assert not Path("it-ran").exists()
 
