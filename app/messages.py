@@ -33,7 +33,8 @@ UNEXPECTED = Fault(
 class Decoded:
     """The Decoder's answer: the good images stacked, in order, and the bad ones' faults."""
 
-    images: Pixels  # (K, H, W, 3) uint8 BGR
+    # uint8 BGR, (K, H, W, 3); (K, B) where members take different inputs: models.image_inputs
+    images: Pixels
     faults: dict[int, Fault]  # by position in the request
     decode_ms: tuple[float, ...]  # per good image
     model_set_fingerprint: str  # of all stages alike, but in a rolling update

@@ -108,6 +108,7 @@ class ServedMember:
 
     name: str
     precision: str
+    input_size: int  # px, of its square
     weight: float
     source: str
 

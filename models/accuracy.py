@@ -55,11 +55,15 @@ class Conditions(Record):
     class_ids_sha256: str | None = None  # which class a dataset's folder is
     weights: dict[str, float]  # of each member in the average
     float_type: FloatType = "f32"
+    member_images: dict[str, ImageRecord] | None = None  # of members whose input is their own
 
     def changes(self, now: "Conditions") -> list[str]:
         """Name what is otherwise in ``now``, for people."""
         pairs = {
-            "the image rule": (self.image, now.image),
+            "the image rule": (
+                (self.image, self.member_images),
+                (now.image, now.member_images),
+            ),
             "labels": (self.labels_sha256, now.labels_sha256),
             "class ids": (self.class_ids_sha256, now.class_ids_sha256),
             "weights of the average": (self.weights, now.weights),

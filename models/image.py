@@ -6,7 +6,9 @@ are taken as sRGB, as torchvision does. Of an animation the first picture is tak
 default picture, which every viewer shows).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -16,7 +18,9 @@ from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
 from models.image_header import ImageHeader, read_header
 from models.image_limits import check_complete, check_full_pixels, check_limits
-from models.image_resize import Axis, resize_region, source_region
+from models.image_resize import Axis, Interpolation, resize_region, source_region
+
+Resize = Literal["crop", "stretch"]
 
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: DECISIONS.md, "Limits".
 DEFAULT_MAX_PIXELS = 50 * 2**20
@@ -48,20 +52,28 @@ _MIRRORED = {
 
 @dataclass(frozen=True)
 class ImageRule:
-    """How a picture becomes the networks' input, as torchvision's classification presets do.
+    """How a picture becomes a network's input, as torchvision's classification presets do.
 
-    The shorter side is resized to ``resize_shorter`` pixels (bilinear, antialiased), then the
-    central square of ``input_size`` pixels is taken.
+    The shorter side is resized to ``resize_shorter`` pixels (antialiased), then the central square
+    of ``input_size`` pixels is taken. With ``resize="stretch"`` the whole picture becomes that
+    square, whatever the ratio of its sides, and ``resize_shorter`` is ``input_size``.
     """
 
     input_size: int
     resize_shorter: int
+    resize: Resize = "crop"
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         if not 1 <= self.input_size <= self.resize_shorter:
             raise ValueError(
                 f"input_size must be from 1 to resize_shorter; "
                 f"got {self.input_size} and {self.resize_shorter}"
+            )
+        if self.resize == "stretch" and self.resize_shorter != self.input_size:
+            raise ValueError(
+                f"resize_shorter is {self.resize_shorter} and input_size {self.input_size}; with "
+                "resize stretch both are the same"
             )
 
 
@@ -141,8 +153,25 @@ def decode_image(
         TandemError: OpenCV could not get the memory it needs.
 
     """
+    return decode_images(data, (rule,), checked)[0]
+
+
+def decode_images(
+    data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
+) -> list[NDArray[np.uint8]]:
+    """Decode a file once and make the input of each rule of it; see :func:`decode_image`.
+
+    ``checked`` is :func:`check_image`'s answer for the rule with the largest ``resize_shorter``.
+    """
     header, reduction = checked.header, checked.reduction
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
+    return [_square(pixels, header, rule, reduction) for rule in rules]
+
+
+def _square(
+    pixels: NDArray[np.uint8], header: ImageHeader, rule: ImageRule, reduction: int
+) -> NDArray[np.uint8]:
+    """Resize, crop and turn decoded pixels: (input_size, input_size, 3) uint8 BGR."""
     y, x = _crop_axes(header, rule, reduction)
     region = lay_over_white(pixels[source_region(y, x)], header)
     return _turn_upright(resize_region(region, y, x), header.orientation)
@@ -178,16 +207,17 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
 
 def _crop_axes(header: ImageHeader, rule: ImageRule, reduction: int) -> tuple[Axis, Axis]:
     """Return where the crop lies along the stored y and x; sizes and rounding as torchvision's."""
-    short = min(header.width, header.height)
+    short, size = min(header.width, header.height), rule.input_size
     is_y_mirrored, is_x_mirrored = _MIRRORED[header.orientation]
 
     def axis(length: int, is_mirrored: bool) -> Axis:
-        resized = int(rule.resize_shorter * length / short)
-        offset = round((resized - rule.input_size) / 2)
+        is_stretched = rule.resize == "stretch"
+        resized = size if is_stretched else int(rule.resize_shorter * length / short)
+        offset = round((resized - size) / 2)
         if is_mirrored:
-            offset = resized - rule.input_size - offset
+            offset = resized - size - offset
         scale = length / resized / reduction
-        return Axis(-(-length // reduction), scale, offset, rule.input_size)
+        return Axis(-(-length // reduction), scale, offset, size, rule.interpolation)
 
     return axis(header.height, is_y_mirrored), axis(header.width, is_x_mirrored)
 

@@ -1,11 +1,14 @@
-"""The image section of a manifest: input size, resize and colour order."""
+"""The image section of a manifest, or of a member: input size, resize and colour order."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from models.image import ImageRule
+from models.image import ImageRule, Resize
+from models.image_resize import Interpolation
 from models.record import Record
+
+LATER_FIELDS = {"resize", "interpolation"}  # that the first manifests did not have
 
 
 class ImageRecord(Record):
@@ -14,6 +17,8 @@ class ImageRecord(Record):
     input_size: Annotated[int, Field(ge=1, le=4096)]
     resize_shorter: Annotated[int, Field(ge=1, le=8192)]
     color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
+    resize: Resize = "crop"
+    interpolation: Interpolation = "bilinear"
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "ImageRecord":
@@ -22,8 +27,19 @@ class ImageRecord(Record):
                 f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
                 "the centre crop would not fit"
             )
+        if self.resize == "stretch" and self.resize_shorter != self.input_size:
+            raise ValueError(
+                f"resize stretch has no resize_shorter: let it be input_size {self.input_size}, "
+                f"not {self.resize_shorter}"
+            )
         return self
 
     @property
     def rule(self) -> ImageRule:
-        return ImageRule(input_size=self.input_size, resize_shorter=self.resize_shorter)
+        return ImageRule(self.input_size, self.resize_shorter, self.resize, self.interpolation)
+
+    @property
+    def key(self) -> str:
+        """A text that differs where records differ; without later fields that are as ever."""
+        told = self.model_dump(exclude_defaults=True)
+        return self.model_dump_json(exclude=LATER_FIELDS - told.keys())

@@ -1,13 +1,17 @@
-"""Antialiased resize of a crop, with the results of Pillow's BILINEAR filter.
+"""Antialiased resize of a crop, with the results of Pillow's BILINEAR and BICUBIC filters.
 
 A pixel of the result is a weighted mean of source pixels under a triangle, two source-to-result
 scales wide (one pixel each side when enlarging): Pillow's ``ImagingResample``, and so torchvision's
 classification preprocessing. The axes are done one after the other, on the crop alone, in 16-bit
 integers: weights are in 1/256 and add up to 256, so a sum is at most 255 * 256 + 128 < 2**16.
+
+The bicubic kernel (a = -0.5, twice as wide) has negative weights: it takes 32-bit integers, weights
+in 1/2**14, and its sums are cut to 0..255.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -17,6 +21,10 @@ from numpy.typing import NDArray
 # whole blocks, which leaves a factor of 4 to 8 for the triangle (measured: DECISIONS.md).
 _MAX_TRIANGLE_SHRINK = 8
 _CACHED_AXES = 1024  # about 10 KB each
+_BITS = {"bilinear": 8, "bicubic": 14}  # of a weight
+_TYPES = {"bilinear": np.uint16, "bicubic": np.int32}
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Axis:
     scale: float
     offset: int
     size: int
+    interpolation: Interpolation = "bilinear"
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class _Taps:
     stop: int
     block: int  # rows to average first
     rows: NDArray[np.intp]  # (taps, size), from first, in blocks
-    weights: NDArray[np.uint16]  # (taps, size, 1), 1/256; add up to 256 over taps
+    weights: NDArray[Any]  # (taps, size, 1) uint16 or int32; add up to 2**bits over taps
+    bits: int
 
 
 def source_region(y: Axis, x: Axis) -> tuple[slice, slice]:
@@ -70,7 +80,7 @@ def _transpose(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _resample_rows(pixels: NDArray[np.uint8], taps: _Taps) -> NDArray[np.uint8]:
     """Combine rows: (source rows, width, 3) uint8 -> (size, width, 3) uint8."""
-    source = pixels.astype(np.uint16).reshape(pixels.shape[0], -1)
+    source = pixels.astype(taps.weights.dtype).reshape(pixels.shape[0], -1)
     total = source.take(taps.rows[0], axis=0)
     total *= taps.weights[0]
     part = np.empty_like(total)
@@ -78,35 +88,49 @@ def _resample_rows(pixels: NDArray[np.uint8], taps: _Taps) -> NDArray[np.uint8]:
         source.take(rows, axis=0, out=part, mode="clip")  # "clip" lets numpy write into `part`
         part *= weights
         total += part
-    total += 128
-    total >>= 8
+    total += 1 << (taps.bits - 1)
+    total >>= taps.bits
+    if total.dtype == np.int32:
+        np.clip(total, 0, 255, out=total)
     rounded: NDArray[np.uint8] = total.astype(np.uint8).reshape(-1, *pixels.shape[1:])
     return rounded
 
 
 @lru_cache(maxsize=_CACHED_AXES)
 def _taps(axis: Axis) -> _Taps:
-    """Compute the triangle's weights for each output row (Pillow's ``precompute_coeffs``)."""
+    """Compute the kernel's weights for each output row (Pillow's ``precompute_coeffs``)."""
+    kind = axis.interpolation
     block = int(axis.scale / 4) if axis.scale > _MAX_TRIANGLE_SHRINK else 1
     scale, length = axis.scale / block, max(axis.length // block, 1)
-    reach = max(scale, 1.0)
+    stretch = max(scale, 1.0)
+    reach = stretch if kind == "bilinear" else 2 * stretch
     centre = (np.arange(axis.offset, axis.offset + axis.size) + 0.5) * scale  # (size,)
     low = np.maximum((centre - reach + 0.5).astype(np.intp), 0)
     high = np.minimum((centre + reach + 0.5).astype(np.intp), length)
     first, stop = int(low[0]), int(high[-1])
     rows = low + np.arange(int((high - low).max()))[:, None]  # (taps, size)
-    weights = np.maximum(1 - np.abs(rows + (0.5 - centre)) / reach, 0) * (rows < high)
+    weights = _kernel(np.abs(rows + (0.5 - centre)) / stretch, kind) * (rows < high)
     return _Taps(
         first * block,
         stop * block,
         block,
         np.minimum(rows, stop - 1) - first,
-        _as_256ths(weights / weights.sum(axis=0))[..., None],
+        _as_integers(weights / weights.sum(axis=0), _BITS[kind])[..., None].astype(_TYPES[kind]),
+        _BITS[kind],
     )
 
 
-def _as_256ths(weights: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Round weights (taps, size) to 1/256 so that they still add up: the largest takes the rest."""
-    whole = np.floor(weights * 256 + 0.5).astype(np.int64)
-    whole[whole.argmax(axis=0), np.arange(whole.shape[1])] += 256 - whole.sum(axis=0)
-    return whole.astype(np.uint16)
+def _kernel(distance: NDArray[np.float64], kind: Interpolation) -> NDArray[np.float64]:
+    """Return Pillow's triangle, or its cubic (a = -0.5), at distances of 0 and more."""
+    if kind == "bilinear":
+        return np.maximum(1 - distance, 0)
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = -0.5 * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
+
+
+def _as_integers(weights: NDArray[np.float64], bits: int) -> NDArray[np.int64]:
+    """Round weights (taps, size) to 1/2**bits; the largest takes what they lack to add up."""
+    whole = np.floor(weights * 2**bits + 0.5).astype(np.int64)
+    whole[whole.argmax(axis=0), np.arange(whole.shape[1])] += 2**bits - whole.sum(axis=0)
+    return whole

@@ -64,6 +64,12 @@ def judge(manifest: Manifest, precision: Precision = "INT8") -> Verdict:
     newest = records[-1]
     if precision == "FP16":
         return _judge_float(manifest, newest)
+    if all(member.imported_int8 for member in manifest.members):
+        return Verdict(
+            "verified",
+            f"{manifest.name}: measured on {newest.dataset}, {newest.measured}; its networks came "
+            "quantised, without float ones to be compared with",
+        )
     if not any(record.drops for record in records):
         return Verdict(
             "unmeasured",

@@ -13,16 +13,18 @@ from pydantic import Field, ValidationError, model_validator
 from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.durable import flush
 from models.errors import ModelSetError
+from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
 from models.record import SUFFIXES, FileRecord, FloatType, Precision, Record, RuntimeName
 
 MANIFEST_NAME = "manifest.yaml"
+MAX_MEMBERS = 8
 
 
 class Network(Record):
     """One precision of one member: a graph for its runtime.
 
-    Input uint8 (N, H, W, 3) in the set's colour order; output float32 (N, C) probabilities. For
+    Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) probabilities. For
     OpenVINO an IR, which is two files (``xml`` and ``bin``); for the others one ``file``.
     """
 
@@ -82,8 +84,12 @@ class MemberRecord(Record):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # in the combiner's average
-    source: str  # where the float weights came from
+    source: str  # where the weights came from
     networks: dict[Precision, Network]
+    image: ImageRecord | None = None  # its own input, if that is not the set's
+    # Images in a batch, where the network was exported for that many and cannot be reshaped.
+    fixed_batch: Annotated[int, Field(ge=1)] | None = None
+    imported_int8: bool = False  # its INT8 network came so, and no float one with it
     quantization: QuantizationOptions = QuantizationOptions()
     left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
     validation_drop: ValidationDrop | None = None  # as tandem quantize measured it, if it did
@@ -111,11 +117,11 @@ class Manifest(Record):
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     description: str
-    image: ImageRecord
+    image: ImageRecord  # of the members that have none of their own
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
-    members: Annotated[tuple[MemberRecord, ...], Field(min_length=1)]
+    members: Annotated[tuple[MemberRecord, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     # What layers that are not INT8 compute in; bf16 where the CPU has it, else f32.
     float_type: FloatType = "f32"
     # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
@@ -143,7 +149,17 @@ class Manifest(Record):
             class_ids_sha256=self.class_ids.sha256 if self.class_ids else None,
             weights={member.name: member.weight for member in self.members},
             float_type=self.float_type,
+            member_images={m.name: m.image for m in self.members if m.image} or None,
         )
+
+    @property
+    def inputs(self) -> ImageInputs:
+        """How a picture becomes the members' inputs."""
+        return ImageInputs({m.name: self.image_of(m.name).rule for m in self.members})
+
+    def image_of(self, name: str) -> ImageRecord:
+        """Return the image record of a member: its own, or the set's."""
+        return self.member(name).image or self.image
 
     @property
     def files(self) -> tuple[FileRecord, ...]:

@@ -82,11 +82,12 @@ class ModelSet:
         Of all that an answer depends on: the image rule, labels, networks, weights and float type.
         """
         manifest = self.manifest
-        parts = [manifest.name, manifest.image.model_dump_json(), manifest.labels.sha256]
+        parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
         parts.append(manifest.float_type)
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
+            parts += [member.image.key] if member.image else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:

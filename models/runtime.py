@@ -77,13 +77,19 @@ class CompiledNetwork:
         core = _core()
         self.version: str = ov.__version__.partition("-")[0]
         self.num_threads = options.num_threads
-        self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
         self._of_thread = threading.local()
+        first = core.read_model(network) if isinstance(network, Path) else network.clone()
+        self.input_shape, self.num_classes = check_network(first, str(network))
+        self.fixed_batch = _fixed_batch(first)  # images; None: any number
+        sizes = (self.fixed_batch,) if self.fixed_batch else options.batch_sizes
+        self.batch_sizes = tuple(sorted(set(sizes)))
         models = [
-            core.read_model(network) if isinstance(network, Path) else network.clone()
-            for _ in self.batch_sizes
+            first,
+            *(
+                core.read_model(network) if isinstance(network, Path) else network.clone()
+                for _ in self.batch_sizes[1:]
+            ),
         ]
-        self.input_shape, self.num_classes = check_network(models[0], str(network))
         for model, size in zip(models, self.batch_sizes, strict=True):
             model.reshape([size, *self.input_shape])
         properties = options.properties
@@ -105,6 +111,8 @@ class CompiledNetwork:
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         """Run uint8 (N, H, W, 3), or N of (H, W, 3), N up to ``max_batch_size``.
 
+        A network whose batch size is built in takes any N, and runs that many at a time.
+
         Returns:
             float32 (N, C), the caller's own.
 
@@ -113,6 +121,9 @@ class CompiledNetwork:
 
         """
         num = len(images)
+        if self.fixed_batch and num > self.fixed_batch:
+            starts = range(0, num, self.fixed_batch)
+            return np.concatenate([self.predict(images[i : i + self.fixed_batch]) for i in starts])
         if not 1 <= num <= self.max_batch_size:
             raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are compiled")
         return self._runs()[bisect_left(self.batch_sizes, num)].run(images)
@@ -149,6 +160,12 @@ class CompiledNetwork:
         """Run every compiled size once: the first run allocates."""
         for size in self.batch_sizes:
             self.predict(np.zeros((size, *self.input_shape), np.uint8))
+
+
+def _fixed_batch(model: ov.Model) -> int | None:
+    """Return the number of images that a network was exported for; None: any."""
+    number = model.input().partial_shape[0]
+    return None if number.is_dynamic else int(number.get_length())
 
 
 class _StaticRun:

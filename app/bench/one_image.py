@@ -8,7 +8,6 @@ from statistics import median
 import numpy as np
 
 from models.cpus import available_cpus
-from models.image import read_image
 from models.model_set import ModelSet
 from models.record import Precision
 from models.runtimes.interface import LoadedNetwork
@@ -25,14 +24,14 @@ class OneImage:
     """
 
     def __init__(self, model_set: ModelSet, precision: Precision) -> None:
-        self._rule = model_set.manifest.image.rule
+        self._inputs = model_set.manifest.inputs
         names = [m.name for m in model_set.manifest.members]
         cores = available_cpus()
 
-        def networks(num_threads: int) -> list[LoadedNetwork]:
+        def networks(num_threads: int) -> list[tuple[str, LoadedNetwork]]:
             float_type = model_set.manifest.float_type
             options = RuntimeOptions(num_threads, batch_sizes=(1,), float_type=float_type)
-            return [load(model_set.network_path(n, precision), options) for n in names]
+            return [(n, load(model_set.network_path(n, precision), options)) for n in names]
 
         self._shared, self._in_turn = networks(max(1, cores // len(names))), networks(cores)
         self._pool = ThreadPoolExecutor(len(names))
@@ -49,13 +48,17 @@ class OneImage:
         times = []
         for number in range(WARM_UP + num_images):
             started = time.perf_counter()
-            run(read_image(bodies[number % len(bodies)], self._rule)[np.newaxis])
+            run(self._inputs.read(bodies[number % len(bodies)])[np.newaxis])
             times.append((time.perf_counter() - started) * 1e3)
         return median(times[WARM_UP:])
 
     def _side_by_side(self, pixels: Pixels) -> None:
-        list(self._pool.map(lambda network: network.predict(pixels), self._shared))
+        list(self._pool.map(lambda member: self._infer(member, pixels), self._shared))
 
     def _one_by_one(self, pixels: Pixels) -> None:
-        for network in self._in_turn:
-            network.predict(pixels)
+        for member in self._in_turn:
+            self._infer(member, pixels)
+
+    def _infer(self, member: tuple[str, LoadedNetwork], pixels: Pixels) -> None:
+        name, network = member
+        network.predict(self._inputs.of(name, pixels))

@@ -16,7 +16,6 @@ import numpy as np
 from app.bench.one_image import OneImage
 from models.cpus import available_cpus
 from models.ensemble import average
-from models.image import read_image
 from models.model_set import ModelSet
 from models.record import Precision
 from models.runtimes.load import load
@@ -64,7 +63,7 @@ class InProcessPipeline:
 
     def __init__(self, model_set: ModelSet, precision: Precision, setup: Setup) -> None:
         self.setup = setup
-        self._rule = model_set.manifest.image.rule
+        self._inputs = model_set.manifest.inputs
         self._weights = {m.name: m.weight for m in model_set.manifest.members}
         options = RuntimeOptions(
             num_threads=setup.streams * setup.threads,
@@ -92,8 +91,11 @@ class InProcessPipeline:
 
     def answer(self, batch: Sequence[bytes]) -> np.ndarray:
         """Decode a batch and return the ensemble's float32 (N, C)."""
-        pixels = np.stack([read_image(body, self._rule) for body in batch])
-        rows = {name: network.predict(pixels) for name, network in self._networks.items()}
+        pixels = np.stack([self._inputs.read(body) for body in batch])
+        rows = {
+            name: network.predict(self._inputs.of(name, pixels))
+            for name, network in self._networks.items()
+        }
         return average(rows, self._weights)
 
 

@@ -5,6 +5,7 @@ error's name and arguments, and only an error of ours is raised by its class aga
 """
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -62,7 +63,8 @@ def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -
     num_rows = [len(one.images) if isinstance(one, Decoded) else 0 for one in answers]
     times = [[time_ms for one in good for time_ms in one.decode_ms]]
     images = [np.ascontiguousarray(one.images) for one in good if one.images.size]
-    sizes = images[0].shape[1:3] if images else (0, 0)
+    # Height and width; bytes and 0 of images that are the inputs of several sizes.
+    sizes = (*images[0].shape[1:], 0)[:2] if images else (0, 0)
     notes: Notes = {"errors": _errors(answers), "faults": faults}
     fingerprint = good[0].model_set_fingerprint if good else ""
     return _packed(DECODED, at_once, num_rows, sizes, times, images, notes, fingerprint)
@@ -145,8 +147,8 @@ def _read(message: bytes, kind: bytes) -> _Answer:
     check(sum(counts) == num_rows, "there are not as many rows as announced")
     times = reader.array("<f4", NUM_TIMES[kind] * num_rows).reshape(NUM_TIMES[kind], num_rows)
     if kind == DECODED:
-        rows = reader.array("u1", num_rows * first * second * 3)
-        rows = rows.reshape(num_rows, first, second, 3)
+        shape = (first, second, 3) if second or not first else (first,)
+        rows = reader.array("u1", num_rows * math.prod(shape)).reshape(num_rows, *shape)
     else:
         rows = reader.array("<f4", num_rows * first).reshape(num_rows, first)
     notes: Notes = {"errors": {}, "faults": {}} | _notes(reader.view(notes_bytes))

@@ -12,7 +12,7 @@ from rich.table import Table
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
 from models.ledger import current_records
-from models.manifest import Manifest
+from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
@@ -41,8 +41,8 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
         table.add_row(
             facts["name"],
             str(facts["num_classes"]),
-            f"{facts['input_size']} px",
-            ", ".join(facts["members"]),
+            f"{', '.join(map(str, facts['input_sizes']))} px",
+            ", ".join(_told(member) for member in model_set.manifest.members),
             "\n".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
         )
     console.print(table)
@@ -55,9 +55,18 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "name": manifest.name,
         "num_classes": manifest.num_classes,
         "input_size": manifest.image.input_size,
+        "input_sizes": list(dict.fromkeys(r.input_size for r in manifest.inputs.rules)),
+        "fixed_batch": {m.name: m.fixed_batch for m in manifest.members if m.fixed_batch},
         "members": [member.name for member in manifest.members],
         "top1": _top1(manifest),
     }
+
+
+def _told(member: MemberRecord) -> str:
+    """Return a member's name, and that it cannot run larger batches, if so."""
+    if member.fixed_batch is None:
+        return member.name
+    return f"{member.name} ({'one by one' if member.fixed_batch == 1 else member.fixed_batch})"
 
 
 def _top1(manifest: Manifest) -> dict[str, float]:
@@ -95,14 +104,15 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     from models.runtimes.load import load
     from models.runtimes.options import RuntimeOptions
 
-    image, found = model_set.manifest.image, []
-    options = RuntimeOptions(batch_sizes=(1,), float_type=model_set.manifest.float_type)
-    for member in model_set.manifest.members:
+    manifest, found = model_set.manifest, list[str]()
+    options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
+    for member in manifest.members:
         for precision in member.networks:
             path = model_set.network_path(member.name, precision)
             try:
                 network = load(path, options)
-                network.check_fits(image.input_size, model_set.manifest.num_classes)
+                size = manifest.image_of(member.name).input_size
+                network.check_fits(size, manifest.num_classes)
                 network.warm_up()
                 if model_set.golden is not None:
                     golden.check(model_set.golden, member.name, precision, network)

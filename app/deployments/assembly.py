@@ -51,7 +51,7 @@ def assemble(
         stages = {
             name: RemoteMember(handle, settings.batch_sizes) for name, handle in members.items()
         }
-    image_bytes = 3 * model_set.manifest.image.input_size**2
+    image_bytes = model_set.manifest.inputs.num_bytes
     decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
     ensemble = Ensemble(
         settings,

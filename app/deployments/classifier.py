@@ -78,8 +78,8 @@ class Classifier:
         self._network = load(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
-        self._input_size = manifest.image.input_size
-        self._network.check_fits(manifest.image.input_size, manifest.num_classes)
+        self._input_size = manifest.image_of(member).input_size
+        self._network.check_fits(self._input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(f"batch of {member}")

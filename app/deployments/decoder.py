@@ -1,4 +1,4 @@
-"""The Decoder: image bytes to one uint8 tensor at the model set's input size."""
+"""The Decoder: image bytes to one uint8 tensor, of the members' input or inputs."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.decodes import DecodedFile
 from models.errors import TandemError
-from models.image import CheckedImage, check_image, decode_image
+from models.image import CheckedImage
 from models.image_header import ImageHeader, read_header
 from models.model_set import ModelSet, load_model_set
 from models.runtime import Pixels
@@ -31,7 +31,7 @@ HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1
 
 
 class _Outcome(NamedTuple):
-    image: Pixels | None  # (H, W, 3) uint8 BGR; None: a fault
+    image: Pixels | None  # uint8 BGR, (H, W, 3) or (B,); None: a fault
     file: DecodedFile
 
 
@@ -42,7 +42,7 @@ class Decoder:
         """Make the threads; ``model_set`` is the settings', if it has been loaded already."""
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         model_set = model_set or load_model_set(settings.model_set, settings.model_search)
-        self._rule = model_set.manifest.image.rule
+        self._inputs = model_set.manifest.inputs
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._settings = settings
         self._queue: DecodeQueue[_Outcome] = DecodeQueue(
@@ -105,21 +105,17 @@ class Decoder:
         return Decoded(self._stack(pixels), faults, tuple(times_ms), self._fingerprint)
 
     def _stack(self, pixels: list[Pixels]) -> Pixels:
-        """Return (K, H, W, 3); one image alone, the commonest, is not copied."""
+        """Return (K, H, W, 3), or (K, B); one image alone, the commonest, is not copied."""
         if len(pixels) == 1:
             return pixels[0][None]
-        size = self._rule.input_size
-        return np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
+        return np.stack(pixels) if pixels else self._inputs.none()
 
     def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
         """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""
         started, limits = time.monotonic(), self._settings
         try:
-            checked = check_image(
-                data,
-                self._rule,
-                max_pixels=limits.max_pixels,
-                max_full_pixels=limits.max_full_pixels,
+            checked = self._inputs.check(
+                data, max_pixels=limits.max_pixels, max_full_pixels=limits.max_full_pixels
             )
         except TandemError as error:
             ended = time.monotonic()
@@ -136,7 +132,7 @@ class Decoder:
         image, fault = None, None
         try:
             with self._health.run():
-                image = decode_image(data, self._rule, checked)
+                image = self._inputs.decode(data, checked)
         except TandemError as error:
             fault = Fault.of(error)
         ended = time.monotonic()

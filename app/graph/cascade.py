@@ -17,6 +17,7 @@ from app.graph.stages import MemberStage
 from app.settings import AnswerPolicy, Settings
 from models.ensemble import is_sure
 from models.errors import TandemError
+from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
 
@@ -26,6 +27,7 @@ class Cascade:
     def __init__(
         self,
         members: Mapping[str, MemberStage],
+        inputs: ImageInputs,
         margin: float,
         fingerprint: str,
         policy: AnswerPolicy = "all",
@@ -35,8 +37,10 @@ class Cascade:
         (self._name, first), *others = members.items()
         self._patience_s = patience_s
         self._breaker = CircuitBreaker()
-        self._first = Members({self._name: first}, fingerprint, "all", patience_s, self._breaker)
-        self._others = Members(dict(others), fingerprint, policy, patience_s, self._breaker)
+        self._first = Members(
+            {self._name: first}, inputs, fingerprint, "all", patience_s, self._breaker
+        )
+        self._others = Members(dict(others), inputs, fingerprint, policy, patience_s, self._breaker)
         self._needed = needed_of(policy, len(members))
         self._skipped = tuple(name for name, _ in others)
 
@@ -105,10 +109,14 @@ class Cascade:
 
 
 def cascade_of(
-    members: Mapping[str, MemberStage], settings: Settings, fingerprint: str
+    members: Mapping[str, MemberStage],
+    inputs: ImageInputs,
+    settings: Settings,
+    fingerprint: str,
 ) -> Cascade | None:
     """Return the cascade that the settings ask for; a single member has nobody to skip."""
     margin = settings.cascade_margin
     if margin is None or len(members) < 2:
         return None
-    return Cascade(members, margin, fingerprint, settings.answer_policy, settings.member_patience_s)
+    policy, patience_s = settings.answer_policy, settings.member_patience_s
+    return Cascade(members, inputs, margin, fingerprint, policy, patience_s)

@@ -37,12 +37,14 @@ class Ensemble:
         self._decoder, self._combiner = decoder, combiner
         self._name, self.member_names = model_set.name, tuple(members)
         self._fingerprint = model_set.fingerprint(settings.precision)
+        inputs = model_set.manifest.inputs
         self.members = Members(
-            members, self._fingerprint, settings.answer_policy, settings.member_patience_s
+            members, inputs, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
-        self.cascade: Cascade | None = cascade_of(members, settings, self._fingerprint)
+        self.cascade: Cascade | None = cascade_of(members, inputs, settings, self._fingerprint)
         self._alone = {
-            name: Members({name: member}, self._fingerprint) for name, member in members.items()
+            name: Members({name: member}, inputs, self._fingerprint)
+            for name, member in members.items()
         }
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
 

@@ -13,6 +13,7 @@ from app.graph.stages import LocalMemberStage, MemberStage
 from app.graph.timeline import Interval
 from app.messages import MemberAnswer
 from app.settings import AnswerPolicy
+from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
 Asked = asyncio.Future[MemberAnswer]
@@ -34,19 +35,21 @@ class MemberResults:
 class Members:
     """What the graph has of members: handles, or objects in this process, by name.
 
-    ``policy`` says how many of them must answer, ``patience_s`` how long the others are waited for
-    once so many have. ``fingerprint`` is the model set that they must be of.
+    ``inputs`` are what each takes of an image. ``policy`` says how many of them must answer,
+    ``patience_s`` how long the others are waited for once so many have. ``fingerprint`` is the
+    model set that they must be of.
     """
 
     def __init__(
         self,
         members: Mapping[str, MemberStage],
+        inputs: ImageInputs,
         fingerprint: str,
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._members, self._fingerprint = members, fingerprint
+        self._members, self._inputs, self._fingerprint = members, inputs, fingerprint
         self._local = {n: m for n, m in members.items() if isinstance(m, LocalMemberStage)}
         self.needed = needed_of(policy, len(members))
         self._patience_s = patience_s
@@ -86,6 +89,7 @@ class Members:
     ) -> Asked:
         """Begin a call, and note its interval in ``times`` once it has ended."""
         timeline = request.timeline
+        images = self._inputs.of(name, images)
         times[name] = interval = Interval(timeline.elapsed_s() * 1e3)
         if (local := self._local.get(name)) is not None:
             call = local.begin(images, request.left_s, request.lane)

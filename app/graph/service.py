@@ -131,7 +131,13 @@ class EnsembleService:
             max_drop=manifest.max_drop,
             verified=judge(manifest, precision).status,
             members=[
-                ServedMember(name=m.name, precision=precision, weight=m.weight, source=m.source)
+                ServedMember(
+                    name=m.name,
+                    precision=precision,
+                    input_size=manifest.image_of(m.name).input_size,
+                    weight=m.weight,
+                    source=m.source,
+                )
                 for m in manifest.members
             ],
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],

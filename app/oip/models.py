@@ -30,20 +30,19 @@ class ServedModel:
 
     name: str
     member: str | None  # None: the ensemble
-    input_size: int
+    input_size: int | None  # None: its members take several, so there are no pixels to be sent
     labels: tuple[str, ...]
 
     def metadata(self) -> ModelMetadata:
         """Describe inputs and outputs; the first dimension is the images'."""
-        size = self.input_size
+        inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
+        if (size := self.input_size) is not None:
+            inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]))
         return ModelMetadata(
             self.name,
             [VERSION],
             PLATFORM,
-            [
-                TensorMetadata(IMAGE, "BYTES", [-1]),
-                TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]),
-            ],
+            inputs,
             [
                 TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
                 TensorMetadata(LABEL, "BYTES", [-1]),
@@ -73,6 +72,11 @@ class ServedModel:
         size, shape = self.input_size, tensor.shape
         if tensor.name == IMAGE:
             datatype, fits, form = "BYTES", shape[1:] in ((), (1,)), "[N] or [N,1]"
+        elif size is None:
+            raise BadTensorError(
+                f"the members of {self.name} take several sizes, so it takes no {PIXELS}: send "
+                f"files ({IMAGE}), or pixels to one member ({self.name}.NAME) in its size"
+            )
         else:
             form = f"[N,{size},{size},3], in the order blue, green, red"
             datatype, fits = "UINT8", shape[1:] == (size, size, 3)
@@ -100,12 +104,12 @@ class Models:
     """The models that one service has."""
 
     def __init__(self, served: ServedModels) -> None:
-        labels, size = tuple(served.labels), served.input_size
-        name = served.model_set
-        members = [member.name for member in served.members]
-        self._by_name = {name: ServedModel(name, None, size, labels)} | {
+        labels, name = tuple(served.labels), served.model_set
+        sizes = {member.name: member.input_size for member in served.members}
+        one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
+        self._by_name = {name: ServedModel(name, None, one_size, labels)} | {
             f"{name}.{member}": ServedModel(f"{name}.{member}", member, size, labels)
-            for member in members
+            for member, size in sizes.items()
         }
 
     @property

@@ -13,7 +13,6 @@ from app.launch.config import ServeConfig, default_config
 from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
-from models.image import read_image
 from models.model_set import ModelSet, load_model_set
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -48,16 +47,14 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
 
 def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:
     """Return some of the photos, without those that the service would refuse."""
-    rule, found, why = model_set.manifest.image.rule, [], ""
+    inputs, found, why = model_set.manifest.inputs, [], ""
     some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
     for body in some:
         try:
-            read_image(
-                body,
-                rule,
-                max_pixels=settings.max_pixels,
-                max_full_pixels=settings.max_full_pixels,
+            checked = inputs.check(
+                body, max_pixels=settings.max_pixels, max_full_pixels=settings.max_full_pixels
             )
+            inputs.decode(body, checked)
         except ImageError as error:
             why = error.message
         else:

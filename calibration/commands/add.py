@@ -23,8 +23,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
 MembersOption = Annotated[
     list[str],
     typer.Option(
-        help="NAME=PATH of an ONNX or OpenVINO IR classifier; once per member, twice for one "
-        "that has a float and an INT8 network"
+        help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier; once per member (1 to 8), "
+        "twice for one that has a float and an INT8 network"
     ),
 ]
 Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
@@ -37,7 +37,31 @@ ResizeShorter = Annotated[
 ]
 Mean = Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")]
 Scale = Annotated[str, typer.Option(help="deviations, likewise")]
-ColorOrder = Annotated[str, typer.Option(help="RGB or BGR, what the networks take")]
+Colors = Annotated[
+    str | None,
+    typer.Option(
+        help="RGB or BGR, what the networks take  (default: RGB; BGR for IR and ONNX that take "
+        "uint8)"
+    ),
+]
+ResizeRule = Annotated[
+    str, typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)")
+]
+InterpolationOption = Annotated[str, typer.Option(help="bilinear or bicubic, both antialiased")]
+OptionsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="YAML, by member, where one differs: NAME: {input_size, resize, resize_shorter, "
+        "interpolation, layout, color_order, mean, scale, outputs}"
+    ),
+]
+MemberIds = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=FILE with the class ids of a member whose classes are more than the set's, or "
+        "in another order: they are mapped to --class-ids by name"
+    ),
+]
 Outputs = Annotated[
     str, typer.Option(help="auto, logits or probabilities; auto runs them once and looks")
 ]
@@ -59,8 +83,12 @@ def add(
     resize_shorter: ResizeShorter = None,
     mean: Mean = IMAGENET_MEAN,
     scale: Scale = IMAGENET_SCALE,
-    color_order: ColorOrder = "RGB",
+    color_order: Colors = None,
+    resize: ResizeRule = "crop",
+    interpolation: InterpolationOption = "bilinear",
     outputs: Outputs = "auto",
+    member_options: OptionsFile = None,
+    member_class_ids: MemberIds = None,
     weight: Weights = None,
     source: Sources = None,
     description: Description = "",
@@ -71,23 +99,31 @@ def add(
 ) -> None:
     """Make a model set of classifiers that OpenVINO reads; preprocessing and softmax are folded in.
 
-    Sizes, class counts and labels are checked against each other. Then: tandem quantize NAME,
-    tandem evaluate NAME, tandem serve --model-set NAME.
+    Members may take different sizes. Class counts and labels are checked against each other. Then:
+    tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
     """
     with needs_extra("calibrate", "models add"):
         from calibration.sets.add_set import NewSet, add_set
-        from calibration.sets.fold import Normalisation
+        from calibration.sets.member_options import MemberOptions, read_member_options
     new = NewSet(
         name=name,
         members=[(key, Path(value)) for key, value in pairs(member, "--member")],
         labels=labels,
         class_ids=class_ids,
-        input_size=input_size,
-        resize_shorter=resize_shorter,
-        normalisation=Normalisation(
-            triple(mean, "--mean"), triple(scale, "--scale"), _color_order(color_order)
+        member_class_ids={
+            key: Path(value) for key, value in pairs(member_class_ids or [], "--member-class-ids")
+        },
+        options=MemberOptions(
+            input_size=input_size,
+            resize=_resize(resize),
+            resize_shorter=resize_shorter,
+            interpolation=_interpolation(interpolation),
+            color_order=None if color_order is None else _color_order(color_order),
+            mean=triple(mean, "--mean"),
+            scale=triple(scale, "--scale"),
+            outputs=_outputs(outputs),
         ),
-        outputs=_outputs(outputs),
+        member_options=read_member_options(member_options) if member_options else {},
         weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
         sources=dict(pairs(source or [], "--source")),
         description=description,
@@ -101,6 +137,15 @@ def add(
 
 def _color_order(text: str) -> Literal["RGB", "BGR"]:
     return cast(Literal["RGB", "BGR"], one_of(text, ("RGB", "BGR"), "--color-order"))
+
+
+def _resize(text: str) -> Literal["crop", "stretch"]:
+    return cast(Literal["crop", "stretch"], one_of(text, ("crop", "stretch"), "--resize"))
+
+
+def _interpolation(text: str) -> Literal["bilinear", "bicubic"]:
+    found = one_of(text, ("bilinear", "bicubic"), "--interpolation")
+    return cast(Literal["bilinear", "bicubic"], found)
 
 
 def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:

@@ -20,7 +20,6 @@ from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
 from models.ensemble import Probabilities, average
 from models.errors import ImageError, ModelSetError
-from models.image import read_image
 from models.manifest import Manifest
 from models.model_set import ModelSet
 from models.record import Precision
@@ -52,7 +51,7 @@ class Networks:
     def __init__(self, model_set: ModelSet, precisions: Sequence[Precision]) -> None:
         self.manifest: Manifest = model_set.manifest
         self.num_threads = available_cpus()
-        self._rule = self.manifest.image.rule
+        self._inputs = self.manifest.inputs
         self._weights = {member.name: member.weight for member in self.manifest.members}
         self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {
             precision: {
@@ -72,7 +71,8 @@ class Networks:
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
         )
         network = load(model_set.network_path(member, precision), options)
-        network.check_fits(self.manifest.image.input_size, self.manifest.num_classes)
+        size = self.manifest.image_of(member).input_size
+        network.check_fits(size, self.manifest.num_classes)
         return network
 
     def predict(self, batch: Sequence[LabelledImage]) -> PredictedBatch:
@@ -82,7 +82,7 @@ class Networks:
         for image in batch:
             try:
                 data = image.path.read_bytes()
-                pixels.append(read_image(data, self._rule))
+                pixels.append(self._inputs.read(data))
             except (ImageError, OSError) as error:
                 done.unreadable.append((image, str(error)))
                 continue
@@ -92,7 +92,10 @@ class Networks:
         if pixels:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
-                rows = {name: network.predict(stacked) for name, network in members.items()}
+                rows = {
+                    name: network.predict(self._inputs.of(name, stacked))
+                    for name, network in members.items()
+                }
                 for name, probabilities in rows.items():
                     _check_finite(name, precision, probabilities)
                 if len(rows) == len(self._weights):  # no ensemble of some

@@ -11,7 +11,7 @@ import numpy as np
 from calibration.datasets.labelled import LabelledImage, find_images, read_dataset
 from calibration.quantization.quantize import Labelled
 from models.errors import ImageError, ModelSetError
-from models.image import ImageRule, read_image
+from models.image_inputs import ImageInputs
 from models.model_set import ModelSet
 from models.runtime import Pixels
 
@@ -23,7 +23,7 @@ MAX_VALIDATION = 2000
 
 @dataclass
 class Chosen:
-    """Images drawn from a folder: pixels uint8 (H, W, 3) BGR, and what became of the files."""
+    """Images drawn from a folder: pixels as ImageInputs has them, and what became of the files."""
 
     pixels: list[Pixels] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
@@ -31,7 +31,9 @@ class Chosen:
     unreadable: list[str] = field(default_factory=list)
 
 
-def draw_images(folder: Path, num_images: int, rule: ImageRule, is_asked: bool = False) -> Chosen:
+def draw_images(
+    folder: Path, num_images: int, inputs: ImageInputs, is_asked: bool = False
+) -> Chosen:
     """Draw ``num_images`` readable images at random, seed 20, so that a second run is the same.
 
     Raises:
@@ -46,7 +48,7 @@ def draw_images(folder: Path, num_images: int, rule: ImageRule, is_asked: bool =
             break
         try:
             data = path.read_bytes()
-            chosen.pixels.append(read_image(data, rule))
+            chosen.pixels.append(inputs.read(data))
         except (ImageError, OSError) as error:
             chosen.unreadable.append(f"{path}: {error}")
             continue
@@ -66,7 +68,8 @@ def draw_images(folder: Path, num_images: int, rule: ImageRule, is_asked: bool =
 class HeldOut:
     """Labelled images that calibration does not see, to measure the drop on; or why there are none.
 
-    ``labelled`` is None without them; ``told``: which they are, or why none, for people.
+    ``labelled`` has pixels as :class:`ImageInputs` has them; it is None without them. ``told``:
+    which they are, or why none, for people.
     """
 
     told: str
@@ -102,17 +105,17 @@ def held_out(
     chosen = list(found)
     if len(chosen) > MAX_VALIDATION:
         chosen = random.Random(SEED).sample(chosen, MAX_VALIDATION)
-    labelled, hashes = _read(chosen, model_set.manifest.image.rule)
+    labelled, hashes = _read(chosen, model_set.manifest.inputs)
     told = f"{len(hashes)} images of {validation or images}"
     return HeldOut(told, labelled, tuple(hashes), dataset.name)
 
 
-def _read(images: Sequence[LabelledImage], rule: ImageRule) -> tuple[Labelled, list[str]]:
+def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelled, list[str]]:
     pixels, truth, hashes = [], [], []
     for image in images:
         try:
             data = image.path.read_bytes()
-            pixels.append(read_image(data, rule))
+            pixels.append(inputs.read(data))
         except (ImageError, OSError):
             continue  # evaluate lists them; here they only do not count
         truth.append(image.class_index)

@@ -56,7 +56,7 @@ def _basis(
 ) -> dict[str, object]:
     """Return what INT8, its drop and the golden answers are made from, named for people."""
     basis: dict[str, object] = {
-        "image": manifest.image,
+        "image": (manifest.image, [member.image for member in manifest.members]),
         "the members' networks": {member.name: member.networks for member in manifest.members},
         "quantization options": {
             member.name: member.quantization

@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
+from calibration.quantization.calibration_images import HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
 from calibration.quantization.quantize import Labelled, Quantized, quantize_within
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
 from models.accuracy import Drop, ValidationDrop, images_digest
 from models.errors import ModelSetError
+from models.image_inputs import ImageInputs
 from models.manifest import (
     Manifest,
     MemberRecord,
@@ -80,20 +82,25 @@ def quantize_set(
     with change(folder) as staging:
         model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
         manifest = model_set.manifest
-        records = [manifest.member(n) for n in request.members] or list(manifest.members)
+        records = [manifest.member(n) for n in request.members] or _with_float(manifest)
         floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
         options = {m.name: request.options_of(m) for m in records}
         size = max(o.subset_size for o in options.values())
         say(f"reading {size} images of {request.images}")
-        chosen = draw_images(
-            request.images, size, manifest.image.rule, request.subset_size is not None
-        )
+        inputs = manifest.inputs
+        chosen = draw_images(request.images, size, inputs, request.subset_size is not None)
         validation = held_out(request.images, request.validation, model_set, chosen.paths)
         outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
         max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
         for name, path in floats.items():
-            outcome.members[name] = _one(
-                name, path, chosen, validation.labelled, options[name], max_drop, say
+            say(f"{name}: quantising on {options[name].subset_size} images")
+            outcome.members[name] = quantize_within(
+                read_network(path),
+                [inputs.of(name, p[None])[0] for p in chosen.pixels[: options[name].subset_size]],
+                _of_member(name, validation.labelled, inputs),
+                options[name],
+                max_drop,
+                partial(_say_of, say, name),
             )
         hashes = set(chosen.hashes)
         if any(q.is_retried for q in outcome.members.values()):
@@ -107,21 +114,21 @@ def quantize_set(
     return outcome
 
 
-def _one(
-    name: str,
-    path: Path,
-    chosen: Chosen,
-    validation: Labelled | None,
-    options: QuantizationOptions,
-    max_drop: float,
-    say: Say,
-) -> Quantized:
-    say(f"{name}: quantising on {options.subset_size} images")
-    model = read_network(path)
-    pixels = chosen.pixels[: options.subset_size]
-    return quantize_within(
-        model, pixels, validation, options, max_drop, lambda text: say(f"{name}: {text}")
-    )
+def _with_float(manifest: Manifest) -> list[MemberRecord]:
+    """Return the members that can be quantised: others came as INT8 and stay as they are."""
+    found = [member for member in manifest.members if "FP16" in member.networks]
+    return found or list(manifest.members)  # of whom the first then says that it has none
+
+
+def _of_member(name: str, labelled: Labelled | None, inputs: ImageInputs) -> Labelled | None:
+    """Return the labelled images as a member takes them."""
+    if labelled is None:
+        return None
+    return Labelled(inputs.of(name, labelled.pixels), labelled.truth)
+
+
+def _say_of(say: Say, name: str, text: str) -> None:
+    say(f"{name}: {text}")
 
 
 def _with_int8(

@@ -1,16 +1,16 @@
-"""Creates a model set of existing classifiers (ONNX or OpenVINO IR)."""
+"""Creates a model set of existing classifiers (ONNX, OpenVINO IR or TFLite)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calibration.sets.fold import Normalisation
-from calibration.sets.import_network import Imported, Outputs, import_network
+from calibration.sets.classes import ClassMap
+from calibration.sets.import_network import Imported, import_network
+from calibration.sets.member_options import MemberOptions
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
-from models.manifest import Manifest, MemberRecord, Network, read_manifest
+from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
 from models.record import FileRecord, Precision, sha256_of
 
@@ -25,75 +25,56 @@ class NewSet:
     members: Sequence[tuple[str, Path]]
     labels: Path
     class_ids: Path | None = None
-    input_size: int | None = None
-    resize_shorter: int | None = None  # None: input size * 8/7, as 256 is to 224
-    normalisation: Normalisation = field(default_factory=Normalisation)
-    outputs: Outputs = "auto"
+    # Of members whose classes are others than the set's, or in another order: all theirs.
+    member_class_ids: Mapping[str, Path] = field(default_factory=dict)
+    options: MemberOptions = field(default_factory=MemberOptions)  # of all members
+    member_options: Mapping[str, MemberOptions] = field(default_factory=dict)  # where they differ
     weights: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     hint: str = ""
     max_drop: float = 0.005
 
+    def options_of(self, name: str) -> MemberOptions:
+        """Return a member's options."""
+        own = self.member_options.get(name)
+        return self.options if own is None else own.over(self.options)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One file of a member."""
+
+    name: str
+    path: Path
+    network: Imported
+
 
 def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
     """Make the set as folder ``into/NAME``; it appears whole or not at all.
 
     Raises:
-        ModelSetError: a file that is no such classifier, or sizes, classes and labels that differ.
+        ModelSetError: a file that is no such classifier, or classes and labels that differ.
         ValidationError: a name or number that no manifest may have.
 
     """
     labels = read_lines(new.labels)
-    strangers = (set(new.weights) | set(new.sources)) - {name for name, _ in new.members}
-    if strangers:
-        raise ModelSetError(f"no --member {sorted(strangers)[0]!r} that a weight or source is for")
-    imported = [
-        (name, path, import_network(path, new.input_size, new.normalisation, new.outputs))
-        for name, path in new.members
-    ]
+    _check_members(new)
+    ids = _class_ids(new)
+    imported = [_imported(new, name, path, ids) for name, path in new.members]
     _check_alike(imported, len(labels), new.labels)
+    _check_ids(new, ids, len(labels))
     planned = _planned(new, imported, len(labels))
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced) as staging:
         update = {
             "labels": staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
-            "class_ids": _ids(new, len(labels), staging),
             "members": _members(planned, imported, staging),
         }
+        if ids is not None:
+            update["class_ids"] = staging.text("class_ids.txt", "".join(f"{i}\n" for i in ids))
         finish(staging, planned.model_copy(update=update))
     return ModelSet(folder, read_manifest(folder))
-
-
-def _planned(
-    new: NewSet, imported: Sequence[tuple[str, Path, Imported]], num_classes: int
-) -> Manifest:
-    """Return the manifest but for its files: what is wrong with it is said before any is there."""
-    if new.name.endswith(PARTIAL_SUFFIX):
-        raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
-    size = imported[0][2].input_size
-    paths = {name: path for name, path, _ in reversed(imported)}  # the first one of each
-    return Manifest(
-        name=new.name,
-        description=new.description or f"{num_classes} classes",
-        image=ImageRecord(
-            input_size=size, resize_shorter=new.resize_shorter or round(size * 8 / 7)
-        ),
-        num_classes=num_classes,
-        labels=NOT_YET,
-        members=tuple(
-            MemberRecord(
-                name=name,
-                weight=new.weights.get(name, 1.0),
-                source=new.sources.get(name)
-                or f"{paths[name].name}, sha256 {sha256_of(paths[name])}",
-                networks={},
-            )
-            for name in dict.fromkeys(name for name, _, _ in imported)
-        ),
-        max_drop=new.max_drop,
-        hint=new.hint,
-    )
 
 
 def finish(staging: Staging, manifest: Manifest) -> None:
@@ -101,45 +82,123 @@ def finish(staging: Staging, manifest: Manifest) -> None:
     staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))
 
 
-def _check_alike(
-    imported: Sequence[tuple[str, Path, Imported]], num_labels: int, labels: Path
-) -> None:
-    facts = [
-        f"{name} ({path}): {i.input_size} px, {i.num_classes} classes" for name, path, i in imported
-    ]
-    found = {(i.input_size, i.num_classes) for _, _, i in imported}
-    if len(found) > 1 or next(iter(found))[1] != num_labels:
+def _check_members(new: NewSet) -> None:
+    names = {name for name, _ in new.members}
+    told = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
+    strangers = sorted(set(told) - names)
+    if strangers:
         raise ModelSetError(
-            f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. Size "
-            "and number of classes must be the same"
+            f"no --member {strangers[0]!r} that a weight, source, option or class ids are for"
+        )
+    if len(names) > MAX_MEMBERS:
+        raise ModelSetError(
+            f"{len(names)} members; a set has 1 to {MAX_MEMBERS}: leave some out, or make two sets"
         )
 
 
-def _ids(new: NewSet, num_classes: int, staging: Staging) -> FileRecord | None:
-    if new.class_ids is None:
-        return None
-    ids = read_lines(new.class_ids)
-    if not len(ids) == len(set(ids)) == num_classes:
+def _class_ids(new: NewSet) -> tuple[str, ...] | None:
+    if new.class_ids is not None:
+        return read_lines(new.class_ids)
+    if new.member_class_ids:
+        raise ModelSetError(
+            "--member-class-ids without --class-ids: classes are mapped to the set's by their ids, "
+            "so give the set's too"
+        )
+    return None
+
+
+def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -> _Member:
+    options, classes = new.options_of(name), None
+    if ids is not None and (own := new.member_class_ids.get(name)) is not None:
+        classes = ClassMap(read_lines(own), ids, str(own))
+    network = import_network(
+        path,
+        options.input_size,
+        options.normalisation,
+        options.outputs or "auto",
+        layout=options.layout,
+        pixel_order=options.color_order,
+        classes=classes,
+    )
+    return _Member(name, path, network)
+
+
+def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int) -> Manifest:
+    """Return the manifest but for its files: what is wrong with it is said before any is there."""
+    if new.name.endswith(PARTIAL_SUFFIX):
+        raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
+    firsts = {one.name: one for one in reversed(imported)}  # the first file of each
+    images = {
+        name: new.options_of(name).image(one.network.input_size) for name, one in firsts.items()
+    }
+    image = images[imported[0].name]  # the set's; members that take another have their own
+    return Manifest(
+        name=new.name,
+        description=new.description or f"{num_classes} classes",
+        image=image,
+        num_classes=num_classes,
+        labels=NOT_YET,
+        members=tuple(
+            MemberRecord(
+                name=name,
+                weight=new.weights.get(name, 1.0),
+                source=new.sources.get(name)
+                or f"{firsts[name].path.name}, sha256 {sha256_of(firsts[name].path)}",
+                networks={},
+                image=None if images[name] == image else images[name],
+                fixed_batch=firsts[name].network.fixed_batch,
+                imported_int8=all(
+                    one.network.precision == "INT8" for one in imported if one.name == name
+                ),
+            )
+            for name in dict.fromkeys(one.name for one in imported)
+        ),
+        max_drop=new.max_drop,
+        hint=new.hint,
+    )
+
+
+def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> None:
+    facts = [
+        f"{one.name} ({one.path}): {one.network.input_size} px, {one.network.num_classes} classes"
+        for one in imported
+    ]
+    if any(one.network.num_classes != num_labels for one in imported):
+        raise ModelSetError(
+            f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. The "
+            "number of classes must be the same; a member whose classes are others, or more, is "
+            "mapped by their ids: --class-ids and --member-class-ids"
+        )
+    sizes: dict[str, int] = {}
+    for one in imported:
+        if sizes.setdefault(one.name, one.network.input_size) != one.network.input_size:
+            raise ModelSetError(
+                f"the networks of one member take different sizes: {'; '.join(facts)}; give each "
+                "a name of its own"
+            )
+
+
+def _check_ids(new: NewSet, ids: tuple[str, ...] | None, num_classes: int) -> None:
+    if ids is not None and not len(ids) == len(set(ids)) == num_classes:
         raise ModelSetError(
             f"{new.class_ids} has {len(ids)} class ids, {len(set(ids))} different ones, for "
             f"{num_classes} classes"
         )
-    return staging.text("class_ids.txt", "".join(f"{name}\n" for name in ids))
 
 
 def _members(
-    planned: Manifest, imported: Sequence[tuple[str, Path, Imported]], staging: Staging
+    planned: Manifest, imported: Sequence[_Member], staging: Staging
 ) -> tuple[MemberRecord, ...]:
     networks: dict[str, dict[Precision, Network]] = {}
-    for name, _, one in imported:
-        by = networks.setdefault(name, {})
-        if one.precision in by:
+    for one in imported:
+        by, precision = networks.setdefault(one.name, {}), one.network.precision
+        if precision in by:
             raise ModelSetError(
-                f"--member {name} is given twice as {one.precision}; a member has one float and "
+                f"--member {one.name} is given twice as {precision}; a member has one float and "
                 "one INT8 network"
             )
-        stem = f"{name}-{one.precision.lower()}"
-        by[one.precision] = staging.network(one.model, stem, is_float=one.precision == "FP16")
+        stem = f"{one.name}-{precision.lower()}"
+        by[precision] = staging.network(one.network.model, stem, is_float=precision == "FP16")
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )

@@ -16,6 +16,8 @@ from openvino.preprocess import ColorFormat, PrePostProcessor
 MEAN_RGB = (123.675, 116.28, 103.53)
 SCALE_RGB = (58.395, 57.12, 57.375)
 Triple = tuple[float, float, float]
+ColorOrder = Literal["RGB", "BGR"]
+INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Normalisation:
 
     mean: Triple = MEAN_RGB
     scale: Triple = SCALE_RGB
-    color_order: Literal["RGB", "BGR"] = "RGB"
+    color_order: ColorOrder = "RGB"
 
 
 def with_softmax(model: ov.Model) -> ov.Model:
@@ -40,18 +42,55 @@ def fold(
     input_size: int,
     normalisation: Normalisation | None = None,
     layout: Literal["NCHW", "NHWC"] = "NCHW",
+    batch: int | None = None,
 ) -> ov.Model:
-    """Put uint8 NHWC BGR -> the float input that the model was trained with in front of it."""
+    """Put uint8 NHWC BGR -> the float input that the model was trained with in front of it.
+
+    ``batch``: images that the model takes at a time; None: any number.
+    """
     how = normalisation or Normalisation()
-    steps = PrePostProcessor(model)
-    tensor = steps.input().tensor()
-    tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
-    tensor.set_color_format(ColorFormat.BGR).set_shape([-1, input_size, input_size, 3])
-    steps.input().model().set_layout(ov.Layout(layout))
+    steps = _steps(model, input_size, layout, batch)
     chain = steps.input().preprocess().convert_element_type(ov.Type.f32)
     if how.color_order == "RGB":
         chain = chain.convert_color(ColorFormat.RGB)
     chain.mean(list(how.mean)).scale(list(how.scale))
+    return _built(steps)
+
+
+def fold_integers(
+    model: ov.Model,
+    input_size: int,
+    color_order: ColorOrder,
+    layout: Literal["NCHW", "NHWC"],
+    batch: int | None = None,
+) -> ov.Model:
+    """Put uint8 NHWC BGR -> the pixels, uint8 or int8 (pixel - 128), that the model takes."""
+    is_signed = model.input().element_type == ov.Type.i8
+    if not is_signed and (color_order, layout) == ("BGR", "NHWC"):
+        return model
+    steps = _steps(model, input_size, layout, batch)
+    chain = steps.input().preprocess()
+    if color_order == "RGB":
+        chain = chain.convert_color(ColorFormat.RGB)
+    if is_signed:
+        chain.convert_element_type(ov.Type.f32).mean(INT8_ZERO).convert_element_type(ov.Type.i8)
+    return _built(steps)
+
+
+def _steps(
+    model: ov.Model, input_size: int, layout: Literal["NCHW", "NHWC"], batch: int | None
+) -> PrePostProcessor:
+    """Begin the conversion of uint8 NHWC BGR."""
+    steps = PrePostProcessor(model)
+    tensor = steps.input().tensor()
+    tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
+    number = -1 if batch is None else batch
+    tensor.set_color_format(ColorFormat.BGR).set_shape([number, input_size, input_size, 3])
+    steps.input().model().set_layout(ov.Layout(layout))
+    return steps
+
+
+def _built(steps: PrePostProcessor) -> ov.Model:
     folded = steps.build()
     folded.input().set_names({"image"})
     return folded

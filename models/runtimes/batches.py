@@ -17,7 +17,7 @@ class BatchedNetwork(ABC):
     """What ONNX Runtime's and PyTorch's networks have in common: checks, and built-in batch sizes.
 
     Neither compiles for a size, so a batch runs as large as it is, unless the file has a batch size
-    built in: then as often as it takes, the last time filled up with zeros.
+    built in: then any number of images is taken, and runs that many at a time.
     """
 
     runtime: ClassVar[RuntimeName]
@@ -28,13 +28,19 @@ class BatchedNetwork(ABC):
         self.path, self.num_threads = path, options.num_threads
         self.batch_sizes = tuple(sorted(set(options.batch_sizes)))
         self.version = ""
-        self.fixed_batch: int | None = None  # built in; None: any number
+        self.fixed_batch: int | None = None  # images, built in; None: any number
         self.input_shape: tuple[int, ...] = ()
         self.num_classes = 0
 
     @abstractmethod
     def _run(self, batch: Pixels) -> Probabilities:
         """Run uint8 (N, H, W, 3), contiguous; N is ``fixed_batch`` if there is one."""
+
+    def _takes(self, batch: int | None, input_shape: tuple[int, ...], num_classes: int) -> None:
+        """Note what the file takes and gives."""
+        self.input_shape, self.num_classes = input_shape, num_classes
+        if batch is not None:
+            self.fixed_batch, self.batch_sizes = batch, (batch,)
 
     @property
     def max_batch_size(self) -> int:
@@ -57,7 +63,7 @@ class BatchedNetwork(ABC):
 
         """
         num = len(images)
-        if not 1 <= num <= self.max_batch_size:
+        if not num or (num > self.max_batch_size and self.fixed_batch is None):
             raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are taken")
         for image in images:
             if image.dtype != np.uint8:

@@ -15,6 +15,7 @@ class LoadedNetwork(Protocol):
     version: str  # of the runtime's package
     num_threads: int  # that its batches share
     batch_sizes: tuple[int, ...]  # what a queue forms, ascending
+    fixed_batch: int | None  # images, built into the file: the one batch size; None: any number
     input_shape: tuple[int, ...]  # (H, W, 3)
     num_classes: int
     float_type: str  # what the layers that are not INT8 compute in: f32 or bf16
@@ -36,6 +37,8 @@ class LoadedNetwork(Protocol):
 
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
+
+        A network whose batch size is built in takes any N, and runs that many at a time.
 
         Returns:
             float32 (N, C), the caller's own.

@@ -36,7 +36,7 @@ class OnnxFacts:
     external: set[str] = field(default_factory=set)  # paths of external data, as they are written
 
 
-def onnx_facts(content: bytes, where: str) -> OnnxFacts:
+def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
     """Walk the bytes of an ONNX file.
 
     Raises:
@@ -68,29 +68,6 @@ def read_onnx(path: Path) -> bytes:
             "vouches for: tandem models add puts them into one file"
         )
     return content
-
-
-def check_external_data(path: Path) -> OnnxFacts:
-    """Check that the files with weights that an ONNX file names are there and beside it.
-
-    Raises:
-        ModelSetError: unreadable, no ONNX file; or one of them is missing, or outside its folder.
-
-    """
-    facts = onnx_facts(_bytes_of(path), str(path))
-    folder = path.parent.resolve()
-    for location in sorted(facts.external):
-        if not (place := (folder / location).resolve()).is_relative_to(folder):
-            raise ModelSetError(
-                f"{path} wants weights from {location!r}, outside its own folder: not opened. "
-                "Export it again with its weights in the file, or in one beside it"
-            )
-        if not place.is_file():
-            raise ModelSetError(
-                f"{path} wants weights from {location!r}, and {place} is not there: put it beside "
-                "the .onnx, as it was exported"
-            )
-    return facts
 
 
 def _bytes_of(path: Path) -> bytes:

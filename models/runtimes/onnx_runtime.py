@@ -70,8 +70,7 @@ class OnnxNetwork(BatchedNetwork):
                 f"{self.path} gives {given.type} {given.shape}; a member gives float32 [N,C]"
             )
         self._names = [given.name], taken.name
-        self.fixed_batch = sides[0] if isinstance(sides[0], int) else None
-        self.input_shape, self.num_classes = sides[1:], classes
+        self._takes(sides[0] if isinstance(sides[0], int) else None, sides[1:], classes)
 
     def _run(self, batch: Pixels) -> Probabilities:
         outputs, name = self._names

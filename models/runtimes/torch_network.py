@@ -57,8 +57,7 @@ class TorchNetwork(BatchedNetwork):
         classes = [side.get("as_int") for side in given["sizes"]][1:]
         if len(classes) != 1 or classes[0] is None:
             raise ModelSetError(f"{self.path} gives {given['sizes']}; a member gives [N,C]")
-        self.fixed_batch = sides[0]
-        self.input_shape, self.num_classes = tuple(sides[1:]), classes[0]
+        self._takes(sides[0], tuple(sides[1:]), classes[0])
 
     def _run(self, batch: Pixels) -> Probabilities:
         torch = self._torch

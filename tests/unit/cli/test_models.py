@@ -35,6 +35,8 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
         "name": "tiny",
         "num_classes": 3,
         "input_size": 16,
+        "input_sizes": [16],
+        "fixed_batch": {},
         "members": ["sure", "unsure"],
         "top1": {},
     }

@@ -148,7 +148,7 @@ async def test_a_decoder_that_hangs_is_unhealthy_and_so_is_the_gateway_that_has_
 
     graph = assemble(Settings(model_set=str(tiny_set), compile_cache=None))
     await graph.check_health()
-    monkeypatch.setattr("app.deployments.decoder.decode_image", hang)
+    monkeypatch.setattr("models.image_inputs.decode_images", hang)
     decoding = asyncio.ensure_future(graph.own_decoder.decode([picture("red")]))
     try:
         await asyncio.to_thread(begun.wait, 60)

@@ -17,12 +17,15 @@ from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
+from models.image import ImageRule
+from models.image_inputs import ImageInputs
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.tiny_networks import COLORS, LABELS, picture
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 CLEAR, HARD = b"good", b"good, but hard"  # pixels 4 and 14
 NUM_MEMBERS = 3
+INPUTS = ImageInputs(dict.fromkeys(("first", "second"), ImageRule(2, 2)))
 
 
 class Graph:
@@ -102,7 +105,7 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members = {name: FakeMember((0.0, 0.0, 1.0)) for name in ("first", "second")}
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
-    cascade = Cascade(members, 0.55, "")
+    cascade = Cascade(members, INPUTS, 0.55, "")
     request = ClassifyRequest([], 1, 10.0, "id", Timeline())
     groups = asyncio.run(cascade.ask(images, request))
     found = {}
@@ -208,8 +211,8 @@ async def test_a_single_member_has_nobody_to_skip(tiny_set):
 
 def test_without_a_margin_there_is_no_cascade():
     members = {"first": FakeMember(), "second": FakeMember()}
-    assert cascade_of(members, Settings(), "") is None
-    assert isinstance(cascade_of(members, Settings(cascade_margin=0.5), ""), Cascade)
+    assert cascade_of(members, INPUTS, Settings(), "") is None
+    assert isinstance(cascade_of(members, INPUTS, Settings(cascade_margin=0.5), ""), Cascade)
 
 
 async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):

@@ -62,7 +62,9 @@ def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
     ("place", "value", "says"),
     [
         ("colour", "red", "colour: Extra inputs"),
-        ("image.resize", 1, "image.resize: Extra inputs"),
+        ("image.resized", 1, "image.resized: Extra inputs"),
+        ("image.resize", "squash", "image.resize: Input should be 'crop' or 'stretch'"),
+        ("image.interpolation", "box", "image.interpolation: Input should be 'bilinear' or"),
         ("members.0.wieght", 2, "members.0.wieght: Extra inputs"),
         ("labels.path", "/etc/passwd", "must be relative to the manifest's folder"),
         ("labels.path", "../labels.txt", "must be relative to the manifest's folder"),

@@ -205,8 +205,9 @@ def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
 def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
     from calibration.quantization.calibration_images import draw_images
     from models.image import ImageRule, read_image
+    from models.image_inputs import ImageInputs
 
     rule = ImageRule(16, 18)
-    chosen = draw_images(pictures, 5, rule)
+    chosen = draw_images(pictures, 5, ImageInputs({"a": rule}))
     for path, pixels in zip(chosen.paths, chosen.pixels, strict=True):
         np.testing.assert_array_equal(pixels, read_image(path.read_bytes(), rule))

@@ -10,7 +10,9 @@ from openvino import opset13 as ops
 from pydantic import ValidationError
 
 from calibration.sets.add_set import NewSet, add_set
+from calibration.sets.member_options import MemberOptions
 from models.errors import ModelSetError
+from models.image_record import ImageRecord
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.record import sha256_of
@@ -64,7 +66,7 @@ def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
             description="colours",
             hint="look closely",
             max_drop=0.25,
-            resize_shorter=20,
+            options=MemberOptions(resize_shorter=20),
         ),
         into,
     )
@@ -133,10 +135,22 @@ def test_class_counts_that_differ_name_every_file(nets, into):
     assert not into.exists()
 
 
-def test_sizes_that_differ(nets, into):
+def test_members_may_take_different_sizes(nets, into):
     ov.save_model(tiny_model(size=8), nets / "b.xml")
-    with pytest.raises(ModelSetError, match=r"8 px, 3 classes.* must be the same"):
-        add_set(new_set(nets), into)
+    made = add_set(new_set(nets), into)
+    assert made.problems() == []
+    manifest = made.manifest
+    assert (manifest.image.input_size, manifest.image.resize_shorter) == (16, 18)
+    assert manifest.member("a").image is None
+    assert manifest.image_of("b") == ImageRecord(input_size=8, resize_shorter=9)
+    assert manifest.inputs.num_bytes == 3 * (16 * 16 + 8 * 8)
+
+
+def test_one_members_networks_take_one_size(nets, into):
+    ov.save_model(tiny_model(size=8), nets / "b.xml")
+    members = [("a", nets / "a.xml"), ("a", nets / "b.xml")]
+    with pytest.raises(ModelSetError, match="the networks of one member take different sizes"):
+        add_set(new_set(nets, members=members), into)
     assert not into.exists()
 
 
@@ -161,12 +175,12 @@ def test_class_ids_that_are_not_one_per_class(nets, into, text):
     (nets / "ids.txt").write_text(text)
     with pytest.raises(ModelSetError, match=r"ids\.txt has \d class ids, \d different ones, for 3"):
         add_set(new_set(nets, class_ids=nets / "ids.txt"), into)
-    assert list(into.iterdir()) == []
+    assert not into.exists()
 
 
 @pytest.mark.parametrize("facts", ["weights", "sources"])
 def test_facts_of_a_member_that_is_none(nets, into, facts):
-    with pytest.raises(ModelSetError, match="no --member 'c' that a weight or source is for"):
+    with pytest.raises(ModelSetError, match="no --member 'c' that a weight, source, option"):
         add_set(new_set(nets, **{facts: {"a": 1.0, "c": 1.0}}), into)
     assert not into.exists()
 
@@ -189,7 +203,7 @@ def test_facts_of_a_member_that_is_none(nets, into, facts):
         {"weights": {"a": float("inf")}},
         {"max_drop": float("nan")},
         {"max_drop": 1.5},
-        {"resize_shorter": 15},
+        {"options": MemberOptions(resize_shorter=15)},
     ],
 )
 def test_what_no_manifest_may_have_is_refused_before_anything_is_written(

@@ -38,7 +38,9 @@ def test_a_batch_of_any_size_gives_its_own_rows(tmp_path, batch, count):
     assert (rows.dtype, rows.shape) == (np.float32, (count, 3))
     np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
     np.testing.assert_array_equal(made.predict(list(images(count))), rows)
-    assert made.fixed_batch == (None if batch == "N" else batch)
+    assert (made.fixed_batch, made.batch_sizes) == (
+        (None, (1, 4)) if batch == "N" else (batch, (batch,))
+    )
 
 
 def test_what_the_network_says_of_itself(tmp_path):

@@ -32,9 +32,9 @@ def test_a_scale_so_small_that_numbers_overflow_is_noticed(tmp_path):
         ([-1, 3, SIDE, 2 * SIDE], "logits", "a member takes squares"),
         ([-1, 3, -1, -1], "logits", "its size is open, so say --input-size"),
         ([-1, 3, SIDE, SIDE], "squeezed", "a shape that changes with the number of images"),
-        ([1, 3, SIDE, SIDE], "one row", "its batch size is built in"),
+        ([-1, 3, SIDE, SIDE], "one row", "whatever the number of images"),
         ([-1, 3, SIDE, SIDE], "flat", r"gives \[\?\]; a member gives probabilities"),
-        ([-1, 3, SIDE, SIDE], "map", r"gives \[\?,4,1,2\]; a member gives"),
+        ([-1, 3, SIDE, SIDE], "map", r"gives \[\?,4,1,2\]; a member gives .* are no classifiers"),
     ],
 )
 def test_what_cannot_be_a_member(tmp_path, shape, end, says):
@@ -52,9 +52,8 @@ def grey(shape: list[int]) -> ov.Model:
 @pytest.mark.parametrize(
     ("shape", "end", "says"),
     [
-        ([-1, 3, SIDE, SIDE], "probabilities", r"\[\?,3,8,8\]; a member takes u8 \[\?,H,W,3\]"),
         ([-1, SIDE, 2 * SIDE, 3], "probabilities", "a member takes squares"),
-        ([1, SIDE, SIDE, 3], "one row", "its batch size is built in"),
+        ([-1, SIDE, SIDE, 3], "one row", "whatever the number of images"),
         ([-1, SIDE, SIDE, 3], "squeezed", "a shape that changes"),
         ([-1, -1, -1, 3], "probabilities", "say --input-size"),
     ],

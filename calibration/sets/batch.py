@@ -1,0 +1,113 @@
+"""Frees a network of the batch size that it was exported with, where its graph allows it.
+
+TFLite networks, and many others, have a batch of one built in: their input is [1, H, W, 3], and
+somewhere a reshape makes [1, C]. Such reshapes are made to keep the number of images instead. A
+network whose graph does not allow that keeps its size, and runs so many images at a time.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from models.errors import ModelSetError
+from models.runtime import CompiledNetwork, RuntimeOptions
+
+TensorLayout = Literal["NCHW", "NHWC"]
+NUM_TRIED = 4  # images that a batch is tried with
+# Of a probability, between a batch and one image: kernels for different sizes round differently,
+# and a quantised network may take another step of 1/256 for it.
+TOLERANCE = 0.05
+
+
+def batch_of(model: ov.Model) -> int | None:
+    """Return the number of images that is built in; None: any."""
+    number = model.input().partial_shape[0]
+    return None if number.is_dynamic else int(number.get_length())
+
+
+def set_shape(
+    model: ov.Model, path: Path, layout: TensorLayout, size: int, batch: int | None
+) -> None:
+    """Let the network take ``batch`` images (None: any number) of ``size`` pixels.
+
+    Raises:
+        ModelSetError: it cannot, or does not answer each of them.
+
+    """
+    number = -1 if batch is None else batch
+    shape = [number, 3, size, size] if layout == "NCHW" else [number, size, size, 3]
+    try:
+        model.reshape(shape)
+        out = model.output().partial_shape
+    except RuntimeError as error:
+        last_line = str(error).splitlines()[-1]
+        raise ModelSetError(f"{path} cannot take {size} px: {last_line}") from error
+    if out.rank.is_dynamic:
+        raise ModelSetError(
+            f"{path} answers in a shape that changes with the number of images: export it again "
+            "with a squeeze of named dimensions, or none"
+        )
+    if batch is None and len(out) and out[0].is_static:
+        raise ModelSetError(
+            f"{path} answers {out} whatever the number of images: export it again so that it "
+            "answers each"
+        )
+
+
+def check_rows(model: ov.Model, path: Path) -> None:
+    """Count the rows for four images: a flatten to a built-in width makes more of larger ones.
+
+    Raises:
+        ModelSetError: they are not as many as the images.
+
+    """
+    number = batch_of(model) or NUM_TRIED
+    told = "four" if number == NUM_TRIED else number
+    trial = model.clone()
+    try:
+        trial.reshape([number, *list(model.input().partial_shape)[1:]])
+        out = trial.output().partial_shape
+    except RuntimeError as error:
+        last_line = str(error).strip().splitlines()[-1]
+        raise ModelSetError(f"{path} cannot take {told} images: {last_line}") from error
+    if not len(out) or out[0] != number:
+        raise ModelSetError(
+            f"{path} answers {out} to {told} images: give it the size it was made for"
+        )
+
+
+def keep_images(model: ov.Model, number: int) -> None:
+    """Make reshapes to ``number`` rows keep as many rows as there are."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Reshape":
+            continue
+        pattern = node.input(1).get_source_output().get_node()
+        rows = node.input(0).get_partial_shape()
+        if pattern.get_type_name() != "Constant" or rows.rank.is_dynamic or not len(rows):
+            continue
+        sides = pattern.data.ravel().tolist()
+        if not sides or sides[0] != number or rows[0] != number:
+            continue
+        target = np.array([0, *sides[1:]], np.int64)  # 0: as it is
+        kept = ops.reshape(node.input_value(0), target, special_zero=True)
+        kept.set_friendly_name(node.get_friendly_name())
+        for port in node.output(0).get_target_inputs():
+            port.replace_source_output(kept.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
+    """Whether a batch of random images gets the answers that its images get one by one."""
+    one_by_one = CompiledNetwork(fixed, RuntimeOptions())
+    number = NUM_TRIED * (one_by_one.fixed_batch or 1)
+    batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
+    images = random_images(number, batch.input_shape)
+    return bool(np.abs(batch.infer(images) - one_by_one.infer(images)).max() <= TOLERANCE)
+
+
+def random_images(number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the same noise each time: (number, H, W, 3) uint8."""
+    return np.random.RandomState(0).randint(0, 256, (number, *shape)).astype(np.uint8)

@@ -1,0 +1,84 @@
+"""Maps a network's classes to a set's by their ids, in the network itself.
+
+Class lists of the same problem differ in order, and by a class for "none of them" ("background").
+By position one would be taken for the other without a word; by id they are picked. Where a network
+has classes that the set has not, these are left out before softmax: the rest share their
+probability in proportion.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from models.errors import ModelSetError
+
+LEAST_SUM = np.float32(1e-12)
+NUM_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """The ids of a network's own classes, and of the set's, each in its order."""
+
+    own: tuple[str, ...]
+    wanted: tuple[str, ...]
+    where: str  # the file of the network's own
+
+    def __post_init__(self) -> None:
+        doubled = [name for name, count in Counter(self.own).items() if count > 1]
+        if doubled:
+            raise ModelSetError(f"{self.where} has class ids twice: {_some(doubled)}")
+        missing = [name for name in self.wanted if name not in set(self.own)]
+        if missing:
+            raise ModelSetError(
+                f"{self.where} lacks {len(missing)} of the set's {len(self.wanted)} classes: "
+                f"{_some(missing)}. Each member must know every class of the set: leave them out "
+                "of --labels and --class-ids, or the member"
+            )
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the set's classes are among the network's."""
+        places = {name: place for place, name in enumerate(self.own)}
+        return [places[name] for name in self.wanted]
+
+
+def select_classes(model: ov.Model, classes: ClassMap, path: Path) -> ov.Model:
+    """Return a network of (N, own classes) probabilities as one of the set's, in the set's order.
+
+    Raises:
+        ModelSetError: the network has not as many classes as its ids.
+
+    """
+    (num_classes,) = list(model.output().partial_shape)[1:]
+    if num_classes != len(classes.own):
+        raise ModelSetError(
+            f"{path} has {num_classes} classes, {classes.where} {len(classes.own)} ids: they are "
+            "not of the same network"
+        )
+    if classes.own == classes.wanted:
+        return model
+    end = model.output().get_node().input_value(0)
+    last = end.get_node()
+    if last.get_type_name() == "Softmax" and len(last.input_value(0).get_partial_shape()) == 2:
+        picked = ops.softmax(_picked(last.input_value(0), classes), axis=1)
+    else:
+        rows = _picked(end, classes)
+        sums = ops.reduce_sum(rows, np.array([1]), keep_dims=True)
+        picked = ops.divide(rows, ops.maximum(sums, LEAST_SUM))
+    picked.get_output_tensor(0).set_names({"probabilities"})
+    return ov.Model([picked.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def _picked(rows: ov.Output, classes: ClassMap) -> ov.Node:
+    return ops.gather(rows, np.array(classes.positions, np.int32), np.int32(1))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+    return ", ".join(names[:NUM_NAMED]) + more

@@ -1,0 +1,103 @@
+"""The members' inputs made of one picture: decoded once, each distinct input made once.
+
+Members that take the same input share it. Where all do, an image is uint8 (H, W, 3), and a batch
+(N, H, W, 3). Where they take B bytes of several, an image is uint8 (B,): one input after the other;
+a batch is (N, B), which is stacked, cut and sent as the other is. :meth:`ImageInputs.of` returns a
+member's part.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.image import (
+    DEFAULT_MAX_FULL_PIXELS,
+    DEFAULT_MAX_PIXELS,
+    CheckedImage,
+    ImageRule,
+    check_image,
+    decode_images,
+)
+
+Pixels = NDArray[np.uint8]
+COLORS = 3
+
+
+class ImageInputs:
+    """How a picture becomes the inputs of a set's members.
+
+    Args:
+        rules: each member's.
+
+    """
+
+    def __init__(self, rules: Mapping[str, ImageRule]) -> None:
+        self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
+        # Who can be decoded at reduced scale for the largest, can be for all.
+        self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
+        ends = np.cumsum([_num_bytes(rule) for rule in self.rules]).tolist()
+        self.num_bytes: int = ends[-1]  # of an image
+        self._parts = {
+            name: (ends[place := self.rules.index(rule)] - _num_bytes(rule), ends[place], rule)
+            for name, rule in rules.items()
+        }
+
+    @property
+    def one_size(self) -> int | None:
+        """The side of the square that all members take, in pixels; None if they differ."""
+        sizes = {rule.input_size for rule in self.rules}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def check(
+        self,
+        data: bytes | memoryview,
+        *,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
+    ) -> CheckedImage:
+        """Read a file's header and check the limits; see :func:`models.image.check_image`."""
+        return check_image(
+            data, self._largest, max_pixels=max_pixels, max_full_pixels=max_full_pixels
+        )
+
+    def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
+        """Decode a file that has been checked.
+
+        Returns:
+            uint8 BGR, (H, W, 3), or (B,) where the members' inputs differ.
+
+        Raises:
+            CorruptImageError: the file is damaged.
+            TandemError: OpenCV could not get the memory it needs.
+
+        """
+        made = decode_images(data, self.rules, checked)
+        if len(made) == 1:
+            return made[0]
+        return np.concatenate([pixels.reshape(-1) for pixels in made])
+
+    def read(self, data: bytes | memoryview) -> Pixels:
+        """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""
+        return self.decode(data, self.check(data))
+
+    def of(self, member: str, images: Pixels) -> Pixels:
+        """Return what a member takes of a batch: (N, H, W, 3), a view.
+
+        A batch of (N, H, W, 3) already is what every member takes.
+        """
+        if images.ndim == 4:
+            return images
+        first, end, rule = self._parts[member]
+        return images[:, first:end].reshape(-1, rule.input_size, rule.input_size, COLORS)
+
+    def none(self) -> Pixels:
+        """Return a batch without images."""
+        if len(self.rules) > 1:
+            return np.empty((0, self.num_bytes), np.uint8)
+        size = self.rules[0].input_size
+        return np.empty((0, size, size, COLORS), np.uint8)
+
+
+def _num_bytes(rule: ImageRule) -> int:
+    return COLORS * rule.input_size**2
