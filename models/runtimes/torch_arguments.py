@@ -31,7 +31,7 @@ MEMORY_FORMATS = {
 }
 # The only arguments that may be text; a file name is none of them.
 TEXT_ARGUMENTS = ("approximate", "rounding_mode", "mode", "padding_mode", "equation", "reduce")
-PLAIN = ("as_int", "as_float", "as_bool", "as_ints", "as_floats", "as_bools")
+PLAIN = ("as_int", "as_bool", "as_ints", "as_bools")
 SIZES = ("as_sym_int", "as_sym_float", "as_sym_bool")
 
 
@@ -58,7 +58,9 @@ def _tensor_or_none(value: Mapping[str, Any]) -> Ref | None:
 
 def _size(value: Mapping[str, Any]) -> Any:
     ((kind, found),) = value.items()
-    return Ref(found) if kind == "as_name" else found
+    if kind == "as_name":
+        return Ref(found)
+    return float(found) if kind == "as_float" else found
 
 
 def _device(value: Mapping[str, Any]) -> Any:
@@ -68,6 +70,8 @@ def _device(value: Mapping[str, Any]) -> Any:
 ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     **{kind: lambda value: value for kind in PLAIN},
     **{kind: _size for kind in SIZES},
+    "as_float": float,  # infinities and NaN are written as text
+    "as_floats": lambda value: [float(one) for one in value],
     "as_none": lambda _: None,
     "as_tensor": lambda value: Ref(value["name"]),
     "as_tensors": lambda value: [Ref(one["name"]) for one in value],

@@ -93,9 +93,11 @@ class Program:
             raise ArchiveError(told) from error
         self._steps = self._with_last_uses([step for step in steps if step is not None])
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Run the graph on the input's tensor; returns the output's."""
-        values: dict[str, Any] = {**self.tensors, self._input: images}
+    def __call__(
+        self, images: torch.Tensor, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Run the graph on the input's tensor, with its own or other weights."""
+        values: dict[str, Any] = {**(tensors or self.tensors), self._input: images}
         for step in self._steps:
             args = [resolved(arg, values) for arg in step.args]
             kwargs = {key: resolved(arg, values) for key, arg in step.kwargs.items()}
