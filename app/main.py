@@ -34,7 +34,8 @@ def build(settings: Settings) -> Application:
     check_redis_client(settings.cache)
     manifest = load_model_set(settings.model_set, settings.model_search).manifest
     for member in manifest.members:
-        if (network := member.networks.get(settings.precision)) is not None:
+        precision = member.precision_of(settings.precision)
+        if (network := member.networks.get(precision)) is not None:
             check_installed(network.runtime, network.runtime, f"member {member.name}")
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":

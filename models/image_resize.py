@@ -69,6 +69,9 @@ def resize_region(region: NDArray[np.uint8], y: Axis, x: Axis) -> NDArray[np.uin
     if down.block > 1 or across.block > 1:
         blocks = region.shape[1] // across.block, region.shape[0] // down.block
         region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
+    if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
+        half = _resample_rows(_transpose(region), across)  # (x.size, rows, 3)
+        return _resample_rows(_transpose(half), down)
     half = _transpose(_resample_rows(region, down))  # (columns, y.size, 3)
     return _transpose(_resample_rows(half, across))
 
@@ -131,6 +134,6 @@ def _kernel(distance: NDArray[np.float64], kind: Interpolation) -> NDArray[np.fl
 
 def _as_integers(weights: NDArray[np.float64], bits: int) -> NDArray[np.int64]:
     """Round weights (taps, size) to 1/2**bits; the largest takes what they lack to add up."""
-    whole = np.floor(weights * 2**bits + 0.5).astype(np.int64)
+    whole: NDArray[np.int64] = np.floor(weights * 2**bits + 0.5).astype(np.int64)
     whole[whole.argmax(axis=0), np.arange(whole.shape[1])] += 2**bits - whole.sum(axis=0)
     return whole

@@ -100,8 +100,24 @@ class MemberRecord(Record):
             raise ValueError("a member cannot be called ensemble: that is the average of all")
         return self
 
+    @property
+    def runtimes(self) -> tuple[RuntimeName, ...]:
+        """What runs its networks, each once."""
+        return tuple(dict.fromkeys(network.runtime for network in self.networks.values()))
+
+    def precision_of(self, precision: Precision) -> Precision:
+        """Return what is run where ``precision`` is asked for.
+
+        A member on another runtime than OpenVINO with one network runs that: tandem quantize makes
+        INT8 for OpenVINO alone, and the others of its set need not be float for it.
+        """
+        (first, *more) = self.networks or (precision,)
+        is_only = not more and first in self.networks
+        return first if is_only and self.networks[first].runtime != "openvino" else precision
+
     def network(self, precision: Precision) -> Network:
-        """Return the network of ``precision``."""
+        """Return the network that is run where ``precision`` is asked for."""
+        precision = self.precision_of(precision)
         if precision not in self.networks:
             there = ", ".join(sorted(self.networks))
             how = "; tandem quantize makes INT8 of a float network" if precision == "INT8" else ""

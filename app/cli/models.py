@@ -58,15 +58,17 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "input_sizes": list(dict.fromkeys(r.input_size for r in manifest.inputs.rules)),
         "fixed_batch": {m.name: m.fixed_batch for m in manifest.members if m.fixed_batch},
         "members": [member.name for member in manifest.members],
+        "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
         "top1": _top1(manifest),
     }
 
 
 def _told(member: MemberRecord) -> str:
-    """Return a member's name, and that it cannot run larger batches, if so."""
-    if member.fixed_batch is None:
-        return member.name
-    return f"{member.name} ({'one by one' if member.fixed_batch == 1 else member.fixed_batch})"
+    """Return a member's name, another runtime than OpenVINO, and a batch size that is built in."""
+    facts = [str(runtime) for runtime in member.runtimes if runtime != "openvino"]
+    if member.fixed_batch is not None:
+        facts.append("one by one" if member.fixed_batch == 1 else str(member.fixed_batch))
+    return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
 def _top1(manifest: Manifest) -> dict[str, float]:

@@ -16,7 +16,7 @@ from models.manifest import read_manifest, write_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
-PACKAGES = ("openvino", "nncf", "numpy", "opencv-python-headless")
+PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 
 
 def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
@@ -24,7 +24,9 @@ def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
     precisions = tuple(measured.tallies)
     members = model_set.manifest.members
     fingerprints: dict[str, dict[Precision, str]] = {
-        m.name: {p: m.networks[p].fingerprint for p in precisions if p in m.networks}
+        m.name: {
+            p: m.networks[p].fingerprint for p in map(m.precision_of, precisions) if p in m.networks
+        }
         for m in members
     }
     drops = {

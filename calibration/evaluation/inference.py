@@ -57,7 +57,7 @@ class Networks:
             precision: {
                 member.name: self._compile(model_set, member.name, precision)
                 for member in self.manifest.members
-                if precision in member.networks
+                if member.precision_of(precision) in member.networks
             }
             for precision in precisions
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.batch import TensorLayout
 from calibration.sets.ending import Outputs
@@ -39,6 +39,12 @@ class MemberOptions(Record):
     mean: Channels | None = None  # on 0-255 pixels, in color_order
     scale: Channels | None = None
     outputs: Outputs | None = None
+
+    @model_validator(mode="after")
+    def _scale_divides(self) -> "MemberOptions":
+        if self.scale is not None and 0 in self.scale:
+            raise ValueError(f"scale has a zero: {self.scale}")
+        return self
 
     def over(self, base: "MemberOptions") -> "MemberOptions":
         """Return these options, those of ``base`` where these say nothing."""

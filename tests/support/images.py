@@ -84,11 +84,13 @@ def reference_crop(picture: Image.Image, rule: ImageRule) -> RGB:
     """torchvision's ImageClassification preset by Pillow, as (size, size, 3) uint8 BGR."""
     width, height = picture.size
     shorter, size = rule.resize_shorter, rule.input_size
-    if width <= height:
+    if rule.resize == "stretch":
+        resized = size, size
+    elif width <= height:
         resized = shorter, int(shorter * height / width)
     else:
         resized = int(shorter * width / height), shorter
-    picture = picture.resize(resized, Image.Resampling.BILINEAR)
+    picture = picture.resize(resized, Image.Resampling[rule.interpolation.upper()])
     left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)
     crop = picture.crop((left, top, left + size, top + size))
     return np.asarray(crop)[..., ::-1]

@@ -134,7 +134,7 @@ def rewritten_pt2(
 def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: float = 8.0) -> Path:
     """Write a model set with golden answers whose members compute the same, each on a runtime.
 
-    A member is called like its runtime. Their networks count as float: ``precision="FP16"``.
+    A member is called like its runtime. Their networks count as float, OpenVINO's as INT8 too.
     """
     write_tiny_set(folder, gains={"openvino": gain}, precision="FP16")
     manifest = read_manifest(folder)
@@ -148,9 +148,12 @@ def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: fl
         if runtime != "openvino":
             file = FileRecord.of(folder, path.name)
             networks[runtime] = Network(runtime=runtime, file=file)
+    made = {
+        name: {"FP16": network} | ({"INT8": network} if name == "openvino" else {})
+        for name, network in networks.items()
+    }
     members = tuple(
-        MemberRecord(name=name, source="made in code", networks={"FP16": networks[name]})
-        for name in runtimes
+        MemberRecord(name=name, source="made in code", networks=made[name]) for name in runtimes
     )
     write_manifest(folder, manifest.model_copy(update={"members": members}))
     record_golden(folder)

@@ -76,20 +76,30 @@ def write_tiny_set(
     weights: Mapping[str, float] | None = None,
     num_convolutions: int = 0,
     size: int = SIZE,
+    images: Mapping[str, ImageRecord] | None = None,
     precision: Precision = "INT8",
     **manifest: Any,
 ) -> Path:
-    """Write a whole model set into ``folder``; one member per entry of ``gains``."""
+    """Write a whole model set into ``folder``; one member per entry of ``gains``.
+
+    ``images``: of members that take another input than ``size``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     gains = gains or {"sure": 8.0, "unsure": 2.0}
     (folder / "labels.txt").write_text("\n".join(LABELS) + "\n", "utf-8")
     members = []
     for name, gain in gains.items():
-        network = save_model(tiny_model(size, gain, num_convolutions), folder, name)
+        image = (images or {}).get(name)
+        own = image.input_size if image else size
+        network = save_model(tiny_model(own, gain, num_convolutions), folder, name)
         weight = (weights or {}).get(name, 1.0)
         members.append(
             MemberRecord(
-                name=name, weight=weight, source="made in code", networks={precision: network}
+                name=name,
+                weight=weight,
+                source="made in code",
+                networks={precision: network},
+                image=image,
             )
         )
     facts: dict[str, Any] = {

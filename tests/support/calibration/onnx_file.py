@@ -26,14 +26,20 @@ def onnx_value(name: str, *sides: int | str) -> bytes:
     return proto(1, name) + proto(2, proto(1, proto(1, 1) + proto(2, dims)))
 
 
-def onnx_classifier() -> bytes:
-    """GlobalAveragePool, Flatten, MatMul: [N,3,8,8] to logits [N,4], as an exporter writes it."""
+def onnx_classifier(location: str = "") -> bytes:
+    """GlobalAveragePool, Flatten, MatMul: [N,3,8,8] to logits [N,4], as an exporter writes it.
+
+    With a ``location`` its weights are in that file.
+    """
 
     def node(kind: str, *ends: str) -> bytes:
         return proto(1, *ends[:-1]) + proto(2, ends[-1]) + proto(4, kind)
 
     weights = proto(1, 3, 4) + proto(2, 1) + proto(8, "matrix")
-    weights += proto(9, struct.pack("<12f", *MATRIX.ravel()))
+    if location:
+        weights += proto(13, proto(1, "location") + proto(2, location)) + proto(14, 1)
+    else:
+        weights += proto(9, struct.pack("<12f", *MATRIX.ravel()))
     nodes = (
         node("GlobalAveragePool", "pixels", "means"),
         node("Flatten", "means", "flat"),

@@ -80,6 +80,13 @@ def test_what_the_decoder_found_arrives() -> None:
     assert (len(found[2].images), found[2].faults) == (0, {0: FAULT})
 
 
+def test_inputs_of_several_sizes_arrive() -> None:
+    flat = np.random.default_rng(1).integers(0, 256, (3, 60), np.uint8)
+    answers = [Decoded(flat[:2], {}, (1.0, 2.0), "set"), Decoded(flat[2:], {}, (3.0,), "set")]
+    for one, expected in zip(read_decoded(pack_decoded(answers)), answers, strict=True):
+        np.testing.assert_array_equal(one.images, expected.images)
+
+
 def answer(count: int) -> MemberAnswer:
     rows = np.random.default_rng(count).random((count, 3), np.float32)
     numbers = tuple(float(i) for i in range(count))

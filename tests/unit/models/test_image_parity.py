@@ -24,6 +24,9 @@ from tests.support.images import (
 RULE = ImageRule(input_size=56, resize_shorter=64)
 # Levels of 255. Weights of 1/256 and two roundings move a value by two at most.
 EXACT_LARGEST, EXACT_MEAN = 2, 0.35
+# Bicubic weights are finer. Sums between the axes are cut to 0..255, so the order of the axes shows
+# in a few pixels; Pillow 13 begins with the height where that shrinks more, older ones never do.
+BICUBIC_LARGEST, BICUBIC_MEAN = 8, 0.05
 # Shrinking more than 8 times starts with whole blocks (models/image_resize.py).
 BLOCKS_LARGEST, BLOCKS_MEAN = 3, 0.35
 # A JPEG decoded at 1/2, 1/4 or 1/8: DCT scaling is a slightly different filter.
@@ -100,6 +103,30 @@ def test_every_orientation_is_turned_upright(kind, orientation):
 def test_reduced_decoding_is_turned_upright_too():
     data = with_orientation(make_scene(601, 480), "JPEG", 6)
     check(data, RULE, REDUCED_LARGEST, REDUCED_MEAN)
+
+
+@pytest.mark.parametrize("shrink", [0.5, 1.0, 1.46, 3.3, 7.9])
+@pytest.mark.parametrize("aspect", [(1.37, 1.0), (1.0, 1.51)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_stretched_picture_matches_pillow(shrink, aspect, interpolation):
+    width, height = (round(56 * shrink * side) for side in aspect)
+    rule = ImageRule(56, 56, "stretch", interpolation)
+    largest = EXACT_LARGEST if interpolation == "bilinear" else BICUBIC_LARGEST
+    check(encode(make_scene(width, height), "PNG"), rule, largest, EXACT_MEAN)
+
+
+@pytest.mark.parametrize("shrink", [0.5, 1.0, 1.25, 2.0, 7.9])
+@pytest.mark.parametrize("aspect", [(1.37, 1.0), (1.0, 1.51)])
+def test_bicubic_matches_pillow(shrink, aspect):
+    width, height = (round(64 * shrink * side) for side in aspect)
+    rule = ImageRule(56, 64, interpolation="bicubic")
+    check(encode(make_scene(width, height), "PNG"), rule, 1, BICUBIC_MEAN)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_stretched_picture_is_turned_upright(orientation):
+    data = with_orientation(make_scene(123, 90), "PNG", orientation)
+    check(data, ImageRule(56, 56, "stretch"), EXACT_LARGEST, EXACT_MEAN)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA"])

@@ -75,6 +75,17 @@ def test_int8_that_was_never_compared_is_unmeasured(manifest: Manifest) -> None:
     assert "never compared" in verdict.message
 
 
+def test_networks_that_came_as_int8_have_nothing_to_be_compared_with(manifest: Manifest) -> None:
+    came = [m.model_copy(update={"imported_int8": True}) for m in manifest.members]
+    all_came = manifest.model_copy(update={"members": tuple(came)})
+    verdict = judge(with_accuracy(all_came, TOP1))
+    assert verdict.status == "verified"
+    assert "without float ones" in verdict.message
+    assert judge(all_came).status == "unmeasured"
+    one_came = manifest.model_copy(update={"members": (came[0], manifest.members[1])})
+    assert judge(with_accuracy(one_came, TOP1)).status == "unmeasured"
+
+
 def other_file(record: FileRecord) -> FileRecord:
     return record.model_copy(update={"sha256": "5" * 64})
 

@@ -4,8 +4,10 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
 import pytest
+from openvino import opset13 as ops
 from typer.testing import Result
 
 from models.errors import ModelSetError
@@ -61,7 +63,10 @@ def test_what_was_added_is_listed_and_verified(home):
         "name": "mine",
         "num_classes": 3,
         "input_size": 16,
+        "input_sizes": [16],
+        "fixed_batch": {},
         "members": ["a", "b"],
+        "runtimes": {"a": ["openvino"], "b": ["openvino"]},
         "top1": {},
     }
     verified = models("verify mine")
@@ -173,3 +178,51 @@ def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
 def test_other_faults_are_not_taken_for_a_missing_package():
     with pytest.raises(ZeroDivisionError), needs_extra("calibrate", "models add"):
         _ = 1 / 0
+
+
+def test_members_may_differ(home, nets):
+    ov.save_model(tiny_model(size=8, gain=2.0), nets / "b.xml", compress_to_fp16=False)
+    (nets / "ids.txt").write_text("n1\nn2\nn3\n")
+    (nets / "own.txt").write_text("n3\nn2\nn1\n")
+    (nets / "options.yaml").write_text("b: {resize: stretch, interpolation: bicubic}\n")
+    result = add(
+        "--resize-shorter 20 --member-options options.yaml --class-ids ids.txt "
+        "--member-class-ids b=own.txt"
+    )
+    assert result.exit_code == 0, result.exception
+    manifest = load_model_set(str(home / "mine")).manifest
+    first, second = (manifest.image_of(name) for name in "ab")
+    assert (first.input_size, first.resize_shorter, first.resize) == (16, 20, "crop")
+    assert (second.input_size, second.resize, second.interpolation) == (8, "stretch", "bicubic")
+    assert "16, 8 px" in models("list").stdout
+    (row,) = [row for row in json.loads(models("list --json").stdout) if row["name"] == "mine"]
+    assert row["input_sizes"] == [16, 8]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("b: {sise: 8}", "b.sise: Extra inputs are not permitted; a member has input_size, resize"),
+        ("b: {scale: [1, 1]}", "b.scale"),
+        ("b: {mean: [1, 1, .nan]}", "b.mean.2: Input should be a finite number"),
+        ("b: {scale: [1, 0, 1]}", "scale has a zero"),
+        ("- b", "should be a valid dictionary"),
+        ("b: {", "is not YAML"),
+        ("c: {resize: crop}", "no --member 'c'"),
+    ],
+)
+def test_options_that_are_none(home, nets, content, says):
+    (nets / "options.yaml").write_text(content)
+    assert says in refused(add("--member-options options.yaml"))
+    assert not home.exists()
+
+
+def test_a_network_that_runs_one_by_one_is_listed_so(nets):
+    pixels = ops.parameter([1, 3, 16, 16], ov.Type.f32)
+    means = ops.reduce_mean(pixels, np.array([2, 3]), False)
+    flat = ops.multiply(ops.reshape(means, np.array([3]), False), np.float32(9))
+    model = ov.Model([ops.reshape(flat, np.array([1, 3]), False)], [pixels], "fixed")
+    ov.save_model(model, nets / "b.xml", compress_to_fp16=False)
+    assert add().exit_code == 0
+    assert "b (one by one)" in " ".join(models("list").stdout.split())
+    assert models("verify mine").exit_code == 0

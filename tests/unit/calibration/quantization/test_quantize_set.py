@@ -11,6 +11,7 @@ from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import golden
 from models.errors import ModelSetError
+from models.image_record import ImageRecord
 from models.ledger import judge
 from models.manifest import MemberRecord, read_manifest, write_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
@@ -46,6 +47,26 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
         golden.check(made.golden, member.name, "INT8", network)
     assert judge(made.manifest).status == "unmeasured"
     assert "tandem evaluate tiny --images DIR" in done.output
+
+
+def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
+    tmp_path: Path, pictures: Path
+) -> None:
+    small = {"small": ImageRecord(input_size=8, resize_shorter=9)}
+    gains = {"usual": 8.0, "small": 4.0, "came": 2.0}
+    folder = write_tiny_set(tmp_path / "three", gains=gains, images=small, precision="FP16")
+    manifest = read_manifest(folder)
+    (*floats, came) = manifest.members
+    network = {"INT8": came.networks["FP16"]}
+    came = came.model_copy(update={"networks": network, "imported_int8": True})
+    write_manifest(folder, manifest.model_copy(update={"members": (*floats, came)}))
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    made = load_model_set(str(folder))
+    assert made.problems() == []
+    assert [set(m.networks) for m in made.manifest.members[:2]] == [{"FP16", "INT8"}] * 2
+    assert made.manifest.members[2] == came
+    options = RuntimeOptions(batch_sizes=(1,))
+    assert CompiledNetwork(made.network_path("small"), options).input_shape == (8, 8, 3)
 
 
 def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:

@@ -250,3 +250,60 @@ def test_a_set_may_be_made_anew_from_its_own_networks(nets, into):
     members = [(name, first.network_path(name, "FP16")) for name in "ab"]
     again = new_set(nets, members=members, labels=first.folder / "labels.txt")
     assert add_set(again, into, is_replaced=True).problems() == []
+
+
+def test_a_members_own_options_are_over_the_sets(nets, into):
+    made = add_set(
+        new_set(
+            nets,
+            options=MemberOptions(resize_shorter=20),
+            member_options={"b": MemberOptions(resize="stretch", interpolation="bicubic")},
+        ),
+        into,
+    )
+    assert made.manifest.image_of("a") == ImageRecord(input_size=16, resize_shorter=20)
+    assert made.manifest.image_of("b") == ImageRecord(
+        input_size=16, resize_shorter=16, resize="stretch", interpolation="bicubic"
+    )
+
+
+def test_a_network_that_came_as_int8_is_noted(nets, into):
+    members = [("a", nets / "a.xml"), ("a", quantised(nets / "a8.xml")), ("b", nets / "a8.xml")]
+    made = add_set(new_set(nets, members=members), into)
+    assert {m.name: m.imported_int8 for m in made.manifest.members} == {"a": False, "b": True}
+
+
+def test_classes_are_mapped_by_their_ids(nets, into):
+    (nets / "own.txt").write_text("n3\nn1\nn2\n")
+    ids, own = nets / "ids.txt", {"b": nets / "own.txt"}
+    made = add_set(new_set(nets, class_ids=ids, member_class_ids=own), into)
+    options = RuntimeOptions(batch_sizes=(2,))
+    images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
+    before = CompiledNetwork(nets / "b.xml", options).infer(images)
+    after = CompiledNetwork(made.network_path("b", "FP16"), options).infer(images)
+    assert np.allclose(before[:, [1, 2, 0]], after, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
+        ({"class_ids": "ids.txt", "member_class_ids": {"b": "other.txt"}}, "lacks .*: n1, n2"),
+    ],
+)
+def test_classes_that_cannot_be_mapped(nets, into, changes, says):
+    (nets / "other.txt").write_text("n3\nn4\nn5\n")
+    facts = {
+        key: nets / value if isinstance(value, str) else {"b": nets / value["b"]}
+        for key, value in changes.items()
+    }
+    with pytest.raises(ModelSetError, match=says):
+        add_set(new_set(nets, **facts), into)
+    assert not into.exists()
+
+
+def test_a_set_has_eight_members_at_most(nets, into):
+    members = [(f"m{i}", nets / "a.xml") for i in range(9)]
+    with pytest.raises(ModelSetError, match="9 members; a set has 1 to 8"):
+        add_set(new_set(nets, members=members), into)
+    assert not into.exists()

@@ -9,18 +9,27 @@ import pytest
 
 from app.bench.upper_bound import InProcessPipeline, Setup
 from app.cli.models import _problems_running
+from app.deployments.assembly import assemble
+from app.graph.request import ClassifyRequest
+from app.graph.timeline import Timeline
 from app.main import build
 from app.settings import Settings
+from calibration.datasets.labelled import read_dataset
+from calibration.evaluation.accuracy_record import keep, record_of
+from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
+from calibration.quantization.quantize_set import Request, quantize_set
 from models import extras, golden
+from models.errors import ModelSetError
 from models.extras import MissingExtraError
+from models.ledger import current_records
 from models.manifest import Network, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, RuntimeName
 from models.runtimes.load import load, runtime_of
 from models.runtimes.options import RuntimeOptions
 from tests.support.runtime_files import tiny_onnx, write_mixed_set
-from tests.support.tiny_networks import SIZE, picture, take_golden, write_tiny_set
+from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set
 
 ALL: tuple[RuntimeName, ...] = ("openvino", "onnxruntime", "torch")
 WITHOUT_TORCH: tuple[RuntimeName, ...] = ("openvino", "onnxruntime")
@@ -70,6 +79,65 @@ def test_verify_and_bound_and_evaluation_run_it(mixed):
     assert set(Networks(mixed, ["FP16"]).cpu_ms_per_image()) == {
         member.name for member in mixed.manifest.members
     }
+
+
+async def test_the_service_in_process_answers_as_the_networks_do(mixed):
+    """Through the Gateway's graph: queue, threads, golden check, average."""
+    settings = Settings(
+        model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
+    )
+    graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
+    bodies = [picture(color) for color in ("blue", "green", "red")]
+    request = ClassifyRequest(bodies, 3, 30.0, "test", Timeline(), cache_use="off")
+    found = await graph.service.classify(request)
+    networks = {
+        m.name: load(mixed.network_path(m.name, "FP16"), RuntimeOptions(batch_sizes=(1,)))
+        for m in mixed.manifest.members
+    }
+    for body, answer in zip(bodies, found, strict=True):
+        image = mixed.manifest.inputs.read(body)[None]
+        expected = np.mean([n.predict(image)[0] for n in networks.values()], axis=0)
+        assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
+        assert set(answer.members) == set(networks)
+
+
+def test_what_is_not_for_openvino_is_not_quantised(tmp_path):
+    folder = write_mixed_set(tmp_path / "tiny", runtimes=WITHOUT_TORCH)
+    pictures = write_pictures(tmp_path / "pictures")
+    model_set = load_model_set(str(folder))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ModelSetError, match="member onnxruntime runs on onnxruntime: tandem q"):
+        quantize_set(model_set, Request(pictures, members=("onnxruntime",), subset_size=4))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_member_with_one_network_runs_it_at_any_precision(tmp_path):
+    folder = write_mixed_set(tmp_path / "tiny", runtimes=("onnxruntime",))
+    model_set = load_model_set(str(folder))
+    assert model_set.network_path("onnxruntime", "INT8").name == "onnxruntime.onnx"
+    tiny = load_model_set(str(write_tiny_set(tmp_path / "float", precision="FP16")))
+    with pytest.raises(ModelSetError, match="member sure has no INT8 network"):
+        tiny.network_path("sure", "INT8")
+
+
+def test_the_ledger_ties_a_record_to_every_runtimes_file(tmp_path):
+    folder = write_mixed_set(tmp_path / "tiny", runtimes=WITHOUT_TORCH)
+    pictures = write_pictures(tmp_path / "pictures")
+    model_set = load_model_set(str(folder))
+    measured = evaluate(model_set, read_dataset(pictures, model_set), ("INT8",))
+    keep(folder, record_of(model_set, measured))
+    manifest = read_manifest(folder)
+    (record,) = current_records(manifest)
+    assert set(record.fingerprints["onnxruntime"]) == {"FP16"}
+    assert set(record.cpu_ms_per_image["onnxruntime"]) == {"INT8"}
+    assert record.scores["INT8"]["ensemble"].top1 == 1.0
+    assert "onnxruntime" in record.versions
+    other = Network(runtime="onnxruntime", file=FILE)
+    changed = tuple(
+        m.model_copy(update={"networks": {"FP16": other}}) if m.name == "onnxruntime" else m
+        for m in manifest.members
+    )
+    assert current_records(manifest.model_copy(update={"members": changed})) == []
 
 
 def test_what_a_set_is_changes_with_any_file(mixed, tmp_path):

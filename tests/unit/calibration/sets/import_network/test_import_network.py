@@ -5,6 +5,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
+from calibration.sets.classes import ClassMap
 from calibration.sets.fold import Normalisation
 from calibration.sets.import_network import import_network
 from models.runtime import CompiledNetwork, RuntimeOptions
@@ -133,6 +134,76 @@ def test_a_quantised_network_is_int8(tmp_path):
     imported = import_network(save(ov.Model([logits], [pixels], "int8"), tmp_path), None, PLAIN)
     assert imported.precision == "INT8"
     assert np.allclose(answers(imported), expected(PLAIN), atol=1e-2)
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_are_taken_in_the_networks_own_order_and_layout(tmp_path, order, channels):
+    shape = [-1, 3, SIDE, SIDE] if channels == 1 else [-1, SIDE, SIDE, 3]
+    path = save(classifier(shape, kind=ov.Type.u8, channels=channels), tmp_path)
+    imported = import_network(path, None, IMAGENET, pixel_order=order)
+    plain = Normalisation((0.0,) * 3, (1.0,) * 3, order)
+    assert np.allclose(answers(imported), expected(plain), atol=1e-5)
+
+
+def test_int8_pixels_are_the_usual_ones_less_128(tmp_path):
+    path = save(classifier([1, SIDE, SIDE, 3], kind=ov.Type.i8, channels=3), tmp_path)
+    found = answers(import_network(path, None, IMAGENET, pixel_order="RGB"))
+    assert np.allclose(found, expected(Normalisation((128.0,) * 3, (1.0,) * 3)), atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_batch_that_only_a_reshape_builds_in_is_freed(tmp_path, number):
+    path = save(reshaped(number, np.array([number, 4])), tmp_path)
+    imported = import_network(path, None, PLAIN)
+    assert imported.fixed_batch is None
+    assert imported.model.input().partial_shape[0].is_dynamic
+    assert np.allclose(answers(imported), expected(PLAIN), atol=1e-5)
+
+
+def reshaped(number: int, shape: np.ndarray) -> ov.Model:
+    """Return a classifier for so many images whose logits are reshaped."""
+    pixels = ops.parameter([number, 3, SIDE, SIDE], ov.Type.f32)
+    square = ops.matmul(ops.reduce_mean(pixels, np.array([2, 3]), False), MATRIX, False, False)
+    whole = ops.unsqueeze(square, np.array([2, 3]))
+    return ov.Model([ops.reshape(whole, shape, False)], [pixels], "reshaped")
+
+
+def test_a_batch_that_cannot_be_freed_runs_so_many_at_a_time(tmp_path):
+    """The images' axis is gone in between: with more of them it would be another network."""
+    pixels = ops.parameter([1, 3, SIDE, SIDE], ov.Type.f32)
+    means = ops.reduce_mean(pixels, np.array([2, 3]), False)
+    flat = ops.matmul(ops.reshape(means, np.array([3]), False), MATRIX, False, False)
+    model = ov.Model([ops.reshape(flat, np.array([1, 4]), False)], [pixels], "fixed")
+    imported = import_network(save(model, tmp_path), None, PLAIN)
+    assert imported.fixed_batch == 1
+    network = CompiledNetwork(imported.model, RuntimeOptions(batch_sizes=(1, 8)))
+    assert (network.batch_sizes, network.max_batch_size) == ((1,), 1)
+    assert np.allclose(network.infer(IMAGES), expected(PLAIN), atol=1e-5)
+
+
+def test_an_answer_in_integers_is_taken_before_it_is_rounded(tmp_path):
+    """As TFLite's quantised classifiers end: softmax, steps of 1/256, uint8."""
+    model = classifier([1, SIDE, SIDE, 3], "probabilities", ov.Type.u8, channels=3)
+    zero, one, top = (np.float32(value) for value in (0, 255 / 256, 255))
+    end = model.output().get_node().input_value(0)
+    steps = ops.convert(ops.fake_quantize(end, zero, one, zero, top, 256), "u8")
+    whole = ov.Model([steps], model.get_parameters(), "quantised")
+    imported = import_network(save(whole, tmp_path), None, IMAGENET)
+    assert imported.precision == "INT8"
+    plain = Normalisation((0.0,) * 3, (1.0,) * 3, "BGR")
+    assert np.allclose(answers(imported), expected(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["logits", "probabilities"])
+def test_classes_are_picked_by_id(tmp_path, end):
+    classes = ClassMap(("n0", "n1", "n2", "n3"), ("n3", "n1", "n2"), "ids.txt")
+    path = save(classifier([-1, 3, SIDE, SIDE], end), tmp_path)
+    imported = import_network(path, None, PLAIN, classes=classes)
+    picked = expected(PLAIN)[:, [3, 1, 2]]
+    assert imported.num_classes == 3
+    rows = picked / picked.sum(axis=1, keepdims=True)
+    assert np.allclose(answers(imported), rows, atol=1e-5)
 
 
 def test_an_onnx_file_is_read(tmp_path):

@@ -5,10 +5,12 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
+from calibration.sets.classes import ClassMap
 from calibration.sets.fold import Normalisation
 from calibration.sets.import_network import import_network
 from models.errors import ModelSetError
-from tests.support.calibration.classifiers import PLAIN, SIDE, classifier, save
+from tests.support.calibration.classifiers import MATRIX, PLAIN, SIDE, classifier, save
+from tests.support.calibration.onnx_file import onnx_classifier
 
 
 @pytest.mark.parametrize("end", ["logits", "negative"])
@@ -127,3 +129,68 @@ def test_what_is_not_there(tmp_path):
     path.with_suffix(".bin").unlink()
     with pytest.raises(ModelSetError, match="bin file"):
         import_network(path, None, PLAIN)
+
+
+def test_weights_that_are_no_numbers(tmp_path):
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    weights = MATRIX.copy()
+    weights[1, 2] = np.nan
+    means = ops.reduce_mean(pixels, np.array([2, 3]), False)
+    broken = ops.constant(weights, name="head")
+    model = ov.Model([ops.matmul(means, broken, False, False)], [pixels], "broken")
+    with pytest.raises(ModelSetError, match=r"the weights .* have NaN"):
+        import_network(save(model, tmp_path), None, PLAIN)
+
+
+def test_a_multi_label_network(tmp_path):
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    scores = ops.sigmoid(ops.reduce_mean(pixels, np.array([2, 3]), False))
+    path = save(ov.Model([scores], [pixels], "scores"), tmp_path)
+    with pytest.raises(ModelSetError, match=r"ends in a sigmoid.*multi-label"):
+        import_network(path, None, PLAIN)
+
+
+def test_a_layout_that_the_shape_contradicts(tmp_path):
+    path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
+    with pytest.raises(ModelSetError, match="as NHWC that is 8 channels, a member takes 3"):
+        import_network(path, None, PLAIN, layout="NHWC")
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("../weights.bin", r"keeps weights outside of its folder \(\.\./weights\.bin\)"),
+        ("/etc/hostname", "keeps weights outside of its folder"),
+        ("link.bin", "keeps weights outside of its folder"),
+        ("weights.bin", "keeps weights in weights.bin, which is missing"),
+    ],
+)
+def test_weights_that_are_elsewhere(tmp_path, location, says):
+    folder = tmp_path / "net"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(48))
+    (folder / "link.bin").symlink_to(tmp_path / "weights.bin")
+    path = folder / "net.onnx"
+    path.write_bytes(onnx_classifier(location))
+    with pytest.raises(ModelSetError, match=says):
+        import_network(path, None, PLAIN)
+
+
+def test_weights_beside_the_file_are_read(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(MATRIX.tobytes())
+    path = tmp_path / "net.onnx"
+    path.write_bytes(onnx_classifier("weights.bin"))
+    assert import_network(path, None, PLAIN).num_classes == 4
+
+
+def test_classes_that_a_network_lacks_are_named():
+    with pytest.raises(ModelSetError, match=r"a\.txt lacks 2 of the set's 3 classes: n8, n9\."):
+        ClassMap(("n1", "n2"), ("n1", "n8", "n9"), "a.txt")
+    with pytest.raises(ModelSetError, match=r"a\.txt has class ids twice: n1"):
+        ClassMap(("n1", "n2", "n1"), ("n2",), "a.txt")
+
+
+def test_ids_that_are_of_another_network(tmp_path):
+    path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
+    with pytest.raises(ModelSetError, match=r"has 4 classes, a\.txt 2 ids"):
+        import_network(path, None, PLAIN, classes=ClassMap(("n1", "n2"), ("n1",), "a.txt"))
