@@ -184,11 +184,13 @@ def tell(made: ModelSet) -> None:
     """Say what was made and what to do with it next."""
     out.print(f"[green]{escape(str(made.folder))}[/] is there")
     for record in made.manifest.members:
-        runtimes = {network.runtime for network in record.networks.values()} - {"openvino"}
-        on = f" on {', '.join(sorted(runtimes))}" if runtimes else ""
-        out.print(f"  {record.name}: {', '.join(record.networks)}{on}")
+        on = [runtime for runtime in record.runtimes if runtime != "openvino"]
+        where = f" on {', '.join(on)}" if on else ""
+        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
+        at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
+        out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
     is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
     folder = escape(made.name if is_found else str(made.folder.resolve()))
-    if any("INT8" not in record.networks for record in made.manifest.members):
+    if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
         out.print(f"next: tandem quantize {folder} --images DIR, then")
     out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

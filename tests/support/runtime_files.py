@@ -158,3 +158,19 @@ def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: fl
     write_manifest(folder, manifest.model_copy(update={"members": members}))
     record_golden(folder)
     return folder
+
+
+def write_float_pt2(path: Path, gain: float = 4.0, batch: int | None = None) -> Path:
+    """Export what :func:`float_onnx` computes, as its users would: for models add."""
+    import torch
+
+    class Means(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.full((3,), gain))
+
+        def forward(self, image: Any) -> Any:
+            return image.mean((2, 3)) * self.gain
+
+    export_module(Means(), path, torch.zeros(batch or 2, 3, SIZE, SIZE), batch)
+    return path

@@ -1,0 +1,87 @@
+"""What members of several sizes cost: reading a photo for one size and for all, beside the networks.
+
+python tests/load/sizes.py PHOTOS SET > tests/load/results/sizes.json
+
+CPU-ms an image on one thread, the best of a few passes, in turns. ``over``: decoding for all
+inputs and running all networks, over the networks and one decode for the largest input.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import cv2
+import numpy as np
+import typer
+
+from models.image_inputs import ImageInputs
+from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.load.machine import describe
+
+ROUNDS = 7
+BATCH = 8
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="a folder")],
+    model_set: Annotated[str, typer.Argument(help="name or folder of a set of several sizes")],
+    num_photos: Annotated[int, typer.Option()] = 64,
+) -> None:
+    """Measure, and print JSON."""
+    cv2.setNumThreads(1)
+    loaded = load_model_set(model_set)
+    manifest, inputs = loaded.manifest, loaded.manifest.inputs
+    bodies = [path.read_bytes() for path in sorted(photos.rglob("*.JPEG"))[:num_photos]]
+    options = RuntimeOptions(batch_sizes=(BATCH,))
+    precision = next(iter(manifest.members[0].networks))
+    networks = {
+        m.name: CompiledNetwork(loaded.network_path(m.name, precision), options)
+        for m in manifest.members
+    }
+    images = np.stack([inputs.read(body) for body in bodies])
+    alone = {
+        str(rule.input_size): ImageInputs({"one": rule})
+        for rule in sorted(inputs.rules, key=lambda rule: -rule.input_size)
+    }
+
+    def run(names: list[str], images: np.ndarray) -> None:
+        for start in range(0, len(images) - BATCH + 1, BATCH):
+            batch = images[start : start + BATCH]
+            for name in names:
+                networks[name].infer(inputs.of(name, batch))
+
+    work: dict[str, Callable[[], object]] = {
+        f"read {size}": lambda one=one: [one.read(body) for body in bodies]  # type: ignore[misc]
+        for size, one in alone.items()
+    }
+    work["read all"] = lambda: [inputs.read(body) for body in bodies]
+    work |= {f"run {n}": lambda n=n: run([n], images) for n in networks}  # type: ignore[misc]
+    work["all"] = lambda: run(list(networks), np.stack([inputs.read(body) for body in bodies]))
+    found = measured(work, len(bodies))
+    least = found[f"read {next(iter(alone))}"] + sum(found[f"run {name}"] for name in networks)
+    result = {
+        **describe(),
+        "model_set": manifest.name,
+        "num_photos": len(bodies),
+        "cpu_ms_per_image": {name: round(ms, 3) for name, ms in found.items()},
+        "over": round(found["all"] / least - 1, 4),
+    }
+    typer.echo(json.dumps(result, indent=1))
+
+
+def measured(work: dict[str, Callable[[], object]], num_images: int) -> dict[str, float]:
+    """Return the CPU-ms an image of each, the best of ``ROUNDS``."""
+    best = dict.fromkeys(work, float("inf"))
+    for _ in range(ROUNDS):
+        for name, run in work.items():
+            started = time.process_time()
+            run()
+            best[name] = min(best[name], (time.process_time() - started) / num_images * 1e3)
+    return best
+
+
+if __name__ == "__main__":
+    typer.run(main)
