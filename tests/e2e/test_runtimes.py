@@ -16,7 +16,7 @@ import pytest
 
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
-from tests.support.services.live_service import TANDEM, Service, Start
+from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.processes import descendants
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
@@ -76,11 +76,9 @@ def test_the_live_service_answers_as_in_process(home: Path, start_service: Start
     pictures = write_pictures(home / "pictures", num_per_color=10)
     said = tandem("evaluate", "mixed", "--images", pictures, home=home)
     assert "1.0000" in said
-    config = home / "serve_config.yaml"
-    text = Path("serve_config.yaml").read_text("utf-8")
-    assert "precision: INT8" in text
-    config.write_text(text.replace("precision: INT8", "precision: FP16"), "utf-8")
-    service = start_service("--config", str(config), "--model-set", str(folder))
+    with changed_config(home) as content:
+        content["applications"][0]["args"]["precision"] = "FP16"
+    service = start_service("--config", str(home / "serve_config.yaml"), "--model-set", str(folder))
     service.wait_ready()
     live = ["--url", service.url, "--json", "-"]
     report = json.loads(tandem("evaluate", "mixed", "--images", pictures, *live, home=home))
