@@ -24,6 +24,7 @@ from calibration.sets.ending import (
 from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers
 from calibration.sets.onnx_data import check_external_data
 from calibration.sets.rewrite import chain_concats
+from calibration.sets.symmetric_weights import make_weights_symmetric
 from models.errors import ModelSetError
 from models.record import Precision
 from models.runtime import check_network, read_network
@@ -101,6 +102,8 @@ def import_network(
         outputs=outputs,
         classes=classes,
     )
+    if reading.precision == "INT8":
+        make_weights_symmetric(model)
     model, fixed_batch = _folded_for_any(model, reading)
     (height, width, _), num_classes = check_network(model, str(path))
     if height != width:

@@ -1,4 +1,4 @@
-"""What members of several sizes cost: reading a photo for one size and for all, beside the networks.
+"""What members of several sizes cost: reading a photo for one and for all, beside the networks.
 
 python tests/load/sizes.py PHOTOS SET > tests/load/results/sizes.json
 
@@ -15,11 +15,11 @@ from typing import Annotated
 import cv2
 import numpy as np
 import typer
+from machine import describe
 
 from models.image_inputs import ImageInputs
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
-from tests.load.machine import describe
 
 ROUNDS = 7
 BATCH = 8
