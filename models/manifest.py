@@ -77,6 +77,9 @@ class QuantizationOptions(Record):
     ignored_names: tuple[str, ...] = ()  # of operations that stay float
     ignored_types: tuple[str, ...] = ()  # of operations that stay float, such as Multiply
     fast_bias_correction: bool = True
+    # What NNCF takes the network for; transformer: smooth quantisation, activations by attention's
+    # needs. None: as its graph says (tandem quantize writes what it took).
+    model_type: Literal["convolutional", "transformer"] | None = None
 
 
 class MemberRecord(Record):

@@ -10,7 +10,12 @@ from pydantic import ValidationError
 
 from calibration.quantization.calibration_images import HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
-from calibration.quantization.quantize import Labelled, Quantized, quantize_within
+from calibration.quantization.quantize import (
+    Labelled,
+    Quantized,
+    quantize_within,
+    with_model_type,
+)
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
 from models.accuracy import Drop, ValidationDrop, images_digest
@@ -94,9 +99,11 @@ def quantize_set(
         outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
         max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
         for name, path in floats.items():
-            say(f"{name}: quantising on {options[name].subset_size} images")
+            model = read_network(path)
+            options[name] = with_model_type(options[name], model)
+            say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
             outcome.members[name] = quantize_within(
-                read_network(path),
+                model,
                 [inputs.of(name, p[None])[0] for p in chosen.pixels[: options[name].subset_size]],
                 _of_member(name, validation.labelled, inputs),
                 options[name],
@@ -113,6 +120,11 @@ def quantize_set(
             result = result.model_copy(update={"max_drop": max_drop})
         staging.move_in(result)
     return outcome
+
+
+def _how(options: QuantizationOptions) -> str:
+    is_transformer = options.model_type == "transformer"
+    return ", as a transformer: smooth quantisation" if is_transformer else ""
 
 
 def _with_float(manifest: Manifest) -> list[MemberRecord]:
