@@ -47,9 +47,9 @@ def fetch(
 ) -> None:
     """Fetch float networks, convert them to OpenVINO with preprocessing folded in, write the set.
 
-    Size, resizing, mean and scale of each are those of its weights. The files (without --member about
-    155 MB) come from download.pytorch.org, are checked by hash and kept in the user's cache; a broken
-    download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
+    Size, resizing, mean and scale of each are those of its weights. The files, about 155 MB without
+    --member, come from download.pytorch.org, are checked by hash and kept in the user's cache; a
+    broken download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
     """
     from calibration.commands.add import tell
 
