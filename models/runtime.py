@@ -21,11 +21,12 @@ import openvino as ov
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.network_shapes import check_network, fixed_batch
 from models.record import RuntimeName
 from models.runtimes.interface import check_fits
 from models.runtimes.options import Pixels, RuntimeOptions
 
-__all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "check_network", "read_network"]
+__all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
 
 
 @cache
@@ -78,18 +79,16 @@ class CompiledNetwork:
         self.version: str = ov.__version__.partition("-")[0]
         self.num_threads = options.num_threads
         self._of_thread = threading.local()
-        first = core.read_model(network) if isinstance(network, Path) else network.clone()
+
+        def read() -> ov.Model:
+            return core.read_model(network) if isinstance(network, Path) else network.clone()
+
+        first = read()
         self.input_shape, self.num_classes = check_network(first, str(network))
-        self.fixed_batch = _fixed_batch(first)  # images; None: any number
+        self.fixed_batch = fixed_batch(first)  # images; None: any number
         sizes = (self.fixed_batch,) if self.fixed_batch else options.batch_sizes
         self.batch_sizes = tuple(sorted(set(sizes)))
-        models = [
-            first,
-            *(
-                core.read_model(network) if isinstance(network, Path) else network.clone()
-                for _ in self.batch_sizes[1:]
-            ),
-        ]
+        models = [first, *(read() for _ in self.batch_sizes[1:])]
         for model, size in zip(models, self.batch_sizes, strict=True):
             model.reshape([size, *self.input_shape])
         properties = options.properties
@@ -162,12 +161,6 @@ class CompiledNetwork:
             self.predict(np.zeros((size, *self.input_shape), np.uint8))
 
 
-def _fixed_batch(model: ov.Model) -> int | None:
-    """Return the number of images that a network was exported for; None: any."""
-    number = model.input().partial_shape[0]
-    return None if number.is_dynamic else int(number.get_length())
-
-
 class _StaticRun:
     """An infer request of one thread and one batch size, with an input tensor of its own.
 
@@ -196,23 +189,3 @@ class _StaticRun:
         self._request.wait()
         rows: Probabilities = self._rows[: len(images)].astype(np.float32)  # always a copy
         return rows
-
-
-def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
-    """Return ((H, W, 3), C) of an IR that takes uint8 NHWC and gives (N, C), or raise why not."""
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise ModelSetError(
-            f"{where} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; "
-            "a member has one of each"
-        )
-    shape, kind = model.input().partial_shape, model.input().element_type
-    height_width = [d.get_length() if d.is_static else -1 for d in shape][1:]
-    if kind != ov.Type.u8 or len(height_width) != 3 or height_width[2] != 3 or -1 in height_width:
-        raise ModelSetError(
-            f"{where} takes {kind} {shape}; a member takes u8 [?,H,W,3] with H and W fixed: "
-            "fold the preprocessing in (calibration.sets.convert does)"
-        )
-    out = model.output().partial_shape
-    if len(out) != 2 or not out[1].is_static:
-        raise ModelSetError(f"{where} gives {out}; a member gives probabilities [?,C]")
-    return tuple(height_width), out[1].get_length()

@@ -17,7 +17,7 @@ from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
 from app.queueing.priority import Lane
-from app.scaling.costs import DECODER_CPU_MS
+from app.scaling.costs import decoder_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.decodes import DecodedFile
@@ -52,7 +52,8 @@ class Decoder:
         self._observer = DecoderObserver()
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
-        self.usage = Usage(replica_cores(settings.decode_threads), DECODER_CPU_MS)
+        expected_ms = decoder_cpu_ms(model_set.manifest)
+        self.usage = Usage(replica_cores(settings.decode_threads), expected_ms)
 
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; one that does not is replaced.

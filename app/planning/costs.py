@@ -9,8 +9,8 @@ from app.errors import ConfigError
 from app.planning.plan import Costs
 from app.scaling.costs import (
     AROUND_CPU_MS,
-    DECODER_CPU_MS,
     MEMBER_APART,
+    decoder_cpu_ms,
     gateway_cpu_ms,
     member_cpu_ms,
 )
@@ -43,7 +43,7 @@ def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole"
     )
     cpu_ms = {"Gateway": gateway_cpu_ms(manifest, settings)}
     if form == "stages":
-        cpu_ms["Decoder"] = DECODER_CPU_MS
+        cpu_ms["Decoder"] = decoder_cpu_ms(manifest)
     of_members = member_cpu_ms(manifest, precision)
     if form != "whole":
         cpu_ms |= {name: MEMBER_APART * ms for name, ms in of_members.items()}

@@ -12,6 +12,7 @@ from models.record import Precision
 
 DECODE_CPU_MS = 1.8  # on the Gateway's threads
 DECODER_CPU_MS = 2.6  # in a process of its own, its calls included
+INPUT_CPU_MS = 0.3  # of each further input, where members differ (results/sizes.json)
 # HTTP, and the graph's calls: to stages in other processes, or in the same one.
 GATEWAY_APART_CPU_MS = 2.2
 GATEWAY_TOGETHER_CPU_MS = 1.4
@@ -33,12 +34,21 @@ def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
     return found
 
 
+def decoder_cpu_ms(manifest: Manifest) -> float:
+    """Return the CPU-ms of an image in a Decoder of its own."""
+    return DECODER_CPU_MS + _further_inputs_ms(manifest)
+
+
+def _further_inputs_ms(manifest: Manifest) -> float:
+    return INPUT_CPU_MS * (len(manifest.inputs.rules) - 1)
+
+
 def gateway_cpu_ms(manifest: Manifest, settings: Settings) -> float:
     """Return the Gateway's CPU-ms of an image, with the stages that are in its process."""
     is_apart = settings.members == "deployment"
     total = GATEWAY_APART_CPU_MS if is_apart else GATEWAY_TOGETHER_CPU_MS
     if settings.decoder == "gateway":
-        total += DECODE_CPU_MS
+        total += DECODE_CPU_MS + _further_inputs_ms(manifest)
     if not is_apart:
         total += sum(member_cpu_ms(manifest, settings.precision).values())
     return total

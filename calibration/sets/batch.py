@@ -13,6 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from models.errors import ModelSetError
+from models.network_shapes import fixed_batch
 from models.runtime import CompiledNetwork, RuntimeOptions
 
 TensorLayout = Literal["NCHW", "NHWC"]
@@ -20,12 +21,6 @@ NUM_TRIED = 4  # images that a batch is tried with
 # Of a probability, between a batch and one image: kernels for different sizes round differently,
 # and a quantised network may take another step of 1/256 for it.
 TOLERANCE = 0.05
-
-
-def batch_of(model: ov.Model) -> int | None:
-    """Return the number of images that is built in; None: any."""
-    number = model.input().partial_shape[0]
-    return None if number.is_dynamic else int(number.get_length())
 
 
 def set_shape(
@@ -64,7 +59,7 @@ def check_rows(model: ov.Model, path: Path) -> None:
         ModelSetError: they are not as many as the images.
 
     """
-    number = batch_of(model) or NUM_TRIED
+    number = fixed_batch(model) or NUM_TRIED
     told = "four" if number == NUM_TRIED else number
     trial = model.clone()
     try:

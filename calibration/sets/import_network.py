@@ -8,7 +8,6 @@ import openvino as ov
 from calibration.sets.batch import (
     TensorLayout,
     answers_alike,
-    batch_of,
     check_rows,
     keep_images,
     set_shape,
@@ -26,8 +25,9 @@ from calibration.sets.onnx_data import check_external_data
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
 from models.errors import ModelSetError
+from models.network_shapes import check_network, fixed_batch
 from models.record import Precision
-from models.runtime import check_network, read_network
+from models.runtime import read_network
 
 INTEGERS = (ov.Type.u8, ov.Type.i8)
 
@@ -95,7 +95,7 @@ def import_network(
         path=path,
         size=size,
         layout=found,
-        batch=batch_of(model),
+        batch=fixed_batch(model),
         precision="INT8" if _is_quantized(model) else "FP16",
         normalisation=normalisation,
         pixel_order=pixel_order or usual,
@@ -104,13 +104,13 @@ def import_network(
     )
     if reading.precision == "INT8":
         make_weights_symmetric(model)
-    model, fixed_batch = _folded_for_any(model, reading)
+    model, at_a_time = _folded_for_any(model, reading)
     (height, width, _), num_classes = check_network(model, str(path))
     if height != width:
         raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
     if input_size not in (None, height):
         raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
-    return Imported(model, height, num_classes, reading.precision, fixed_batch)
+    return Imported(model, height, num_classes, reading.precision, at_a_time)
 
 
 def _folded_for_any(model: ov.Model, reading: _Reading) -> tuple[ov.Model, int | None]:

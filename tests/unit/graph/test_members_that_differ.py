@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.bench.one_image import OneImage
+from app.bench.upper_bound import InProcessPipeline, Setup
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
-from app.graph.request import ClassifyRequest
+from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.messages import Fault
@@ -81,6 +83,15 @@ async def test_each_image_is_answered_as_in_process(folder, as_handles, margin):
     check(alone, model_set, PICTURES[0])
 
 
+async def test_the_bound_and_evaluation_make_the_same_inputs(folder):
+    model_set = load_model_set(str(folder))
+    rows = [rows_in_process(model_set, data) for data in PICTURES]
+    means = np.concatenate([average(row, dict.fromkeys(row, 1.0)) for row in rows])
+    bound = InProcessPipeline(model_set, "INT8", Setup(batch_size=4, streams=1, threads=1))
+    np.testing.assert_allclose(bound.answer(PICTURES[:4]), means[:4], atol=1e-4)
+    assert OneImage(model_set, "INT8").measure(PICTURES, num_images=1) > 0
+
+
 async def test_pixels_are_for_a_member_alone(folder):
     graph = service(folder)
     told = graph.served_models()
@@ -92,4 +103,10 @@ async def test_pixels_are_for_a_member_alone(folder):
     models = Models(told)
     assert [t.name for t in models.find("tiny").metadata().inputs] == ["image"]
     assert models.find("tiny.small").metadata().inputs[1].shape == [-1, 8, 8, 3]
+    pixels = read_image(PICTURES[0], OWN["small"].rule)[None]
+    tensors = TensorRequest(pixels, "small")
+    request = ClassifyRequest([], 2, 10.0, "id", Timeline(), tensors=tensors)
+    (answer,) = await graph.classify(request)
+    expected = rows_in_process(load_model_set(str(folder)), PICTURES[0])["small"]
+    assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
     assert Inference(graph).models.names == ["tiny", *(f"tiny.{name}" for name in GAINS)]

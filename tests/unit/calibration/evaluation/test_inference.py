@@ -7,7 +7,11 @@ import pytest
 
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.inference import Networks, batches, through_threads
+from models.image import read_image
+from models.image_record import ImageRecord
 from models.model_set import load_model_set
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -53,3 +57,19 @@ def test_batches_give_what_single_images_give(tiny_set: Path, pictures: Path) ->
             np.testing.assert_allclose(
                 rows[0], together.probabilities["INT8"][name][index], atol=1e-5
             )
+
+
+def test_members_get_the_inputs_that_are_theirs(tmp_path: Path, pictures: Path) -> None:
+    small = ImageRecord(input_size=8, resize_shorter=9)
+    folder = write_tiny_set(
+        tmp_path / "two", gains={"usual": 8.0, "small": 2.0}, images={"small": small}
+    )
+    model_set = load_model_set(str(folder))
+    images = read_dataset(pictures, model_set).images[:3]
+    found = Networks(model_set, ("INT8",)).predict(images).probabilities["INT8"]
+    options = RuntimeOptions(batch_sizes=(3,))
+    for name in ("usual", "small"):
+        rule = model_set.manifest.image_of(name).rule
+        pixels = np.stack([read_image(image.path.read_bytes(), rule) for image in images])
+        alone = CompiledNetwork(model_set.network_path(name), options).infer(pixels)
+        np.testing.assert_allclose(found[name], alone, atol=1e-5)

@@ -3,11 +3,14 @@
 import numpy as np
 import openvino as ov
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 from calibration.sets.classes import ClassMap
 from calibration.sets.fold import Normalisation
 from calibration.sets.import_network import import_network
+from calibration.sets.onnx_data import external_locations
 from models.errors import ModelSetError
 from tests.support.calibration.classifiers import MATRIX, PLAIN, SIDE, classifier, save
 from tests.support.calibration.onnx_file import onnx_classifier
@@ -113,7 +116,7 @@ def test_two_inputs_are_counted_though_they_have_no_names(tmp_path):
         import_network(path, None, PLAIN)
 
 
-@pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.onnx", "net"])
+@pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.onnx", "net.tflite", "net"])
 def test_a_text_is_no_network(tmp_path, name):
     (tmp_path / name).write_text("hello\n")
     with pytest.raises(ModelSetError, match=f"cannot read .*/{name}"):
@@ -174,6 +177,14 @@ def test_weights_that_are_elsewhere(tmp_path, location, says):
     path.write_bytes(onnx_classifier(location))
     with pytest.raises(ModelSetError, match=says):
         import_network(path, None, PLAIN)
+
+
+@given(st.binary(max_size=200))
+@settings(derandomize=True, deadline=None)
+def test_any_bytes_may_be_searched_for_files(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.onnx"
+    path.write_bytes(data)
+    assert all(isinstance(name, str) for name in external_locations(path))
 
 
 def test_weights_beside_the_file_are_read(tmp_path):
