@@ -73,6 +73,10 @@ Runtimes = Annotated[
         "openvino for all else); the others are extras: pip install 'tandem[onnxruntime]'"
     ),
 ]
+Architectures = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=resnet50, or another of torchvision's: whose weights a safetensors is"),
+]
 Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
 Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
 Description = Annotated[str, typer.Option(help="what it knows, for people")]
@@ -98,6 +102,7 @@ def add(
     member_options: OptionsFile = None,
     member_class_ids: MemberIds = None,
     runtime: Runtimes = None,
+    architecture: Architectures = None,
     weight: Weights = None,
     source: Sources = None,
     description: Description = "",
@@ -134,6 +139,7 @@ def add(
         ),
         member_options=read_member_options(member_options) if member_options else {},
         runtimes={key: _runtime(value) for key, value in pairs(runtime or [], "--runtime")},
+        architectures=dict(pairs(architecture or [], "--architecture")),
         weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
         sources=dict(pairs(source or [], "--source")),
         description=description,

@@ -8,7 +8,12 @@ from calibration.sets.classes import ClassMap
 from calibration.sets.import_network import Imported, import_network
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
-from calibration.sets.runtimes.importing import import_file, runtime_for
+from calibration.sets.runtimes.importing import (
+    STATE,
+    import_file,
+    import_weights,
+    runtime_for,
+)
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
@@ -33,6 +38,7 @@ class NewSet:
     member_options: Mapping[str, MemberOptions] = field(default_factory=dict)  # where they differ
     # Where it is not the file's own: PyTorch for .pt2, OpenVINO for all else.
     runtimes: Mapping[str, RuntimeName] = field(default_factory=dict)
+    architectures: Mapping[str, str] = field(default_factory=dict)  # of safetensors: torchvision's
     weights: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
@@ -88,7 +94,8 @@ def finish(staging: Staging, manifest: Manifest) -> None:
 
 def _check_members(new: NewSet) -> None:
     names = {name for name, _ in new.members}
-    told = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids, *new.runtimes]
+    told = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
+    told += [*new.runtimes, *new.architectures]
     strangers = sorted(set(told) - names)
     if strangers:
         raise ModelSetError(
@@ -116,15 +123,19 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
     options, classes = new.options_of(name), None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
         classes = ClassMap(read_lines(own), ids, str(own))
-    if (runtime := runtime_for(path, new.runtimes.get(name))) != "openvino":
-        how = FileOptions(
-            options.input_size,
-            options.normalisation,
-            options.outputs or "auto",
-            options.layout,
-            options.color_order,
-            classes,
-        )
+    runtime = runtime_for(path, new.runtimes.get(name))
+    how = FileOptions(
+        options.input_size,
+        options.normalisation,
+        options.outputs or "auto",
+        options.layout,
+        options.color_order,
+        classes,
+    )
+    if path.suffix == STATE:
+        num, whose = len(read_lines(new.labels)), new.architectures.get(name)
+        return _Member(name, path, import_weights(path, whose, num, runtime, how))
+    if runtime != "openvino":
         return _Member(name, path, import_file(path, runtime, how))
     network = import_network(
         path,

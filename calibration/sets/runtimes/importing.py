@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from calibration.sets.import_network import Imported
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError
 from models.extras import check_installed, needs_extra
@@ -9,6 +10,7 @@ from models.record import SUFFIXES, RuntimeName
 
 # Loading one of these runs what is in it: a pickle calls any function; TorchScript unpickles its
 # data and runs its classes' __setstate__.
+STATE = ".safetensors"
 REFUSED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
 
@@ -27,12 +29,36 @@ def runtime_for(path: Path, asked: RuntimeName | None) -> RuntimeName:
             "export ONNX, and give that"
         )
     runtime: RuntimeName = asked or ("torch" if path.suffix == ".pt2" else "openvino")
-    if runtime == "openvino" and path.suffix != ".pt2":
+    if path.suffix == STATE or (runtime == "openvino" and path.suffix != ".pt2"):
         return runtime
     if path.suffix != SUFFIXES[runtime] or runtime == "openvino":
         takes = "an IR, ONNX or TFLite" if runtime == "openvino" else f"a {SUFFIXES[runtime]}"
         raise ModelSetError(f"{path} is no file for {runtime}, which takes {takes}")
     return runtime
+
+
+def import_weights(
+    path: Path,
+    architecture: str | None,
+    num_classes: int,
+    runtime: RuntimeName,
+    options: FileOptions,
+) -> Imported | ImportedFile:
+    """Read safetensors as a member; see :func:`calibration.sets.runtimes.state.import_state`.
+
+    Raises:
+        MissingExtraError: torch or torchvision is not installed.
+        ModelSetError: no architecture is given, or the weights are not of it.
+
+    """
+    if architecture is None:
+        raise ModelSetError(
+            f"{path} is weights alone: say whose, --architecture NAME=resnet50 or another of "
+            "torchvision's"
+        )
+    with needs_extra("train", f"models add of {path.name}"):
+        from calibration.sets.runtimes.state import import_state
+    return import_state(path, architecture, num_classes, runtime, options)
 
 
 def import_file(path: Path, runtime: RuntimeName, options: FileOptions) -> ImportedFile:
