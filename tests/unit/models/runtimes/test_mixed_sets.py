@@ -14,6 +14,7 @@ from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.main import build
 from app.settings import Settings
+from app.tune.replica import LoadRequest, closed_loops
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
@@ -99,6 +100,33 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
         expected = np.mean([n.predict(image)[0] for n in networks.values()], axis=0)
         assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
         assert set(answer.members) == set(networks)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4)], ids=str)
+async def test_tune_loads_any_runtime_with_any_batch_sizes(mixed, sizes):
+    settings = Settings(
+        model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
+    )
+    graph = assemble(settings)
+    for member in graph.own_members:  # as a tuning run's child does for each candidate
+        member.reconfigure({"max_batch_size": max(sizes)})
+    bodies = [picture("red"), picture("blue")]
+    measured = await closed_loops(graph, bodies, LoadRequest(4, 0.1, max(sizes)))
+    assert measured.throughput > 0
+
+
+@pytest.mark.parametrize(("num_threads", "num_streams", "pool"), [(1, 1, 1), (2, 2, 1), (4, 2, 3)])
+def test_onnx_runtimes_threads_are_no_more_than_given(num_threads, num_streams, pool):
+    """Callers compute too: as many as streams, beside a pool that is one less than is said."""
+    import onnxruntime
+
+    from models.runtimes.onnx_runtime import _session_options
+
+    options = RuntimeOptions(num_threads, num_streams=num_streams)
+    chosen = _session_options(onnxruntime, options)
+    assert chosen.intra_op_num_threads == pool
+    assert num_streams + (pool - 1) == num_threads
+    assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 def test_what_is_not_for_openvino_is_not_quantised(tmp_path):
