@@ -74,7 +74,11 @@ class OnnxNetwork(BatchedNetwork):
 
     def _run(self, batch: Pixels) -> Probabilities:
         outputs, name = self._names
-        rows: Probabilities = self._session.run(outputs, {name: batch})[0]
+        try:
+            rows: Probabilities = self._session.run(outputs, {name: batch})[0]
+        except Exception as error:  # as when loading
+            told = f"ONNX Runtime cannot run {self.path} on {len(batch)} images"
+            raise ModelSetError(f"{told}: {_first_line(error)}") from error
         if rows.shape != (len(batch), self.num_classes):
             told = f"{self.path} answers {rows.shape} to {len(batch)} images"
             raise ModelSetError(told)

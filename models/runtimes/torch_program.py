@@ -91,7 +91,9 @@ class Program:
         except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
             told = f"{self._where} is damaged: {type(error).__name__} {error}"
             raise ArchiveError(told) from error
-        self._steps = self._with_last_uses([step for step in steps if step is not None])
+        found = [step for step in steps if step is not None]
+        self._check_names(found)
+        self._steps = self._with_last_uses(found)
 
     def __call__(
         self, images: torch.Tensor, tensors: Mapping[str, torch.Tensor] | None = None
@@ -136,7 +138,7 @@ class Program:
             raise ArchiveError(f"{self._where}: {key} is of ScalarType {meta['dtype']}: not read")
         content = archive.content[payload["file"]]
         sides = [side["as_int"] for side in meta["sizes"]]
-        if not content or 0 in sides:
+        if 0 in sides:
             return torch.empty(sides, dtype=DTYPES[meta["dtype"]])
         strides = [stride["as_int"] for stride in meta["strides"]]
         offset = meta["storage_offset"]["as_int"]
@@ -199,6 +201,17 @@ class Program:
             told = f"{self._where}: {target} has {name} = {value!r} ({kind}), which is not read"
             raise ArchiveError(told)
         return found
+
+    def _check_names(self, steps: Sequence[Step]) -> None:
+        """Check that every value is there when it is read."""
+        there = {*self.tensors, self._input}
+        for step in steps:
+            if missing := names_in((step.args, tuple(step.kwargs.values()))) - there:
+                told = f"{self._where} is damaged: it reads {min(missing)!r} before it is there"
+                raise ArchiveError(told)
+            there |= set(step.outputs)
+        if self._output not in there:
+            raise ArchiveError(f"{self._where} is damaged: nothing gives {self._output!r}")
 
     def _with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
         kept = {*self.tensors, self._output}

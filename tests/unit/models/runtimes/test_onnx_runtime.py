@@ -109,6 +109,30 @@ def test_a_file_that_is_no_member(tmp_path, content, says):
         network(tmp_path, content)
 
 
+def test_a_network_that_fails_on_images(tmp_path):
+    """Its output is declared for any batch, but a reshape has a number built in."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["pixels"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceMean", ["floats"], ["means"], axes=[1, 2], keepdims=0),
+            helper.make_node("Reshape", ["means", "shape"], ["rows"]),
+        ],
+        "odd",
+        [helper.make_tensor_value_info("pixels", TensorProto.UINT8, ["N", SIZE, SIZE, 3])],
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(np.array([1, 3]), "shape")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.checker.check_model(model)
+    made = network(tmp_path, model.SerializeToString())
+    made.predict(images(1))
+    with pytest.raises(ModelSetError, match="ONNX Runtime cannot run .* on 2 images: .*[Rr]eshape"):
+        made.predict(images(2))
+
+
 def test_a_float_network_is_told_from_a_member(tmp_path):
     from tests.support.runtime_files import float_onnx
 

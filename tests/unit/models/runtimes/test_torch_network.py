@@ -193,9 +193,23 @@ def wrong_size(program):
     del program["graph_module"]["signature"]
 
 
+def unknown_name(program):
+    node = program["graph_module"]["graph"]["nodes"][0]
+    node["inputs"][0]["arg"] = {"as_tensor": {"name": "nobody"}}
+
+
+def too_many_weights(program):
+    del program["graph_module"]["graph"]["nodes"][1:]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(other_schema, "schema 9 .*schema 8 is read"), (wrong_size, "damaged: KeyError 'signature'")],
+    [
+        (unknown_name, "reads 'nobody' before"),
+        (too_many_weights, "nothing gives '"),
+        (other_schema, "schema 9 .*schema 8 is read"),
+        (wrong_size, "damaged: KeyError 'signature'"),
+    ],
 )
 def test_a_program_of_another_kind(pt2, tmp_path, change, says):
     with pytest.raises(ArchiveError, match=says):
