@@ -189,7 +189,7 @@ def other_schema(program):
     program["schema_version"]["major"] = 9
 
 
-def wrong_size(program):
+def no_signature(program):
     del program["graph_module"]["signature"]
 
 
@@ -198,7 +198,7 @@ def unknown_name(program):
     node["inputs"][0]["arg"] = {"as_tensor": {"name": "nobody"}}
 
 
-def too_many_weights(program):
+def no_last_nodes(program):
     del program["graph_module"]["graph"]["nodes"][1:]
 
 
@@ -206,9 +206,9 @@ def too_many_weights(program):
     ("change", "says"),
     [
         (unknown_name, "reads 'nobody' before"),
-        (too_many_weights, "nothing gives '"),
+        (no_last_nodes, "nothing gives '"),
         (other_schema, "schema 9 .*schema 8 is read"),
-        (wrong_size, "damaged: KeyError 'signature'"),
+        (no_signature, "damaged: KeyError 'signature'"),
     ],
 )
 def test_a_program_of_another_kind(pt2, tmp_path, change, says):
