@@ -129,9 +129,7 @@ def test_a_network_that_fails_on_images(tmp_path):
     onnx.checker.check_model(model)
     made = network(tmp_path, model.SerializeToString())
     made.predict(images(1))
-    with pytest.raises(
-        ModelSetError, match=r"Runtime cannot run .* on 2 images: .*[Rr]eshape"
-    ):
+    with pytest.raises(ModelSetError, match=r"Runtime cannot run .* on 2 images: .*[Rr]eshape"):
         made.predict(images(2))
 
 

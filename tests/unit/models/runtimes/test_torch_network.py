@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import threading
 import warnings
 import zipfile
 from pathlib import Path
@@ -56,6 +57,26 @@ def test_what_the_network_says_of_itself(pt2):
     assert network.version.count(".") == 2
     network.warm_up()
     network.check_fits(SIZE, 3)
+
+
+@pytest.mark.parametrize(("num_threads", "num_streams", "each"), [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
+def test_a_batch_has_the_threads_it_was_given(pt2, num_threads, num_streams, each):
+    """On whatever thread it runs, and not as many as there are cores."""
+    import torch
+
+    network = load(pt2, RuntimeOptions(num_threads, num_streams=num_streams))
+    found: list[int] = []
+
+    def run() -> None:
+        network.predict(images(1))
+        found.append(torch.get_num_threads())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [each, each]
 
 
 def test_read_only_images_are_taken_without_a_warning(pt2):
