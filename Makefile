@@ -34,7 +34,7 @@ endef
 test: $(VENV)/.test ## the fast tests, under ten minutes
 	$(call run_tests,-m "not slow")
 
-test-all: $(VENV)/.test ## every test but those of the training (which need torch), under 45 minutes
+test-all: $(VENV)/.all ## every test but those of the training, under 45 minutes; installs torch
 	$(call run_tests)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
@@ -71,6 +71,10 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.tools: $(VENV)/.serve
 	$(INSTALL) -e '.[calibrate]'
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.test
+	$(INSTALL) -e '.[test,torch]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

@@ -22,6 +22,7 @@ from app.graph.answer_timeout import answer_timeout_s
 from app.oip.shared_memory import shared_memory_of
 from app.setting_values import check_redis_client
 from app.settings import Settings
+from models.extras import check_installed
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
@@ -34,6 +35,10 @@ def build(settings: Settings) -> Application:
     check_redis_client(settings.cache)
     shared_memory_of(settings)  # the same
     manifest = settings.load_set().manifest
+    for member in manifest.members:
+        precision = member.precision_of(settings.precision)
+        if (network := member.networks.get(precision)) is not None:
+            check_installed(network.runtime, network.runtime, f"member {member.name}")
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)

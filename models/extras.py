@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from models.errors import TandemError
 
@@ -22,3 +23,12 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
             f"tandem {what} needs {error.name}, which serving does not install; "
             f"pip install -c constraints.txt 'tandem[{extra}]' (in a checkout: -e '.[{extra}]')"
         ) from error
+
+
+def check_installed(package: str, extra: str, what: str) -> None:
+    """Raise :class:`MissingExtraError` unless ``package`` is there; it is not imported."""
+    if find_spec(package) is None:
+        raise MissingExtraError(
+            f"{what} needs {package}, which is not installed; "
+            f"pip install -c constraints.txt 'tandem[{extra}]' (in a checkout: -e '.[{extra}]')"
+        )

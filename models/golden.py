@@ -1,7 +1,7 @@
 """The golden check: a network must answer generated images as it did where the set was made.
 
 Hashes tell a damaged file; this tells a damaged result: an instruction set on which INT8 saturates,
-a driver that rounds otherwise, another version of OpenVINO. Generated images go through each
+a driver that rounds otherwise, another version of its runtime. Generated images go through each
 network, and its likeliest classes are compared with those in the set's ``golden.json``.
 """
 
@@ -12,7 +12,8 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden_record import GOLDEN_NAME, NUM_IMAGES, Golden, GoldenAnswer, TopClasses
 from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.options import Pixels
 
 NUM_KEPT = 5  # likeliest classes of each image
 # How far the kept probabilities may be off on average, and by how much the first class must have
@@ -52,15 +53,15 @@ def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
     return images
 
 
-def answer_of(network: CompiledNetwork) -> GoldenAnswer:
+def answer_of(network: LoadedNetwork) -> GoldenAnswer:
     """Record what ``network`` answers on this machine."""
     rows = [_likeliest(row) for row in _run(network)]
     return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=rows)
 
 
-def _run(network: CompiledNetwork) -> Probabilities:
+def _run(network: LoadedNetwork) -> Probabilities:
     images, step = golden_images(network.input_shape[0]), network.max_batch_size
-    parts = [network.infer(images[i : i + step]) for i in range(0, NUM_IMAGES, step)]
+    parts = [network.predict(images[i : i + step]) for i in range(0, NUM_IMAGES, step)]
     return np.concatenate(parts)
 
 
@@ -92,7 +93,7 @@ def compare(expected: GoldenAnswer, found: Probabilities) -> str | None:
     return None
 
 
-def check(golden: Golden, member: str, precision: Precision, network: CompiledNetwork) -> None:
+def check(golden: Golden, member: str, precision: Precision, network: LoadedNetwork) -> None:
     """Run the generated images through ``network`` and compare.
 
     Raises:

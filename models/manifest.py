@@ -15,24 +15,31 @@ from models.durable import flush
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
-from models.record import FileRecord, FloatType, Precision, Record
+from models.record import SUFFIXES, FileRecord, FloatType, Precision, Record, RuntimeName
 
 MANIFEST_NAME = "manifest.yaml"
 MAX_MEMBERS = 8
 
 
 class Network(Record):
-    """One precision of one member: an OpenVINO IR.
+    """One precision of one member: a graph for its runtime.
 
-    Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) probabilities.
+    Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) probabilities. For
+    OpenVINO an IR, which is two files (``xml`` and ``bin``); for the others one ``file``.
     """
 
-    xml: FileRecord
-    bin: FileRecord
+    runtime: RuntimeName = "openvino"
+    xml: FileRecord | None = None
+    bin: FileRecord | None = None
+    file: FileRecord | None = None  # .onnx with all its weights, or .pt2 of torch.export
 
     @model_validator(mode="after")
-    def _bin_is_the_xmls_own(self) -> "Network":
+    def _files_are_the_runtimes_own(self) -> "Network":
         """OpenVINO takes the weights beside the .xml, whatever a manifest says: check those."""
+        if self.runtime != "openvino":
+            return self._with_one_file()
+        if self.xml is None or self.bin is None or self.file is not None:
+            raise ValueError("an OpenVINO network is xml and bin; file is for the other runtimes")
         xml = PurePosixPath(self.xml.path)
         if xml.suffix != ".xml" or PurePosixPath(self.bin.path) != xml.with_suffix(".bin"):
             raise ValueError(
@@ -41,11 +48,24 @@ class Network(Record):
             )
         return self
 
+    def _with_one_file(self) -> "Network":
+        suffix = SUFFIXES[self.runtime]
+        if self.file is None or self.xml is not None or self.bin is not None:
+            raise ValueError(f"a network of runtime {self.runtime} is one file, a {suffix}")
+        if PurePosixPath(self.file.path).suffix != suffix:
+            raise ValueError(f"{self.file.path!r} is for {self.runtime}: it must end in {suffix}")
+        return self
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """Its files; the runtime opens the first one."""
+        return tuple(f for f in (self.xml, self.bin, self.file) if f is not None)
+
     @property
     def fingerprint(self) -> str:
-        """A short hash that changes with either file."""
-        both = f"{self.xml.sha256}{self.bin.sha256}"
-        return hashlib.sha256(both.encode()).hexdigest()[:16]
+        """A short hash that changes with any of its files."""
+        hashes = "".join(file.sha256 for file in self.files)
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
 
 class QuantizationOptions(Record):
@@ -57,6 +77,9 @@ class QuantizationOptions(Record):
     ignored_names: tuple[str, ...] = ()  # of operations that stay float
     ignored_types: tuple[str, ...] = ()  # of operations that stay float, such as Multiply
     fast_bias_correction: bool = True
+    # What NNCF takes the network for; transformer: smooth quantisation, activations by attention's
+    # needs. None: as its graph says (tandem quantize writes what it took).
+    model_type: Literal["convolutional", "transformer"] | None = None
 
 
 class MemberRecord(Record):
@@ -80,8 +103,24 @@ class MemberRecord(Record):
             raise ValueError("a member cannot be called ensemble: that is the average of all")
         return self
 
+    @property
+    def runtimes(self) -> tuple[RuntimeName, ...]:
+        """What runs its networks, each once."""
+        return tuple(dict.fromkeys(network.runtime for network in self.networks.values()))
+
+    def precision_of(self, precision: Precision) -> Precision:
+        """Return what is run where ``precision`` is asked for.
+
+        A member on another runtime than OpenVINO with one network runs that: tandem quantize makes
+        INT8 for OpenVINO alone, and the others of its set need not be float for it.
+        """
+        (first, *more) = self.networks or (precision,)
+        is_only = not more and first in self.networks
+        return first if is_only and self.networks[first].runtime != "openvino" else precision
+
     def network(self, precision: Precision) -> Network:
-        """Return the IR of ``precision``."""
+        """Return the network that is run where ``precision`` is asked for."""
+        precision = self.precision_of(precision)
         if precision not in self.networks:
             there = ", ".join(sorted(self.networks))
             how = "; tandem quantize makes INT8 of a float network" if precision == "INT8" else ""
@@ -147,7 +186,7 @@ class Manifest(Record):
         networks = [n for member in self.members for n in member.networks.values()]
         optional = (self.class_ids, self.calibration, self.golden)
         extra = [record for record in optional if record is not None]
-        return (self.labels, *extra, *(f for n in networks for f in (n.xml, n.bin)))
+        return (self.labels, *extra, *(f for n in networks for f in n.files))
 
     def member(self, name: str) -> MemberRecord:
         """Return the member called ``name``, or raise with the names there are."""

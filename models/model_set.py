@@ -10,6 +10,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from models.errors import ModelSetError
+from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import FileRecord, Precision, sha256_of
@@ -101,15 +102,22 @@ class ModelSet:
         parts.append(manifest.float_type)
         for member in manifest.members:
             network = member.network(precision)
-            parts += [member.name, repr(member.weight), network.xml.sha256, network.bin.sha256]
+            parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
             parts += [member.image.key] if member.image else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
-        """Return the verified IR of one member: its .xml, beside which OpenVINO finds its .bin."""
+        """Return the file of one member that its runtime opens, all its files verified.
+
+        Raises:
+            MissingExtraError: its runtime is not installed.
+            ModelSetError: there is none, or a file is missing or altered.
+
+        """
         network = self.manifest.member(member).network(precision)
-        self.verified(network.bin)
-        return self.verified(network.xml)
+        check_installed(network.runtime, network.runtime, f"member {member} of {self.name}")
+        opened, *_ = [self.verified(file) for file in network.files]
+        return opened
 
     def verified(self, record: FileRecord) -> Path:
         """Return the file's path after comparing its hash with the manifest's."""

@@ -12,6 +12,9 @@ from models.errors import ModelSetError
 Precision = Literal["INT8", "FP16"]
 # What layers that are not INT8 compute in; OpenVINO's names.
 FloatType = Literal["f32", "bf16"]
+# What runs a network; the file's suffix follows from it.
+RuntimeName = Literal["openvino", "onnxruntime", "torch"]
+SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx", "torch": ".pt2"}
 
 
 class Record(BaseModel):

@@ -7,67 +7,26 @@ threads is always given and pinning is off.
 """
 
 import ctypes
-import logging
-import os
 import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.network_shapes import check_network, fixed_batch
-from models.record import FloatType
+from models.record import RuntimeName
+from models.runtimes.interface import check_fits
+from models.runtimes.options import Pixels, RuntimeOptions
 
-Pixels = npt.NDArray[np.uint8]
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """How one network is compiled."""
-
-    num_threads: int = 1
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    num_streams: int = 1  # infer requests that run at a time, sharing the threads
-    # What layers that are not INT8 compute in. Left to OpenVINO, a CPU with AVX512_BF16 or AMX
-    # would take bf16 and answer otherwise than one without, so it is always given. Asked for bf16,
-    # a CPU without it computes in f32. DECISIONS.md, "Float type".
-    float_type: FloatType = "f32"
-    cache_dir: Path | None = None  # compiled models are kept here between starts
-
-    def __post_init__(self) -> None:
-        if self.num_threads < 1:
-            raise ModelSetError(f"num_threads is {self.num_threads}; it must be 1 or more")
-        if not 1 <= self.num_streams <= self.num_threads:
-            raise ModelSetError(
-                f"num_streams is {self.num_streams}; it must be 1 to num_threads {self.num_threads}"
-            )
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ModelSetError(f"batch_sizes is {self.batch_sizes}; give sizes of 1 or more")
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        """Return OpenVINO's own names for these options."""
-        chosen: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY" if self.num_streams == 1 else "THROUGHPUT",
-            "NUM_STREAMS": self.num_streams,
-            "INFERENCE_NUM_THREADS": self.num_threads,
-            "ENABLE_CPU_PINNING": False,
-            "INFERENCE_PRECISION_HINT": self.float_type,
-        }
-        if self.cache_dir is not None and _can_write(self.cache_dir):
-            chosen["CACHE_DIR"] = str(self.cache_dir)
-        return chosen
+__all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
 
 
 @cache
@@ -109,16 +68,6 @@ def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledM
     return _core().compile_model(model, "CPU", dict(properties))
 
 
-def _can_write(folder: Path) -> bool:
-    """Make the folder; a cache that cannot be written is no reason not to serve."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.warning("no compile cache in %s: %s; starts will be slower", folder, error.strerror)
-        return False
-    return os.access(folder, os.W_OK)
-
-
 def _give_memory_back() -> None:
     """Let the C library return what compiling has freed: 55 of 890 MB for the bundled set."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
@@ -129,9 +78,14 @@ def _give_memory_back() -> None:
 class CompiledNetwork:
     """A network ready to run; every thread that calls it has infer requests of its own."""
 
+    runtime: ClassVar[RuntimeName] = "openvino"
+    memory_bytes = 0  # measured by models.runtimes.load
+
     def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
         """Compile an IR, by path or in memory, once for each batch size."""
         core = _core()
+        self.version: str = ov.__version__.partition("-")[0]
+        self.num_threads = options.num_threads
         self._of_thread = threading.local()
 
         def read() -> ov.Model:
@@ -158,10 +112,10 @@ class CompiledNetwork:
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch that :meth:`infer` takes."""
+        """The largest batch that :meth:`predict` takes."""
         return self.batch_sizes[-1]
 
-    def infer(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         """Run uint8 (N, H, W, 3), or N of (H, W, 3), N up to ``max_batch_size``.
 
         A network whose batch size is built in takes any N, and runs that many at a time.
@@ -176,10 +130,12 @@ class CompiledNetwork:
         num = len(images)
         if self.fixed_batch and num > self.fixed_batch:
             starts = range(0, num, self.fixed_batch)
-            return np.concatenate([self.infer(images[i : i + self.fixed_batch]) for i in starts])
+            return np.concatenate([self.predict(images[i : i + self.fixed_batch]) for i in starts])
         if not 1 <= num <= self.max_batch_size:
             raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are compiled")
         return self._runs()[bisect_left(self.batch_sizes, num)].run(images)
+
+    infer = predict  # OpenVINO's word for it
 
     def _runs(self) -> list["_StaticRun"]:
         """Return the calling thread's runs, one per batch size."""
@@ -205,17 +161,12 @@ class CompiledNetwork:
 
     def check_fits(self, input_size: int, num_classes: int) -> None:
         """Raise :class:`ModelSetError` unless the network is what its manifest says."""
-        found = (self.input_shape[:2], self.num_classes)
-        if found != ((input_size, input_size), num_classes):
-            raise ModelSetError(
-                f"the network takes {found[0][0]}x{found[0][1]} and gives {found[1]} classes; the "
-                f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
-            )
+        check_fits(self.input_shape, self.num_classes, input_size, num_classes)
 
     def warm_up(self) -> None:
         """Run every compiled size once: the first run allocates."""
         for size in self.batch_sizes:
-            self.infer(np.zeros((size, *self.input_shape), np.uint8))
+            self.predict(np.zeros((size, *self.input_shape), np.uint8))
 
 
 class _StaticRun:

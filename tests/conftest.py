@@ -79,6 +79,8 @@ def _lacking() -> dict[str, str]:
         lacking["redis"] = "no redis-server; apt-get install it, or set TANDEM_REDIS_SERVER"
     elif find_spec("redis") is None:
         lacking["redis"] = "no Python package redis; pip install 'tandem[redis]'"
+    if find_spec("torch") is None:
+        lacking["torch"] = "no Python package torch; pip install 'tandem[torch]'"
     return lacking
 
 

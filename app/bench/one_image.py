@@ -10,7 +10,9 @@ import numpy as np
 from models.cpus import available_cpus
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 WARM_UP = 5  # images
 
@@ -26,12 +28,10 @@ class OneImage:
         names = [m.name for m in model_set.manifest.members]
         cores = available_cpus()
 
-        def networks(num_threads: int) -> list[tuple[str, CompiledNetwork]]:
+        def networks(num_threads: int) -> list[tuple[str, LoadedNetwork]]:
             float_type = model_set.manifest.float_type
             options = RuntimeOptions(num_threads, batch_sizes=(1,), float_type=float_type)
-            return [
-                (n, CompiledNetwork(model_set.network_path(n, precision), options)) for n in names
-            ]
+            return [(n, load(model_set.network_path(n, precision), options)) for n in names]
 
         self._shared, self._in_turn = networks(max(1, cores // len(names))), networks(cores)
         self._pool = ThreadPoolExecutor(len(names))
@@ -59,6 +59,6 @@ class OneImage:
         for member in self._in_turn:
             self._infer(member, pixels)
 
-    def _infer(self, member: tuple[str, CompiledNetwork], pixels: Pixels) -> None:
+    def _infer(self, member: tuple[str, LoadedNetwork], pixels: Pixels) -> None:
         name, network = member
-        network.infer(self._inputs.of(name, pixels))
+        network.predict(self._inputs.of(name, pixels))

@@ -18,7 +18,8 @@ from models.cpus import available_cpus
 from models.ensemble import average
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtimes.load import load
+from models.runtimes.options import RuntimeOptions
 
 ReportProgress = Callable[[str], None]
 
@@ -71,8 +72,7 @@ class InProcessPipeline:
             float_type=model_set.manifest.float_type,
         )
         self._networks = {
-            name: CompiledNetwork(model_set.network_path(name, precision), options)
-            for name in self._weights
+            name: load(model_set.network_path(name, precision), options) for name in self._weights
         }
 
     def run(self, bodies: Sequence[bytes], num_batches: int) -> float:
@@ -93,7 +93,7 @@ class InProcessPipeline:
         """Decode a batch and return the ensemble's float32 (N, C)."""
         pixels = np.stack([self._inputs.read(body) for body in batch])
         rows = {
-            name: network.infer(self._inputs.of(name, pixels))
+            name: network.predict(self._inputs.of(name, pixels))
             for name, network in self._networks.items()
         }
         return average(rows, self._weights)

@@ -58,15 +58,17 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "input_sizes": list(dict.fromkeys(r.input_size for r in manifest.inputs.rules)),
         "fixed_batch": {m.name: m.fixed_batch for m in manifest.members if m.fixed_batch},
         "members": [member.name for member in manifest.members],
+        "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
         "top1": _top1(manifest),
     }
 
 
 def _told(member: MemberRecord) -> str:
-    """Return a member's name, and that it cannot run larger batches, if so."""
-    if member.fixed_batch is None:
-        return member.name
-    return f"{member.name} ({'one by one' if member.fixed_batch == 1 else member.fixed_batch})"
+    """Return a member's name, another runtime than OpenVINO, and a batch size that is built in."""
+    facts = [str(runtime) for runtime in member.runtimes if runtime != "openvino"]
+    if member.fixed_batch is not None:
+        facts.append("one by one" if member.fixed_batch == 1 else str(member.fixed_batch))
+    return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
 def _top1(manifest: Manifest) -> dict[str, float]:
@@ -101,7 +103,8 @@ def verify(
 def _problems_running(model_set: ModelSet) -> list[str]:
     """Compile and run every network: right files may fit neither manifest nor machine."""
     from models import golden
-    from models.runtime import CompiledNetwork, RuntimeOptions
+    from models.runtimes.load import load
+    from models.runtimes.options import RuntimeOptions
 
     manifest, found = model_set.manifest, list[str]()
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
@@ -109,7 +112,7 @@ def _problems_running(model_set: ModelSet) -> list[str]:
         for precision in member.networks:
             path = model_set.network_path(member.name, precision)
             try:
-                network = CompiledNetwork(path, options)
+                network = load(path, options)
                 size = manifest.image_of(member.name).input_size
                 network.check_fits(size, manifest.num_classes)
                 network.warm_up()

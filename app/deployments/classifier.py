@@ -26,7 +26,8 @@ from app.settings import Settings
 from models import golden
 from models.ensemble import Probabilities
 from models.model_set import ModelSet
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
 
@@ -75,10 +76,11 @@ class Classifier:
             cache_dir=settings.compile_cache,
             float_type=model_set.manifest.float_type,
         )
-        self._network = CompiledNetwork(model_set.network_path(member, settings.precision), options)
+        self._network = load(model_set.network_path(member, settings.precision), options)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._input_size = manifest.image_of(member).input_size
+        self._log_network()
         self._network.check_fits(self._input_size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
@@ -94,14 +96,27 @@ class Classifier:
             on_batch=self._observer.executed,
         )
 
+    def _log_network(self) -> None:
+        network = self._network
+        logger.info(
+            "%s runs on %s %s: %d threads, batches of %s, %.0f MB",
+            self._name,
+            network.runtime,
+            network.version,
+            network.num_threads,
+            ", ".join(map(str, network.batch_sizes)),
+            network.memory_bytes / 1e6,
+        )
+
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
         """Refuse to serve answers that differ from those where the set was made."""
         if (expected := model_set.golden) is None:
             logger.warning("%s has no golden answers: what it answers is not checked", member)
             return
         started = time.perf_counter()
+        precision = model_set.manifest.member(member).precision_of(settings.precision)
         with golden_recorded(member):
-            golden.check(expected, member, settings.precision, self._network)
+            golden.check(expected, member, precision, self._network)
         taken_ms = (time.perf_counter() - started) * 1e3
         logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
 
@@ -200,4 +215,4 @@ class Classifier:
 
     async def _infer(self, batch: Sequence[Pixels]) -> Probabilities:
         with self._health.run():
-            return await self._inference_threads.run(self._network.infer, batch)
+            return await self._inference_threads.run(self._network.predict, batch)

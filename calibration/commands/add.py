@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from calibration.commands.options import Into, Replace, number, one_of, pairs, t
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import ModelSet, user_sets_dir
+from models.record import RuntimeName
 
 out = Console(soft_wrap=True, highlight=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
@@ -23,8 +24,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
 MembersOption = Annotated[
     list[str],
     typer.Option(
-        help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier; once per member (1 to 8), "
-        "twice for one that has a float and an INT8 network"
+        help="NAME=PATH of an ONNX, OpenVINO IR, TFLite or torch.export (.pt2) classifier; once "
+        "per member (1 to 8), twice for one that has a float and an INT8 network"
     ),
 ]
 Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
@@ -65,6 +66,17 @@ MemberIds = Annotated[
 Outputs = Annotated[
     str, typer.Option(help="auto, logits or probabilities; auto runs them once and looks")
 ]
+Runtimes = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=openvino, onnxruntime or torch, what runs the member  (default: torch for .pt2, "
+        "openvino for all else); the others are extras: pip install 'tandem[onnxruntime]'"
+    ),
+]
+Architectures = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=resnet50, or another of torchvision's: whose weights a safetensors is"),
+]
 Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
 Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
 Description = Annotated[str, typer.Option(help="what it knows, for people")]
@@ -89,6 +101,8 @@ def add(
     outputs: Outputs = "auto",
     member_options: OptionsFile = None,
     member_class_ids: MemberIds = None,
+    runtime: Runtimes = None,
+    architecture: Architectures = None,
     weight: Weights = None,
     source: Sources = None,
     description: Description = "",
@@ -97,7 +111,7 @@ def add(
     into: Into = None,
     replace: Replace = False,
 ) -> None:
-    """Make a model set of classifiers that OpenVINO reads; preprocessing and softmax are folded in.
+    """Make a model set of one's own classifiers; preprocessing and softmax are folded in.
 
     Members may take different sizes. Class counts and labels are checked against each other. Then:
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
@@ -124,6 +138,8 @@ def add(
             outputs=_outputs(outputs),
         ),
         member_options=read_member_options(member_options) if member_options else {},
+        runtimes={key: _runtime(value) for key, value in pairs(runtime or [], "--runtime")},
+        architectures=dict(pairs(architecture or [], "--architecture")),
         weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
         sources=dict(pairs(source or [], "--source")),
         description=description,
@@ -137,6 +153,10 @@ def add(
 
 def _color_order(text: str) -> Literal["RGB", "BGR"]:
     return cast(Literal["RGB", "BGR"], one_of(text, ("RGB", "BGR"), "--color-order"))
+
+
+def _runtime(text: str) -> RuntimeName:
+    return cast(RuntimeName, one_of(text, get_args(RuntimeName), "--runtime"))
 
 
 def _resize(text: str) -> Literal["crop", "stretch"]:
@@ -170,11 +190,13 @@ def tell(made: ModelSet) -> None:
     """Say what was made and what to do with it next."""
     out.print(f"[green]{escape(str(made.folder))}[/] is there")
     for record in made.manifest.members:
+        on = [runtime for runtime in record.runtimes if runtime != "openvino"]
+        where = f" on {', '.join(on)}" if on else ""
         size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
         at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
-        out.print(f"  {record.name}: {', '.join(record.networks)}, {size} px{at_a_time}")
+        out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
     is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
     folder = escape(made.name if is_found else str(made.folder.resolve()))
-    if any("INT8" not in record.networks for record in made.manifest.members):
+    if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
         out.print(f"next: tandem quantize {folder} --images DIR, then")
     out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

@@ -25,7 +25,16 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 def fetch(
     name: Annotated[str, typer.Argument(metavar="SET", help="imagenet1k")],
-    resnet50: Annotated[str, typer.Option(help="V1 (2015's recipe) or V2 (2021's)")] = "V1",
+    member: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME=WEIGHTS, any classification network of torchvision and which of its "
+            "weights, else its best; once per member  (default: resnet50 and densenet169)"
+        ),
+    ] = None,
+    resnet50: Annotated[
+        str, typer.Option(help="V1 (2015's recipe) or V2 (2021's), without --member")
+    ] = "V1",
     weights_dir: Annotated[
         Path | None,
         typer.Option(help="folder with the .pth files, fetched elsewhere; nothing is downloaded"),
@@ -38,8 +47,9 @@ def fetch(
 ) -> None:
     """Fetch float networks, convert them to OpenVINO with preprocessing folded in, write the set.
 
-    About 155 MB from download.pytorch.org, checked by hash, kept in the user's cache; a broken
-    download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
+    Size, resizing, mean and scale of each are those of its weights. The files, about 155 MB without
+    --member, come from download.pytorch.org, are checked by hash and kept in the user's cache; a
+    broken download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
     """
     from calibration.commands.add import tell
 
@@ -48,9 +58,14 @@ def fetch(
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the .pth files")
     with needs_extra("train", "models fetch"):
-        from calibration.sets.torchvision_set import Source, fetch_set, published_weights
+        from calibration.sets.torchvision_set import (
+            Source,
+            fetch_set,
+            published_weights,
+            weights_of,
+        )
 
-        weights = published_weights(f"IMAGENET1K_{version}")
+        weights = weights_of(member) if member else published_weights(f"IMAGENET1K_{version}")
     source = Source(user_cache_path("tandem") / "weights", weights_dir, mirror)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)

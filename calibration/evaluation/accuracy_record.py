@@ -16,7 +16,7 @@ from models.manifest import read_manifest, write_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
-PACKAGES = ("openvino", "nncf", "numpy", "opencv-python-headless")
+PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 
 
 def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
@@ -24,7 +24,9 @@ def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
     precisions = tuple(measured.tallies)
     members = model_set.manifest.members
     fingerprints: dict[str, dict[Precision, str]] = {
-        m.name: {p: m.networks[p].fingerprint for p in precisions if p in m.networks}
+        m.name: {
+            p: m.networks[p].fingerprint for p in map(m.precision_of, precisions) if p in m.networks
+        }
         for m in members
     }
     drops = {
@@ -62,9 +64,7 @@ def sizes_mb(
     """Return the size of each network's two files, in 10**6 bytes."""
     return {
         member.name: {
-            p: round(
-                sum((model_set.folder / f.path).stat().st_size for f in (n.xml, n.bin)) / 1e6, 2
-            )
+            p: round(sum((model_set.folder / f.path).stat().st_size for f in n.files) / 1e6, 2)
             for p, n in member.networks.items()
             if p in precisions
         }

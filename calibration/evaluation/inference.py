@@ -23,7 +23,9 @@ from models.errors import ImageError, ModelSetError
 from models.manifest import Manifest
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 BATCH = 8
 # float32 (N, C), by precision, then by member; and "ensemble"
@@ -51,16 +53,16 @@ class Networks:
         self.num_threads = available_cpus()
         self._inputs = self.manifest.inputs
         self._weights = {member.name: member.weight for member in self.manifest.members}
-        self.compiled: dict[Precision, dict[str, CompiledNetwork]] = {
+        self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {
             precision: {
                 member.name: self._compile(model_set, member.name, precision)
                 for member in self.manifest.members
-                if precision in member.networks
+                if member.precision_of(precision) in member.networks
             }
             for precision in precisions
         }
 
-    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> CompiledNetwork:
+    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> LoadedNetwork:
         options = RuntimeOptions(
             num_threads=self.num_threads,
             num_streams=self.num_threads,
@@ -68,7 +70,7 @@ class Networks:
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
         )
-        network = CompiledNetwork(model_set.network_path(member, precision), options)
+        network = load(model_set.network_path(member, precision), options)
         size = self.manifest.image_of(member).input_size
         network.check_fits(size, self.manifest.num_classes)
         return network
@@ -91,7 +93,7 @@ class Networks:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
                 rows = {
-                    name: network.infer(self._inputs.of(name, stacked))
+                    name: network.predict(self._inputs.of(name, stacked))
                     for name, network in members.items()
                 }
                 for name, probabilities in rows.items():
@@ -107,11 +109,11 @@ class Networks:
         for precision, members in self.compiled.items():
             for name, network in members.items():
                 images = np.zeros((BATCH, *network.input_shape), np.uint8)
-                network.infer(images)
+                network.predict(images)
                 times = []
                 for _ in range(5):
                     started = process_time()
-                    network.infer(images)
+                    network.predict(images)
                     times.append((process_time() - started) / BATCH * 1e3)
                 found.setdefault(name, {})[precision] = round(min(times), 2)
         return found

@@ -14,6 +14,7 @@ from models.manifest import QuantizationOptions
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 BATCH = 8
+MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"}
 COMPUTING = {"Convolution", "GroupConvolution", "MatMul", "ConvolutionBackpropData"}
 
 
@@ -47,6 +48,7 @@ class Quantized:
 
 def quantize(model: ov.Model, images: Sequence[Pixels], options: QuantizationOptions) -> ov.Model:
     """Quantise a folded float model; ``images`` are uint8 (H, W, 3) BGR at the input size."""
+    options = with_model_type(options, model)
     quantized: ov.Model = nncf.quantize(model, _dataset(images), **_arguments(options, images))
     return quantized
 
@@ -79,11 +81,33 @@ def quantize_within(
         validation_fn=_validate,
         max_drop=max_drop,
         drop_type=nncf.DropType.ABSOLUTE,
-        **_arguments(options, images),
+        **_arguments(with_model_type(options, model), images),
     )
     now = Paired.of(before, rightness(controlled, validation))
     left = sorted(quantized_layers(plain) - quantized_layers(controlled))
     return Quantized(controlled, now, drop, tuple(left))
+
+
+def with_model_type(options: QuantizationOptions, model: ov.Model) -> QuantizationOptions:
+    """Return the options with what NNCF is to take the network for, if they do not say."""
+    if options.model_type is not None:
+        return options
+    found = "transformer" if has_attention(model) else "convolutional"
+    return options.model_copy(update={"model_type": found})
+
+
+def has_attention(model: ov.Model) -> bool:
+    """Whether any product of matrices takes the output of a softmax, as attention does."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention":
+            return True
+        if node.get_type_name() == "MatMul":
+            source = node.input_value(0).get_node()
+            while source.get_type_name() in MOVING:
+                source = source.input_value(0).get_node()
+            if source.get_type_name() == "Softmax":
+                return True
+    return False
 
 
 def _dataset(images: Sequence[Pixels]) -> nncf.Dataset:
@@ -98,6 +122,8 @@ def _arguments(options: QuantizationOptions, images: Sequence[Pixels]) -> dict[s
         "preset": nncf.QuantizationPreset(options.preset),
         "subset_size": len(images),
         "fast_bias_correction": options.fast_bias_correction,
+        # NNCF then recommends smooth quantisation and applies it, alpha as it finds best.
+        "model_type": nncf.ModelType.TRANSFORMER if options.model_type == "transformer" else None,
         "ignored_scope": ignored if options.ignored_names or options.ignored_types else None,
     }
 
@@ -139,6 +165,6 @@ def quantized_layers(model: ov.Model) -> set[str]:
 def _is_fed_quantized(node: ov.Node) -> bool:
     """Follow the activation input upwards through layers that only move values."""
     source = node.input_value(0).get_node()
-    while source.get_type_name() in {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"}:
+    while source.get_type_name() in MOVING:
         source = source.input_value(0).get_node()
     return bool(source.get_type_name() == "FakeQuantize")

@@ -1,6 +1,6 @@
 """Quantises a whole set: its members' INT8 networks, its manifest, its golden answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -10,7 +10,12 @@ from pydantic import ValidationError
 
 from calibration.quantization.calibration_images import HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
-from calibration.quantization.quantize import Labelled, Quantized, quantize_within
+from calibration.quantization.quantize import (
+    Labelled,
+    Quantized,
+    quantize_within,
+    with_model_type,
+)
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
 from models.accuracy import Drop, ValidationDrop, images_digest
@@ -83,6 +88,7 @@ def quantize_set(
         model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
         manifest = model_set.manifest
         records = [manifest.member(n) for n in request.members] or _with_float(manifest)
+        _check_runtimes(records)
         floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
         options = {m.name: request.options_of(m) for m in records}
         size = max(o.subset_size for o in options.values())
@@ -93,9 +99,11 @@ def quantize_set(
         outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
         max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
         for name, path in floats.items():
-            say(f"{name}: quantising on {options[name].subset_size} images")
+            model = read_network(path)
+            options[name] = with_model_type(options[name], model)
+            say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
             outcome.members[name] = quantize_within(
-                read_network(path),
+                model,
                 [inputs.of(name, p[None])[0] for p in chosen.pixels[: options[name].subset_size]],
                 _of_member(name, validation.labelled, inputs),
                 options[name],
@@ -114,10 +122,32 @@ def quantize_set(
     return outcome
 
 
+def _how(options: QuantizationOptions) -> str:
+    is_transformer = options.model_type == "transformer"
+    return ", as a transformer: smooth quantisation" if is_transformer else ""
+
+
 def _with_float(manifest: Manifest) -> list[MemberRecord]:
-    """Return the members that can be quantised: others came as INT8 and stay as they are."""
-    found = [member for member in manifest.members if "FP16" in member.networks]
+    """Return the members that can be quantised.
+
+    Those that came as INT8, or run on another runtime than OpenVINO, stay as they are.
+    """
+    found = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
     return found or list(manifest.members)  # of whom the first then says that it has none
+
+
+def _is_for_nncf(member: MemberRecord) -> bool:
+    return member.networks["FP16"].runtime == "openvino"
+
+
+def _check_runtimes(records: Sequence[MemberRecord]) -> None:
+    for member in records:
+        if "FP16" in member.networks and not _is_for_nncf(member):
+            raise ModelSetError(
+                f"member {member.name} runs on {member.networks['FP16'].runtime}: tandem quantize "
+                "makes INT8 for OpenVINO. Add it without --runtime, or quantised already (an ONNX "
+                "with QuantizeLinear)"
+            )
 
 
 def _of_member(name: str, labelled: Labelled | None, inputs: ImageInputs) -> Labelled | None:

@@ -1,4 +1,4 @@
-"""Creates a model set of existing classifiers (ONNX, OpenVINO IR or TFLite)."""
+"""Creates a model set of existing classifiers (ONNX, OpenVINO IR, TFLite or .pt2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,19 @@ from pathlib import Path
 from calibration.sets.classes import ClassMap
 from calibration.sets.import_network import Imported, import_network
 from calibration.sets.member_options import MemberOptions
+from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
+from calibration.sets.runtimes.importing import (
+    STATE,
+    import_file,
+    import_weights,
+    runtime_for,
+)
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
-from models.record import FileRecord, Precision, sha256_of
+from models.record import FileRecord, Precision, RuntimeName, sha256_of
 
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 
@@ -29,6 +36,9 @@ class NewSet:
     member_class_ids: Mapping[str, Path] = field(default_factory=dict)
     options: MemberOptions = field(default_factory=MemberOptions)  # of all members
     member_options: Mapping[str, MemberOptions] = field(default_factory=dict)  # where they differ
+    # Where it is not the file's own: PyTorch for .pt2, OpenVINO for all else.
+    runtimes: Mapping[str, RuntimeName] = field(default_factory=dict)
+    architectures: Mapping[str, str] = field(default_factory=dict)  # of safetensors: torchvision's
     weights: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
@@ -47,7 +57,7 @@ class _Member:
 
     name: str
     path: Path
-    network: Imported
+    network: Imported | ImportedFile
 
 
 def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
@@ -85,10 +95,12 @@ def finish(staging: Staging, manifest: Manifest) -> None:
 def _check_members(new: NewSet) -> None:
     names = {name for name, _ in new.members}
     told = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
+    told += [*new.runtimes, *new.architectures]
     strangers = sorted(set(told) - names)
     if strangers:
         raise ModelSetError(
-            f"no --member {strangers[0]!r} that a weight, source, option or class ids are for"
+            f"no --member {strangers[0]!r} that a weight, source, option, runtime or class ids are "
+            "for"
         )
     if len(names) > MAX_MEMBERS:
         raise ModelSetError(
@@ -111,6 +123,20 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
     options, classes = new.options_of(name), None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
         classes = ClassMap(read_lines(own), ids, str(own))
+    runtime = runtime_for(path, new.runtimes.get(name))
+    how = FileOptions(
+        options.input_size,
+        options.normalisation,
+        options.outputs or "auto",
+        options.layout,
+        options.color_order,
+        classes,
+    )
+    if path.suffix == STATE:
+        num, whose = len(read_lines(new.labels)), new.architectures.get(name)
+        return _Member(name, path, import_weights(path, whose, num, runtime, how))
+    if runtime != "openvino":
+        return _Member(name, path, import_file(path, runtime, how))
     network = import_network(
         path,
         options.input_size,
@@ -198,7 +224,13 @@ def _members(
                 "one INT8 network"
             )
         stem = f"{one.name}-{precision.lower()}"
-        by[precision] = staging.network(one.network.model, stem, is_float=precision == "FP16")
+        by[precision] = _staged(one.network, stem, staging)
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )
+
+
+def _staged(network: Imported | ImportedFile, stem: str, staging: Staging) -> Network:
+    if isinstance(network, ImportedFile):
+        return staging.file(network.content, stem, network.runtime)
+    return staging.network(network.model, stem, is_float=network.precision == "FP16")

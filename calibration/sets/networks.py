@@ -3,6 +3,7 @@
 import importlib
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from models.errors import ModelSetError
 
-NETWORKS = ("resnet50", "densenet169")
+NETWORKS = ("resnet50", "densenet169")  # the bundled set's
+# As torchvision builds them for its published weights.
+OPTIONS: dict[str, dict[str, bool]] = {
+    "googlenet": {"transform_input": True, "aux_logits": True, "init_weights": False},
+    "inception_v3": {"transform_input": True, "aux_logits": True, "init_weights": False},
+}
 
 
 def torchvision_models() -> Any:
@@ -35,12 +41,34 @@ def torchvision_models() -> Any:
     return module
 
 
-def build_network(name: str, num_classes: int) -> torch.nn.Module:
-    """Return a new network: float32 (N, 3, H, W) RGB, normalised, to logits (N, C)."""
-    if name not in NETWORKS:
-        raise ModelSetError(f"unknown network {name!r}; there are: {', '.join(NETWORKS)}")
-    network: torch.nn.Module = getattr(torchvision_models(), name)(
-        weights=None, num_classes=num_classes
+def known_networks() -> list[str]:
+    """Return the names of torchvision's classification networks."""
+    models = torchvision_models()
+    return list(models.list_models(module=models))
+
+
+def build_network(name: str, num_classes: int, input_size: int | None = None) -> torch.nn.Module:
+    """Return a new network of torchvision's: float32 (N, 3, H, W) RGB to logits (N, C).
+
+    Args:
+        name: torchvision's.
+        num_classes: C.
+        input_size: in pixels, for networks that are built for one; None: their usual.
+
+    Raises:
+        ModelSetError: there is no such network.
+
+    """
+    if name not in NETWORKS and name not in (known := known_networks()):
+        near = get_close_matches(name, known) or known[:5]
+        raise ModelSetError(
+            f"unknown network {name!r}; torchvision has {len(known)}, as {', '.join(near)}"
+        )
+    options: dict[str, Any] = dict(OPTIONS.get(name, {}))
+    if name.startswith("vit_") and input_size is not None:
+        options["image_size"] = input_size
+    network: torch.nn.Module = torchvision_models().get_model(
+        name, weights=None, num_classes=num_classes, **options
     )
     return network
 

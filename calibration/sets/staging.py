@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import openvino as ov
@@ -19,8 +20,10 @@ from models.errors import ModelSetError
 from models.golden_record import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest, write_manifest
 from models.model_set import ModelSet
-from models.record import FileRecord, Precision, sha256_of
-from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+from models.record import SUFFIXES, FileRecord, Precision, RuntimeName, sha256_of
+from models.runtime import read_network
+from models.runtimes.load import load
+from models.runtimes.options import RuntimeOptions
 
 MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
 RECORDS = TypeAdapter(tuple[FileRecord, ...])
@@ -44,6 +47,14 @@ class Staging:
         return Network(
             xml=FileRecord.of(self.work, xml.name), bin=FileRecord.of(self.work, weights.name)
         )
+
+    def file(self, content: bytes, stem: str, runtime: RuntimeName) -> Network:
+        """Write the one file of a network for another runtime than OpenVINO."""
+        suffix, digits = SUFFIXES[runtime], sha256(content).hexdigest()[:8]
+        path = self.work / f"{self._free(stem, digits)}{suffix}"
+        with writing(path):
+            path.write_bytes(content)
+        return Network(runtime=runtime, file=FileRecord.of(self.work, path.name))
 
     def text(self, name: str, text: str) -> FileRecord:
         """Write a text file and describe it."""
@@ -77,13 +88,13 @@ class Staging:
         return self.text(GOLDEN_NAME, Golden(answers=answers).model_dump_json() + "\n")
 
     def _answer_of(self, network: Network) -> GoldenAnswer:
-        staged = self.work / network.xml.path
-        path = staged if staged.exists() else self.folder / network.xml.path
+        opened = network.files[0].path
+        path = self.work / opened if (self.work / opened).exists() else self.folder / opened
         try:
-            return golden.answer_of(CompiledNetwork(path, RuntimeOptions(batch_sizes=(8,))))
+            return golden.answer_of(load(path, RuntimeOptions(batch_sizes=(8,))))
         except RuntimeError as error:
             last_line = str(error).strip().splitlines()[-1]
-            raise ModelSetError(f"OpenVINO cannot run {path}: {last_line}") from error
+            raise ModelSetError(f"{network.runtime} cannot run {path}: {last_line}") from error
 
     def move_in(self, manifest: Manifest) -> None:
         """Move what ``manifest`` names into the folder, then replace the manifest.

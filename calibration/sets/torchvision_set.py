@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
@@ -12,16 +13,17 @@ from calibration.sets.add_set import finish
 from calibration.sets.convert import convert_module
 from calibration.sets.download import DownloadError, ReportProgress, check_hash, download
 from calibration.sets.fold import Normalisation
-from calibration.sets.networks import build_network, torchvision_models
+from calibration.sets.networks import build_network, known_networks, torchvision_models
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
-from models.manifest import Manifest, MemberRecord, read_manifest
+from models.image_resize import Interpolation
+from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 
 NAME = "imagenet1k"
-DESCRIPTION = "ImageNet's 1000 classes: torchvision's published weights of both networks."
+DESCRIPTION = "ImageNet's 1000 classes: torchvision's published weights."
 # torchvision names a file <network>-<first hex digits of its sha256>.pth and checks them so.
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.pth$")
 # DenseNet's weights were published before its layers were renamed: norm.1 is norm1 now.
@@ -48,6 +50,32 @@ def published_weights(resnet50: str = "IMAGENET1K_V1") -> dict[str, Any]:
     return {"resnet50": chosen, "densenet169": models.DenseNet169_Weights.IMAGENET1K_V1}
 
 
+def weights_of(members: Sequence[str]) -> dict[str, Any]:
+    """Return torchvision's weights entries of ``NAME`` (its best) or ``NAME=WEIGHTS``, by name.
+
+    Raises:
+        ModelSetError: no such network or weights, too many, or one twice.
+
+    """
+    found: dict[str, Any] = {}
+    for member in members:
+        name, _, version = member.partition("=")
+        if name in found:
+            raise ModelSetError(f"--member {name} is given twice; a set has a network once")
+        if name not in (known := known_networks()):
+            near = get_close_matches(name, known) or known[:5]
+            told = f"no network {name!r}; torchvision has {len(known)}, as {', '.join(near)}"
+            raise ModelSetError(told)
+        entries = torchvision_models().get_model_weights(name)
+        names = [entry.name for entry in entries]
+        if version and version not in names:
+            raise ModelSetError(f"no {name} weights {version!r}; there are: {', '.join(names)}")
+        found[name] = entries[version] if version else entries.DEFAULT
+    if len(found) > MAX_MEMBERS:
+        raise ModelSetError(f"{len(found)} members; a set has 1 to {MAX_MEMBERS}: leave some out")
+    return found
+
+
 def fetch_set(
     weights: Mapping[str, Any],
     into: Path,
@@ -59,8 +87,8 @@ def fetch_set(
 ) -> ModelSet:
     """Get the files, convert, write the set; it appears whole or not at all.
 
-    ``weights``: torchvision's entries by network name. Labels, sizes and normalisation are taken
-    from them.
+    ``weights``: torchvision's entries by network name. Labels, and each network's size, resize rule
+    and normalisation, are taken from them.
 
     Raises:
         DownloadError: a file could not be had, or is not the published one.
@@ -68,19 +96,20 @@ def fetch_set(
 
     """
     labels = _labels(weights)
-    image, normalisation, note = _preprocessing(weights)
+    inputs = {network: _input(entry) for network, entry in weights.items()}
+    image = next(iter(inputs.values()))[0]
     folder = into / name
     if folder.exists() and not is_replaced:
         raise ModelSetError(f"{folder} exists; --replace makes it anew")
     files = {network: _file(entry.url, source, report) for network, entry in weights.items()}
     with create(folder, is_replaced=is_replaced) as staging:
         members = tuple(
-            _member(staging, network, path, weights[network], len(labels), image, normalisation)
+            _member(staging, network, path, weights[network], len(labels), inputs[network], image)
             for network, path in files.items()
         )
         manifest = Manifest(
             name=name,
-            description=" ".join(filter(None, [DESCRIPTION, note])),
+            description=DESCRIPTION,
             image=image,
             num_classes=len(labels),
             labels=staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
@@ -97,28 +126,20 @@ def _labels(weights: Mapping[str, Any]) -> list[str]:
     return list(found.pop())
 
 
-def _preprocessing(weights: Mapping[str, Any]) -> tuple[ImageRecord, Normalisation, str]:
-    """Return the set's one rule; where the weights' own differ, the first one's and a note."""
-    presets = {name: entry.transforms() for name, entry in weights.items()}
-    rules = {name: (preset.crop_size[0], preset.resize_size[0]) for name, preset in presets.items()}
-    first = next(iter(presets.values()))
-    for preset in presets.values():
-        if str(preset.interpolation.value) != "bilinear":
-            raise ModelSetError(
-                f"these weights want {preset.interpolation.value} resizing; tandem has bilinear"
-            )
-        if (list(preset.mean), list(preset.std)) != (list(first.mean), list(first.std)):
-            raise ModelSetError("these weights are normalised differently: not one ensemble")
-    crop, resize = next(iter(rules.values()))
-    if any(rule[0] != crop for rule in rules.values()):
-        raise ModelSetError(f"these weights take different sizes: {rules}")
-    note = ""
-    if len(set(rules.values())) > 1:
-        told = ", ".join(f"{name} {rule[1]}" for name, rule in rules.items())
-        note = f"Resized to {resize} px for both; trained with {told}."
-    mean, std = ([255 * float(v) for v in values] for values in (first.mean, first.std))
-    normalisation = Normalisation(_triple(mean), _triple(std))
-    return ImageRecord(input_size=crop, resize_shorter=resize), normalisation, note
+def _input(entry: Any) -> tuple[ImageRecord, Normalisation]:
+    """Return how a network's weights were trained to see a picture."""
+    preset = entry.transforms()
+    interpolation = str(preset.interpolation.value)
+    if interpolation not in get_args(Interpolation):
+        there = " and ".join(get_args(Interpolation))
+        raise ModelSetError(f"{entry!s} wants {interpolation} resizing; tandem has {there}")
+    record = ImageRecord(
+        input_size=preset.crop_size[0],
+        resize_shorter=preset.resize_size[0],
+        interpolation=cast(Interpolation, interpolation),
+    )
+    mean, std = ([255 * float(v) for v in values] for values in (preset.mean, preset.std))
+    return record, Normalisation(_triple(mean), _triple(std))
 
 
 def _triple(values: Sequence[float]) -> tuple[float, float, float]:
@@ -149,17 +170,19 @@ def _member(
     path: Path,
     entry: Any,
     num_classes: int,
+    inputs: tuple[ImageRecord, Normalisation],
     image: ImageRecord,
-    normalisation: Normalisation,
 ) -> MemberRecord:
-    module = build_network(network, num_classes)
+    own, normalisation = inputs
+    module = build_network(network, num_classes, own.input_size)
     _load(module, path)
-    model = convert_module(module, network, image.input_size, normalisation)
+    model = convert_module(module, network, own.input_size, normalisation)
     digits = HASH_IN_NAME.search(path.name)
     return MemberRecord(
         name=network,
         source=f"torchvision {entry!s}, {entry.url}, sha256 {digits[1] if digits else ''}...",
         networks={"FP16": staging.network(model, f"{network}-fp16", is_float=True)},
+        image=None if own == image else own,
     )
 
 

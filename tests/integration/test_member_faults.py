@@ -36,7 +36,7 @@ class Breakable(Classifier):
     def _run(self, batch: Sequence[Pixels]) -> np.ndarray:
         if self._broken.exists():
             raise RuntimeError("no memory")
-        return self._network.infer(batch)
+        return self._network.predict(batch)
 
     async def _infer(self, batch: Sequence[Pixels]) -> np.ndarray:
         with self._health.run():

@@ -3,6 +3,7 @@
 import http.server
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -16,10 +17,17 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from calibration.sets.download import DownloadError
 from calibration.sets.networks import build_network, torchvision_models
-from calibration.sets.torchvision_set import Source, fetch_set, published_weights
+from calibration.sets.torchvision_set import (
+    Source,
+    _input,
+    fetch_set,
+    published_weights,
+    weights_of,
+)
 from calibration.training.augment import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
+from models.image_record import ImageRecord
 from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.calibration.drawn_images import CLASSES
 
@@ -75,7 +83,13 @@ def entries(folder: Path, base: str) -> dict[str, Any]:
 
 @pytest.fixture
 def server(weights_dir: Path) -> Iterator[str]:
-    handler = partial(QuietHandler, directory=str(weights_dir))
+    with served_folder(weights_dir) as url:
+        yield url
+
+
+@contextmanager
+def served_folder(folder: Path) -> Iterator[str]:
+    handler = partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{httpd.server_address[1]}"
@@ -176,6 +190,72 @@ def test_the_published_entries_are_what_the_code_takes_them_for() -> None:
         assert all(entry.url.startswith("https://") for entry in weights.values())
     with pytest.raises(ModelSetError, match="IMAGENET1K_V1"):
         published_weights("V9")
+
+
+def test_any_network_with_published_weights_and_its_own_preprocessing(tmp_path: Path) -> None:
+    weights = weights_of(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
+    assert list(weights) == ["efficientnet_b0", "vit_b_16", "resnet50"]
+    assert weights["resnet50"].name == "IMAGENET1K_V2"  # the best
+    found = {name: _input(entry)[0] for name, entry in weights.items()}
+    assert {n: (r.input_size, r.resize_shorter, r.interpolation) for n, r in found.items()} == {
+        "efficientnet_b0": (224, 256, "bicubic"),
+        "vit_b_16": (384, 384, "bicubic"),
+        "resnet50": (224, 232, "bilinear"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        (["efficientnet_b99"], r"no network 'efficientnet_b99'; .*efficientnet_b"),
+        (["fasterrcnn_resnet50_fpn"], "no network 'fasterrcnn"),
+        (["vit_b_16=V9"], "no vit_b_16 weights 'V9'; there are: IMAGENET1K_V1"),
+        (["resnet18", "resnet18"], "resnet18 is given twice"),
+        ([f"efficientnet_b{i}" for i in range(8)] + ["resnet18"], "9 members; a set has 1 to 8"),
+    ],
+)
+def test_members_that_cannot_be_fetched(members: list[str], says: str) -> None:
+    with pytest.raises(ModelSetError, match=says):
+        weights_of(members)
+
+
+def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
+    """Each with the size, the interpolation and the normalisation of its own weights."""
+    from torchvision.transforms._presets import ImageClassification, InterpolationMode
+
+    torch.manual_seed(6)
+    modules = {name: build_network(name, 3).eval() for name in ("mobilenet_v3_small", "resnet18")}
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    presets = {
+        "mobilenet_v3_small": {"crop_size": 32, "resize_size": 40},
+        "resnet18": {
+            "crop_size": 48,
+            "interpolation": InterpolationMode.BICUBIC,
+            "mean": (0, 0, 0),
+        },
+    }
+    weights = {}
+    with served_folder(folder) as url:
+        for name, module in modules.items():
+            torch.save(module.state_dict(), folder / name)
+            digest = sha256((folder / name).read_bytes()).hexdigest()
+            file = (folder / name).rename(folder / f"{name}-{digest[:8]}.pth")
+            weights[name] = torchvision_models().Weights(
+                url=f"{url}/{file.name}",
+                transforms=partial(ImageClassification, **presets[name]),
+                meta={"categories": list(CLASSES)},
+            )
+        made = fetch_set(weights, tmp_path / "sets", Source(tmp_path / "cache"))
+    first, second = made.manifest.members
+    assert (first.image, made.manifest.image.input_size) == (None, 32)
+    assert second.image == ImageRecord(input_size=48, resize_shorter=256, interpolation="bicubic")
+    pixels = np.random.default_rng(1).integers(0, 256, (1, 48, 48, 3), np.uint8)
+    network = CompiledNetwork(made.network_path("resnet18", "FP16"), RuntimeOptions())
+    planes = torch.from_numpy(pixels[..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
+    with torch.inference_mode():
+        expected = modules["resnet18"](planes / torch.tensor((0.229, 0.224, 0.225))[:, None, None])
+    np.testing.assert_allclose(network.predict(pixels), expected.softmax(1).numpy(), atol=5e-3)
 
 
 def test_the_command_says_what_to_do_offline(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from models import golden, runtime
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
 from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+from models.runtimes import load as runtimes_load
 from tests.support.bf16 import rounded_to_bf16
 from tests.support.tiny_networks import SIZE, tiny_model, write_tiny_set
 
@@ -130,8 +131,7 @@ def test_a_set_is_run_in_the_float_type_it_asks_for(
             asked.append(options.float_type)
             super().__init__(network, options)
 
-    for module in (classifier, upper_bound, one_image, inference, runtime):
-        monkeypatch.setattr(module, "CompiledNetwork", Recorded)
+    monkeypatch.setattr(runtimes_load, "CompiledNetwork", Recorded)
     use(load_model_set(str(folder)), precision)
     assert set(asked) == {float_type}
 

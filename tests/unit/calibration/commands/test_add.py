@@ -66,6 +66,7 @@ def test_what_was_added_is_listed_and_verified(home):
         "input_sizes": [16],
         "fixed_batch": {},
         "members": ["a", "b"],
+        "runtimes": {"a": ["openvino"], "b": ["openvino"]},
         "top1": {},
     }
     verified = models("verify mine")

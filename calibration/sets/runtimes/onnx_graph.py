@@ -1,0 +1,196 @@
+"""Folds preprocessing and softmax into an ONNX graph, for a member that runs on ONNX Runtime.
+
+In front: uint8 (N, H, W, 3) BGR to what the network takes; behind: the set's classes, softmax. All
+weights go into the one file.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from calibration.sets.classes import ClassMap
+from calibration.sets.onnx_data import check_external_data
+from calibration.sets.runtimes.imported_file import (
+    FileOptions,
+    ImportedFile,
+    Sides,
+    layout_and_size,
+    multi_label,
+    num_classes_of,
+    tried,
+)
+from models.errors import ModelSetError
+from models.record import Precision
+
+OLDEST_OPSET = 7  # of Sub and Div that broadcast
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger")
+LEAST = 1e-12  # a probability, before its logarithm
+OURS = "tandem/"  # names of nodes and tensors begin so
+Graph = Any  # onnx.GraphProto; the package's types are generated
+
+
+def import_onnx(path: Path, options: FileOptions) -> ImportedFile:
+    """Read an ONNX classifier as a member's file for ONNX Runtime.
+
+    Raises:
+        ModelSetError: not one image in and one row of classes out; weights that are missing or
+            outside its folder; operators that this ONNX Runtime lacks. The message says what is.
+
+    """
+    check_external_data(path)
+    model = _read(path)
+    graph = model.graph
+    inputs, outputs = _ends(graph, path)
+    told = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
+    layout, size, batch = layout_and_size(_sides(inputs), told, options)
+    taken = inputs.type.tensor_type.elem_type
+    if taken not in (TensorProto.FLOAT, TensorProto.UINT8):
+        raise ModelSetError(f"{told}; a member takes float32 or uint8: export it again as that")
+    given = f"{path} gives {_told(_sides(outputs))}"
+    num_classes = num_classes_of(_sides(outputs), given)
+    if options.outputs == "auto" and _producer(graph, outputs.name) == "Sigmoid":
+        raise multi_label(path)
+    make = partial(_folded, model, options, layout, size, batch, num_classes)
+    return tried(make, path, options)
+
+
+def _read(path: Path) -> Any:
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf's and onnx's own kinds
+        told = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} is no ONNX file: {told}") from error
+    opset = max((o.version for o in model.opset_import if o.domain == ""), default=0)
+    if opset < OLDEST_OPSET:
+        raise ModelSetError(
+            f"{path} is of opset {opset}; {OLDEST_OPSET} or later is taken: convert it with "
+            "onnx.version_converter, or export it again"
+        )
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and np.isnan(numpy_helper.to_array(tensor)).any():
+            raise ModelSetError(
+                f"{path}: the weights {tensor.name} have NaN; its training failed, or the file is "
+                "damaged"
+            )
+    return model
+
+
+def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [one for one in graph.input if one.name not in weights]
+    for what, ports in (("inputs", inputs), ("outputs", list(graph.output))):
+        if len(ports) != 1:
+            names = ", ".join(port.name for port in ports)
+            raise ModelSetError(
+                f"{path} has {len(ports)} {what} ({names}); a member has one image in and one row "
+                "of classes out: export it again with that one alone"
+            )
+    return inputs[0], graph.output[0]
+
+
+def _sides(port: Any) -> Sides:
+    dims = port.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+
+
+def _told(sides: Sides) -> str:
+    return "[" + ",".join("?" if side is None else str(side) for side in sides) + "]"
+
+
+def _kind(port: Any) -> str:
+    return str(TensorProto.DataType.Name(port.type.tensor_type.elem_type)).lower()
+
+
+def _producer(graph: Graph, name: str) -> str:
+    return next((str(node.op_type) for node in graph.node if name in node.output), "")
+
+
+def _folded(
+    original: Any,
+    options: FileOptions,
+    layout: str,
+    size: int,
+    batch: int | None,
+    num_classes: int,
+    has_softmax: bool,
+    classes: ClassMap | None,
+) -> ImportedFile:
+    model = onnx.ModelProto()
+    model.CopyFrom(original)
+    graph = model.graph
+    inputs, outputs = _ends(graph, Path())
+    is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
+    number = "N" if batch is None else batch
+    front = _front(graph, inputs, options, layout)
+    back = _back(graph, outputs.name, classes, has_softmax=has_softmax)
+    kept = list(graph.node)
+    del graph.node[:], graph.output[:]
+    graph.node.extend([*front, *kept, *back])
+    shape = [number, size, size, 3]
+    pixels = helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.UINT8, shape)
+    others = [one for one in graph.input if one.name != inputs.name]
+    del graph.input[:]
+    graph.input.extend([pixels, *others])
+    num = num_classes if classes is None else len(classes.wanted)
+    rows = helper.make_tensor_value_info(f"{OURS}rows", TensorProto.FLOAT, [number, num])
+    graph.output.append(rows)
+    precision: Precision = "INT8" if is_quantized else "FP16"
+    content = _bytes_of(model)
+    return ImportedFile("onnxruntime", content, size, num, precision, batch)
+
+
+def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list[Any]:
+    """Return the nodes from uint8 NHWC BGR to the network's own input."""
+    is_float = inputs.type.tensor_type.elem_type == TensorProto.FLOAT
+    how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
+
+    def add(kind: str, name: str, *more: str, **attributes: Any) -> None:
+        nonlocal last
+        made = f"{OURS}{name}"
+        nodes.append(helper.make_node(kind, [last, *more], [made], name=made, **attributes))
+        last = made
+
+    if (how.color_order if is_float else options.pixel_order or "BGR") == "RGB":
+        add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
+    if is_float:
+        add("Cast", "floats", to=TensorProto.FLOAT)
+        add("Sub", "centred", _constant(graph, "mean", np.array(how.mean, np.float32)))
+        add("Div", "scaled", _constant(graph, "scale", np.array(how.scale, np.float32)))
+    if layout == "NCHW":
+        add("Transpose", "planes", perm=[0, 3, 1, 2])
+    nodes.append(helper.make_node("Identity", [last], [inputs.name], name=f"{OURS}input"))
+    return nodes
+
+
+def _back(graph: Graph, output: str, classes: ClassMap | None, *, has_softmax: bool) -> list[Any]:
+    """Return the nodes from the network's own output to float (N, C) probabilities."""
+    nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
+    last = f"{OURS}flat"
+    if classes is not None:
+        places = _constant(graph, "places", np.array(classes.positions, np.int64))
+        nodes.append(helper.make_node("Gather", [last, places], [f"{OURS}picked"], axis=1))
+        last = f"{OURS}picked"
+        if not has_softmax:  # probabilities of some classes: softmax(log p) is p / sum(p)
+            least = _constant(graph, "least", np.array([LEAST], np.float32))
+            nodes.append(helper.make_node("Max", [last, least], [f"{OURS}positive"]))
+            nodes.append(helper.make_node("Log", [f"{OURS}positive"], [f"{OURS}logits"]))
+            last, has_softmax = f"{OURS}logits", True
+    kind, attributes = ("Softmax", {"axis": 1}) if has_softmax else ("Identity", {})
+    nodes.append(helper.make_node(kind, [last], [f"{OURS}rows"], **attributes))
+    return nodes
+
+
+def _constant(graph: Graph, name: str, values: np.ndarray) -> str:
+    graph.initializer.append(numpy_helper.from_array(values, f"{OURS}{name}"))
+    return f"{OURS}{name}"
+
+
+def _bytes_of(model: Any) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except Exception as error:  # protobuf's own kind: 2 GiB are its limit
+        raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error

@@ -1,0 +1,53 @@
+"""Imports a safetensors state dict of a known architecture: torchvision's classification networks.
+
+safetensors holds tensors and nothing else; the architecture is this project's to build.
+"""
+
+from pathlib import Path
+
+from calibration.sets.classes import select_classes
+from calibration.sets.convert import convert_module
+from calibration.sets.import_network import Imported
+from calibration.sets.networks import build_network, load_weights
+from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
+from calibration.sets.runtimes.torch_export import import_module
+from models.errors import ModelSetError
+from models.record import RuntimeName
+
+USUAL_SIZE = 224  # px, of ImageNet's networks
+
+
+def import_state(
+    path: Path, architecture: str, num_classes: int, runtime: RuntimeName, options: FileOptions
+) -> Imported | ImportedFile:
+    """Build torchvision's ``architecture``, load the weights, and convert it for its runtime.
+
+    Args:
+        path: safetensors, FP16 or FP32.
+        architecture: torchvision's name.
+        num_classes: of the set; a member with classes of its own has those.
+        runtime: OpenVINO or PyTorch.
+        options: as of other files; its size is 224 px unless told otherwise.
+
+    Raises:
+        ModelSetError: no such network, or the weights are not of it.
+
+    """
+    if runtime == "onnxruntime":
+        raise ModelSetError(f"{path} is weights alone: openvino and torch take it, not onnxruntime")
+    classes, size = options.classes, options.input_size or USUAL_SIZE
+    num = num_classes if classes is None else len(classes.own)
+    module = build_network(architecture, num, size)
+    try:
+        load_weights(module, path)
+    except ModelSetError:
+        raise
+    except Exception as error:  # safetensors and torch raise kinds of their own
+        told = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} are no weights of {architecture}: {told}") from error
+    if runtime == "torch":
+        return import_module(module, size, num, options, path)
+    model = convert_module(module, architecture, size, options.normalisation)
+    if classes is not None:
+        model = select_classes(model, classes, path)
+    return Imported(model, size, num_classes, "FP16")

@@ -1,0 +1,72 @@
+"""The interface that every runtime's networks have."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.record import RuntimeName
+from models.runtimes.options import Pixels
+
+
+class LoadedNetwork(Protocol):
+    """A network ready to run; several threads may call it at the same time."""
+
+    version: str  # of the runtime's package
+    num_threads: int  # that its batches share
+    batch_sizes: tuple[int, ...]  # what a queue forms, ascending
+    fixed_batch: int | None  # images, built into the file: the one batch size; None: any number
+    input_shape: tuple[int, ...]  # (H, W, 3)
+    num_classes: int
+    float_type: str  # what the layers that are not INT8 compute in: f32 or bf16
+    # Resident memory that loading it added, in bytes; of several that load at a time it is unknown
+    # whose, and the first of a runtime has the runtime's own.
+    memory_bytes: int
+
+    @property
+    def runtime(self) -> RuntimeName:
+        """What runs it."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch that :meth:`predict` takes."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The convolution kernels in use, the commonest first; empty: the runtime does not tell."""
+
+    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
+
+        A network whose batch size is built in takes any N, and runs that many at a time.
+
+        Returns:
+            float32 (N, C), the caller's own.
+
+        Raises:
+            ValueError: more or fewer images, of another shape, or no uint8.
+
+        """
+
+    def check_fits(self, input_size: int, num_classes: int) -> None:
+        """Raise :class:`ModelSetError` unless the network is what its manifest says."""
+
+    def warm_up(self) -> None:
+        """Run every batch size once: the first run allocates."""
+
+
+def check_fits(
+    input_shape: tuple[int, ...], found_classes: int, input_size: int, num_classes: int
+) -> None:
+    """Compare a network's input (H, W, 3) and classes with its manifest's.
+
+    Raises:
+        ModelSetError: they differ; the message has both.
+
+    """
+    found = (input_shape[:2], found_classes)
+    if found != ((input_size, input_size), num_classes):
+        raise ModelSetError(
+            f"the network takes {found[0][0]}x{found[0][1]} and gives {found[1]} classes; the "
+            f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
+        )

@@ -1,0 +1,105 @@
+"""ONNX Runtime on the CPU: the extra ``onnxruntime``.
+
+A member's file is one ONNX graph with its preprocessing folded in: uint8 (N, H, W, 3) BGR to
+float32 (N, C) probabilities. N may be built in.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.extras import needs_extra
+from models.record import RuntimeName
+from models.runtimes.batches import BatchedNetwork
+from models.runtimes.onnx_file import read_onnx
+from models.runtimes.options import Pixels, RuntimeOptions
+
+QUIET = 3  # ONNX Runtime's log level "error": warnings go to stderr unasked
+
+
+class OnnxNetwork(BatchedNetwork):
+    """One session, which any number of threads may run."""
+
+    runtime: ClassVar[RuntimeName] = "onnxruntime"
+
+    def __init__(self, path: Path, options: RuntimeOptions) -> None:
+        """Load an ONNX file.
+
+        Raises:
+            MissingExtraError: onnxruntime is not installed.
+            ModelSetError: it is no such graph, has weights in other files, or needs operators or
+                an opset that this onnxruntime lacks.
+
+        """
+        super().__init__(path, options)
+        with needs_extra("onnxruntime", f"{path.name}: a member that runs on ONNX Runtime"):
+            import onnxruntime
+        self.version = str(onnxruntime.__version__)
+        content = read_onnx(path)
+        try:
+            self._session: Any = onnxruntime.InferenceSession(
+                content, _session_options(onnxruntime, options), ["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's own kinds, which have no common base
+            raise ModelSetError(
+                f"ONNX Runtime {self.version} cannot load {path}: {_first_line(error)}"
+            ) from error
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise ModelSetError(
+                f"{self.path} has {len(inputs)} inputs and {len(outputs)} outputs; "
+                "a member has one of each"
+            )
+        (taken,), (given,) = inputs, outputs
+        sides = tuple(taken.shape)
+        is_fixed = len(sides) == 4 and all(isinstance(side, int) for side in sides[1:])
+        if taken.type != "tensor(uint8)" or not is_fixed or sides[3] != 3:
+            raise ModelSetError(
+                f"{self.path} takes {taken.type} {list(sides)}; a member takes uint8 [N,H,W,3] "
+                "with H and W fixed: tandem models add folds the preprocessing in"
+            )
+        classes = given.shape[1] if len(given.shape) == 2 else None
+        if given.type != "tensor(float)" or not isinstance(classes, int):
+            raise ModelSetError(
+                f"{self.path} gives {given.type} {given.shape}; a member gives float32 [N,C]"
+            )
+        self._names = [given.name], taken.name
+        self._takes(sides[0] if isinstance(sides[0], int) else None, sides[1:], classes)
+
+    def _run(self, batch: Pixels) -> Probabilities:
+        outputs, name = self._names
+        try:
+            rows: Probabilities = self._session.run(outputs, {name: batch})[0]
+        except Exception as error:  # as when loading
+            told = f"ONNX Runtime cannot run {self.path} on {len(batch)} images"
+            raise ModelSetError(f"{told}: {_first_line(error)}") from error
+        if rows.shape != (len(batch), self.num_classes):
+            told = f"{self.path} answers {rows.shape} to {len(batch)} images"
+            raise ModelSetError(told)
+        return np.asarray(rows, np.float32)
+
+
+def _session_options(onnxruntime: Any, options: RuntimeOptions) -> Any:
+    """Return ONNX Runtime's options: as many threads as given, idle when there is no work.
+
+    The thread that calls takes part in its run, so with S streams of T threads the shared pool has
+    S * (T - 1), and ``intra_op_num_threads`` counts one caller more than the pool. Threads do not
+    spin while they wait: the cores are other members' too.
+    """
+    chosen = onnxruntime.SessionOptions()
+    chosen.intra_op_num_threads = options.num_streams * (options.threads_each - 1) + 1
+    chosen.inter_op_num_threads = 1
+    chosen.log_severity_level = QUIET
+    chosen.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    chosen.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return chosen
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

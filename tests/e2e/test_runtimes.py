@@ -1,0 +1,99 @@
+"""A set that mixes three runtimes, through the real command: added, verified, served, compared.
+
+In the fast tier: each runtime and a mixed set within one process in tests/unit/models/runtimes, and
+``models add`` in tests/unit/calibration/sets/test_add_runtimes.py.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+import openvino as ov
+import psutil
+import pytest
+
+from models.manifest import read_manifest
+from tests.support.runtime_files import float_onnx, write_float_pt2
+from tests.support.services.live_service import TANDEM, Service, Start, changed_config
+from tests.support.services.processes import descendants
+from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+GAIN = 8.0
+PLAIN = ("--mean", "0,0,0", "--scale", "255,255,255", "--color-order", "BGR")
+
+
+def tandem(*arguments: object, home: Path) -> str:
+    done = subprocess.run(
+        [TANDEM, *(str(a) for a in arguments)],
+        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def libraries(service: Service) -> set[str]:
+    """Return which runtimes the service's processes have mapped."""
+    found: set[str] = set()
+    for process in descendants(service.process.pid):
+        try:
+            paths = [mapped.path for mapped in process.memory_maps()]
+        except psutil.Error:
+            continue
+        found |= {r for r in ("torch", "onnxruntime") if any(f"/{r}/" in path for path in paths)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Add a set of three members that compute the same, each on another runtime."""
+    folder = tmp_path_factory.mktemp("runtimes")
+    (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
+    ov.save_model(tiny_model(gain=GAIN), folder / "a.xml")
+    (folder / "b.onnx").write_bytes(float_onnx(GAIN))
+    write_float_pt2(folder / "c.pt2", GAIN)
+    members = [f"--member={path.stem}={path}" for path in sorted(folder.glob("?.*"))]
+    members = [member for member in members if not member.endswith(".bin")]
+    said = tandem(
+        "models", "add", "mixed", *members, "--runtime", "b=onnxruntime", *PLAIN,
+        "--labels", folder / "labels.txt", home=folder,
+    )  # fmt: skip
+    assert f"b: FP16 on onnxruntime, {SIZE} px" in said
+    assert f"c: FP16 on torch, {SIZE} px" in said
+    return folder
+
+
+def test_the_live_service_answers_as_in_process(home: Path, start_service: Start) -> None:
+    folder = home / "tandem" / "models" / "mixed"
+    manifest = read_manifest(folder)
+    assert [m.runtimes for m in manifest.members] == [("openvino",), ("onnxruntime",), ("torch",)]
+    tandem("models", "verify", "mixed", home=home)
+    pictures = write_pictures(home / "pictures", num_per_color=10)
+    said = tandem("evaluate", "mixed", "--images", pictures, home=home)
+    assert "1.0000" in said
+    with changed_config(home) as content:
+        content["applications"][0]["args"]["precision"] = "FP16"
+    service = start_service("--config", str(home / "serve_config.yaml"), "--model-set", str(folder))
+    service.wait_ready()
+    live = ["--url", service.url, "--json", "-"]
+    report = json.loads(tandem("evaluate", "mixed", "--images", pictures, *live, home=home))
+    assert report["live"]["num_same"] == report["num_images"] == 30
+    picture = next(pictures.glob("*/*.png")).read_bytes()
+    answer = httpx.post(f"{service.url}/v1/classify", content=picture, timeout=60).json()
+    members = answer["members"].values()
+    assert len(members) == 3
+    probabilities = [member["predictions"][0]["probability"] for member in members]
+    assert max(probabilities) - min(probabilities) < 1e-3  # the IR's weights are FP16
+    assert libraries(service) == {"torch", "onnxruntime"}
+    service.stop()
+
+
+def test_the_bundled_set_maps_no_other_runtime(service: Service, photo: bytes) -> None:
+    """The service that the tests share, after it has answered."""
+    assert httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60).status_code == 200
+    assert libraries(service) == set()
