@@ -22,7 +22,10 @@ def convert_module(
     """Convert a torch network, float (N, 3, H, W) RGB to logits, into a folded float model."""
     module.eval()
     example = torch.zeros(1, 3, input_size, input_size)
-    model = ov.convert_model(module, example_input=example, input=[-1, 3, input_size, input_size])
+    with torch.no_grad():  # else attention takes another way each time, and cannot be traced
+        model = ov.convert_model(
+            module, example_input=example, input=[-1, 3, input_size, input_size]
+        )
     model.friendly_name = name
     chain_concats(model)
     return fold(with_softmax(model), input_size, normalisation)

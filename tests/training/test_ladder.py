@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from calibration.ladder.engine import SkippedError, random_pixels
 from calibration.ladder.openvino_engine import OpenVinoNetwork
 from calibration.ladder.torch_engine import TorchNetwork, check_possible
 from calibration.ladder.torch_network import random_network, torch_network
 from calibration.ladder.worker import outcome_of
+from calibration.sets.networks import torchvision_models
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR, load_model_set
 from models.rung import RungNetwork, RungOptions, RungTask
@@ -138,6 +140,36 @@ def test_a_network_that_cannot_be_restored_is_skipped(tmp_path: Path) -> None:
 def test_what_is_no_classification_network_is_refused(made: RungTask, name: str) -> None:
     with pytest.raises(ModelSetError, match="squeezenet1_1"):
         random_network(made.network.model_copy(update={"name": name}))
+
+
+def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeypatch) -> None:
+    """Attention cannot be traced with gradients, and is quantised as NNCF advises."""
+    pytest.importorskip("onnxruntime", reason="pip install 'tandem[ladder]'")
+    pytest.importorskip("onnxscript", reason="pip install 'tandem[ladder]'")
+
+    def tiny(_: RungNetwork) -> torch.nn.Module:
+        torch.manual_seed(1)
+        sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+        return (
+            torchvision_models()
+            .VisionTransformer(image_size=32, patch_size=16, num_classes=5, **sizes)
+            .eval()
+        )
+
+    monkeypatch.setattr("calibration.ladder.torch_network.random_network", tiny)
+    change = {"name": "vit_tiny", "size": 32, "model_set": tmp_path / "vit_tiny-random"}
+    network = made.network.model_copy(update=change)
+    task = made.model_copy(update={"network": network, "work": tmp_path})
+    for engine in ("make_set", "export"):
+        result = outcome_of(task.model_copy(update={"engine": engine}))
+        assert result.outcome == "prepared", result.reason
+    pixels, options = random_pixels(3, 32), RungOptions(batch=3)
+    from calibration.ladder.onnx_engine import OnnxNetwork
+
+    found = softmax(OnnxNetwork(task, options).predict(pixels))
+    np.testing.assert_allclose(found, expected(task, pixels), atol=2e-3)
+    int8 = options.model_copy(update={"precision": "INT8", "is_static": True})
+    np.testing.assert_allclose(OpenVinoNetwork(task, int8).predict(pixels), found, atol=0.1)
 
 
 def test_a_vision_transformer_takes_its_size(made: RungTask) -> None:
