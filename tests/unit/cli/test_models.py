@@ -38,6 +38,7 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
         "input_sizes": [16],
         "fixed_batch": {},
         "members": ["sure", "unsure"],
+        "runtimes": {"sure": ["openvino"], "unsure": ["openvino"]},
         "top1": {},
     }
     table = models("list", "--model-dir", sets).stdout
