@@ -86,6 +86,9 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
     return _fast_environment(run_dir / HAPROXY_COMMAND) | {
         # Nobody joins it: let it listen on loopback alone, as Ray does on a Mac.
         RAY_ON_ALL_INTERFACES: "0",
+        # Ray gives a node up whose answers are late five times, and with it all that runs there. On
+        # one machine that is a busy one, and nobody else could go on.
+        "RAY_health_check_failure_threshold": "100",
         # Called in proxies and replicas before they listen.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.grpc_server:prepare_proxy",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),

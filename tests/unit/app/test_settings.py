@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from ray.serve._private import constants
 
-from app.environment import serve_environment, set_environment
+from app.environment import node_environment, serve_environment, set_environment
 from app.setting_values import form_places
 from app.settings import Settings
 from models.model_set import BUNDLED_DIR, user_sets_dir
@@ -110,3 +110,10 @@ def test_serve_knows_every_variable_that_is_set(tmp_path):
     source = Path(constants.__file__).read_text("utf-8")
     names = {n for n in serve_environment(tmp_path, (1, 2)) if n.startswith("RAY_SERVE_")}
     assert {n for n in names if f'"{n}"' not in source} == set()
+
+
+def test_a_busy_machine_is_not_given_up_by_its_own_ray(tmp_path):
+    """Ray's default is 5: beside two busy loops on two cores a node was declared dead once."""
+    threshold = serve_environment(tmp_path, (1, 2))["RAY_health_check_failure_threshold"]
+    assert int(threshold) >= 100
+    assert "RAY_health_check_failure_threshold" not in node_environment(tmp_path)  # a cluster
