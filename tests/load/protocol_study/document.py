@@ -1,5 +1,6 @@
 """Writes docs/protocols.md and its plots from the figures of the study."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from protocol_study.figures import Figures, Row
 from protocol_study.plots import write_plots
 
 TEMPLATE = "protocols.md.j2"
+OVERHEAD = Path(__file__).parent.parent / "results" / "overhead.json"
 NOT_TOLD = "-"
 
 
 def write_document(result: Mapping[str, Any], path: Path) -> None:
     """Write the document to ``path`` and the plots to a folder beside it, named like it."""
-    figures = Figures(result)
+    figures = Figures(result, json.loads(OVERHEAD.read_text("utf-8")))
     plots = path.with_suffix("")
     plots.mkdir(parents=True, exist_ok=True)
     names = write_plots(figures, plots)
@@ -39,6 +41,8 @@ def write_document(result: Mapping[str, Any], path: Path) -> None:
         connections=connections,
         arrivals=arrivals,
         serialisers=serialisers,
+        rate=lambda *way: rate(figures, *way),
+        cost=lambda *way: number(figures.at_clients(*way, 16), "server_cpu_ms"),
     )
     path.write_text(text.strip() + "\n", "utf-8")
 
@@ -53,6 +57,12 @@ def number(row: Row, name: str, digits: int = 1) -> str:
     """Return a figure, or a dash where there is none."""
     value = row.get(name)
     return NOT_TOLD if value is None else f"{value:,.{digits}f}"
+
+
+def rate(figures: Figures, protocol: str, payload: str, batch: int) -> str:
+    """Return images/s of one client that sends so many images in a request."""
+    row = figures.one("batch", protocol=protocol, payload=payload, batch=batch)
+    return number(row, "images_per_s", 0)
 
 
 def loads(figures: Figures, clients: int) -> str:

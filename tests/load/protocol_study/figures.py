@@ -9,8 +9,11 @@ Row = Mapping[str, Any]
 class Figures:
     """The rows of a result, by section, way and load."""
 
-    def __init__(self, result: Mapping[str, Any]) -> None:
+    def __init__(
+        self, result: Mapping[str, Any], overhead: Mapping[str, Any] | None = None
+    ) -> None:
         self.result = result
+        self.overhead = overhead or {}  # tests/load/results/overhead.json
         self.rows: Sequence[Row] = result["rows"]
 
     def of(self, section: str, **wanted: Any) -> list[Row]:
