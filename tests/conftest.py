@@ -15,6 +15,7 @@ from app.environment import NICENESS
 from app.launch import ports
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
+from tests.support.kserve_environment import KSERVE  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
 from tests.support.tiny_networks import write_tiny_set  # noqa: E402
@@ -79,6 +80,8 @@ def _lacking() -> dict[str, str]:
         lacking["redis"] = "no redis-server; apt-get install it, or set TANDEM_REDIS_SERVER"
     elif find_spec("redis") is None:
         lacking["redis"] = "no Python package redis; pip install 'tandem[redis]'"
+    if not KSERVE.exists():
+        lacking["kserve"] = f"no {KSERVE}; make test-all makes it, or set TANDEM_KSERVE_PYTHON"
     if find_spec("torch") is None:
         lacking["torch"] = "no Python package torch; pip install 'tandem[torch]'"
     return lacking

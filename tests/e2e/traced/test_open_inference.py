@@ -16,6 +16,7 @@ import pytest
 
 from models.image import read_image
 from models.model_set import load_model_set
+from tests.support.kserve_environment import KSERVE
 from tests.support.services.live_service import SAME_PROBABILITY, Service, drawn_photo
 
 CLIENTS = Path(__file__).parents[2] / "support" / "open_inference_clients"
@@ -57,9 +58,11 @@ def told(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
     return run_client("triton.py", *addresses, folder)
 
 
-def run_client(name: str, *arguments: str | Path) -> dict[str, Any]:
+def run_client(
+    name: str, *arguments: str | Path, python: str | Path = sys.executable
+) -> dict[str, Any]:
     """Run one of the programs, and return what it prints."""
-    command = [sys.executable, CLIENTS / name, *arguments]
+    command = [python, CLIENTS / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)
@@ -159,3 +162,21 @@ def test_what_clients_are_told_of_their_regions(told_by_memory, client):
     assert mine["key"].startswith("/tandem-test-")
     assert left in ([], {})
     assert "system_shared_memory" in told["extensions"]
+
+
+@pytest.mark.slow  # the protocol itself is tested with the other clients
+@pytest.mark.kserve
+def test_kserves_clients_agree_with_v1(
+    traced: Service, grpc_port: int, folder: Path, expected: list[list[float]]
+) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    told = run_client("kserve_client.py", *addresses, folder, python=KSERVE)
+    labels = load_model_set("imagenette").labels
+    for client, third in (("http", "pixels in JSON"), ("grpc", "typed pixels")):
+        assert set(told[client]) == {"image", "batch", third}
+        for way, answer in told[client].items():
+            is_batch = way == "batch"
+            rows = np.array(expected if is_batch else expected[:1])
+            within = SAME_PROBABILITY if is_batch else SINGLE
+            assert answer["probabilities"] == pytest.approx(rows, abs=within), way
+            assert answer["label"] == [labels[int(np.argmax(row))] for row in rows], way
