@@ -73,12 +73,12 @@ $(VENV)/.tools: $(VENV)/.serve
 	$(INSTALL) -e '.[calibrate]'
 	@touch $@
 
-$(VENV)/.all: $(VENV)/.test $(VENV)/kserve/bin/python
+$(VENV)/.all: $(VENV)/.test $(VENV)/.kserve
 	$(INSTALL) -e '.[test,torch]'
 	@touch $@
 
 # KServe's clients want other versions of protobuf and psutil than Ray and the tests do.
-$(VENV)/kserve/bin/python: $(VENV)/.test
+$(VENV)/.kserve: $(VENV)/.test
 	$(PYTHON) -m venv $(VENV)/kserve
 	$(VENV)/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	@touch $@

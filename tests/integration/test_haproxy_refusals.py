@@ -200,3 +200,20 @@ def test_a_clients_time_is_out_of_serves_sight(ports) -> None:
                 assert gateway.headers.get(TIMEOUT_COPY) == expected
 
     asyncio.run(run())
+
+
+def test_what_it_answers_itself_has_the_form_of_the_route(ports) -> None:
+    """Nobody listens behind it."""
+    code, message = edits.ERROR_RESPONSES[503]
+    url = f"http://127.0.0.1:{ports[0]}"
+    with httpx.Client(
+        timeout=20, trust_env=False, transport=httpx.HTTPTransport(retries=9)
+    ) as client:
+        of_v1, of_v2 = (
+            client.post(url + path) for path in ("/v1/classify", "/v2/models/imagenette/infer")
+        )
+    assert {of_v1.status_code, of_v2.status_code} == {503}
+    assert of_v1.headers["retry-after"] == of_v2.headers["retry-after"] == "1"
+    expected = {"code": code, "message": message, "request_id": ""}
+    assert of_v1.json() == {"error": expected}
+    assert of_v2.json() == {"error": f"{code}: {message}"}

@@ -56,6 +56,19 @@ ERROR_RESPONSES = {
     503: ("not_ready", "no replica answers yet; try again in 1 s"),
     504: ("deadline", "the service did not answer in time; try again"),
 }
+# Before a request line is read there is no path, and HAProxy writes no text with variables in it.
+WITHOUT_PATH = (400, 408)
+# What is around an answer's code and message: in the Open Inference Protocol's form the whole error
+# is one text. Each has a variable of the request, and what it is for the other routes.
+AROUND = (
+    ("txn.tandem_before", '"', '{"code": "'),
+    ("txn.tandem_between", ": ", '", "message": "'),
+    ("txn.tandem_after", '"', '", "request_id": ""}'),
+)
+PROTOCOL_ERRORS = [
+    f"http-request set-var-fmt({name}) '{of_protocol}' if {{ path_beg /v2/ }}"
+    for name, of_protocol, _ in AROUND
+]
 HTTP, GRPC = "frontend http_frontend", "frontend grpc_frontend"
 HTTP_BIND = (
     rf"^{HTTP}\n *bind \{{\{{ config\.frontend_host \}}\}}:\{{\{{ config\.frontend_port \}}\}}$"
@@ -91,7 +104,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
         appended(
             "the limits of HTTP requests",
             HTTP,
-            [*_removals(), *MOVED_TIMEOUT, UNWATCHED, *waits],
+            [*_removals(), *MOVED_TIMEOUT, *PROTOCOL_ERRORS, UNWATCHED, *waits],
             HTTP_BIND,
         ),
         # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
@@ -212,10 +225,19 @@ def _removals() -> list[str]:
 
 def _answers() -> list[str]:
     return [
-        f"http-error status {status} content-type application/json string '{error_body(*answer)}'"
+        f"http-error status {status} content-type application/json {_error_text(status, *answer)}"
         + (" hdr retry-after 1" if status == 503 else "")
         for status, answer in ERROR_RESPONSES.items()
     ]
+
+
+def _error_text(status: int, code: str, message: str) -> str:
+    if status in WITHOUT_PATH:
+        return f"string '{error_body(code, message)}'"
+    before, between, after = (
+        f'%[var({name},"{usual.replace(chr(34), chr(92) + chr(34))}")]' for name, _, usual in AROUND
+    )
+    return f"lf-string '{{\"error\": {before}{code}{between}{message}{after}}}'"
 
 
 def error_body(code: str, message: str) -> str:

@@ -15,6 +15,7 @@ from app.launch.haproxy.edits import (
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
     MOVED_TIMEOUT,
+    PROTOCOL_ERRORS,
     TEXT_HEADERS,
     UNWATCHED,
 )
@@ -41,7 +42,8 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
     rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
     rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
-    rules += [rule.removeprefix("http-request ") for rule in MOVED_TIMEOUT]
+    moved = [*MOVED_TIMEOUT, *PROTOCOL_ERRORS]
+    rules += [rule.removeprefix("http-request ") for rule in moved]
     rules.append(UNWATCHED.removeprefix("http-request "))
     rules.append("wait-for-body time 10s at-least 15360 if METH_POST")
     assert after[first : first + len(rules)] == [
