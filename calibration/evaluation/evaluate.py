@@ -98,11 +98,7 @@ def evaluate(
     """
     result = Evaluation(dataset, check_not_calibrated(model_set, dataset))
     networks = Networks(model_set, precisions)
-    for precision, members in networks.compiled.items():
-        result.float_type[precision] = ", ".join(sorted({n.float_type for n in members.values()}))
-    int8 = networks.compiled.get("INT8", {}).values()
-    result.int8_kernels = ", ".join(sorted({kernel for n in int8 for kernel in n.kernels}))
-    result.cpu_ms_per_image = networks.cpu_ms_per_image()
+    _describe(result, networks)
     images = list(dataset.images)
     fit = None
     if is_weight_fitted:
@@ -118,13 +114,11 @@ def evaluate(
         predicted.data = []
         return predicted
 
+    heard = [one for one in (result, fit, study) if one is not None]
     tracked = track(batches(images), len(images))
     for predicted in through_threads(work, tracked, networks.num_threads):
-        result.add(predicted)
-        if fit is not None:
-            fit.add(predicted)
-        if study is not None:
-            study.add(predicted)
+        for one in heard:
+            one.add(predicted)
     if not result.num_images:
         raise ModelSetError(
             f"none of the {len(images)} images of {dataset.name} can be read: "
@@ -133,6 +127,15 @@ def evaluate(
     result.fitted = fit.result() if fit is not None else None
     result.subsets = study.result() if study is not None else None
     return result
+
+
+def _describe(result: Evaluation, networks: Networks) -> None:
+    """Note what the networks run with, and what an image costs each."""
+    for precision, members in networks.compiled.items():
+        result.float_type[precision] = ", ".join(sorted({n.float_type for n in members.values()}))
+    int8 = networks.compiled.get("INT8", {}).values()
+    result.int8_kernels = ", ".join(sorted({kernel for n in int8 for kernel in n.kernels}))
+    result.cpu_ms_per_image = networks.cpu_ms_per_image()
 
 
 def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
