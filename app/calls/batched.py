@@ -22,7 +22,7 @@ from app.calls.retry import retry
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.priority import Lane
-from app.tracing.spans import untraced
+from app.tracing.parents import untraced
 from models.errors import TandemError
 
 A = TypeVar("A")

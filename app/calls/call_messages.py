@@ -14,7 +14,7 @@ import numpy as np
 
 from app.calls.message_reader import MessageReader, check
 from app.queueing.priority import Lane
-from app.tracing.spans import SpanIds
+from app.tracing.parents import SpanIds
 from models.runtime import Pixels
 
 LANES: tuple[Lane, ...] = ("interactive", "bulk")

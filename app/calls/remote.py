@@ -20,7 +20,7 @@ from app.calls.retry import retry
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.call_batcher import SIZES
 from app.queueing.priority import Lane
-from app.tracing.spans import current_ids
+from app.tracing.parents import current_ids
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 

@@ -12,7 +12,7 @@ from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
 from app.errors import UPDATING, OtherSetError
 from app.messages import Decoded, MemberAnswer
-from app.tracing.spans import continue_below
+from app.tracing.parents import continue_below
 from models.errors import TandemError
 
 A = TypeVar("A")

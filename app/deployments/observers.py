@@ -13,7 +13,7 @@ from app.metrics.member import MemberMetrics
 from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport
 from app.tracing.batches import MemberSpans
 from app.tracing.decodes import DecodedFile, record_decode
-from app.tracing.spans import Parent, current_parent
+from app.tracing.parents import Parent, current_parent
 
 
 class DecodeCall(NamedTuple):

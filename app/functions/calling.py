@@ -13,7 +13,8 @@ from app.functions.answers import WrongAnswerError
 from app.functions.loading import OwnFunction
 from app.metrics.meter import meter
 from app.metrics.table import FAILED_FUNCTIONS
-from app.tracing.spans import Parent, current_parent, record
+from app.tracing.parents import Parent, current_parent
+from app.tracing.spans import record
 
 T = TypeVar("T")
 logger = logging.getLogger("ray.serve")

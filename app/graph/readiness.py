@@ -16,7 +16,7 @@ from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.responses import Classified
-from app.tracing.spans import untraced
+from app.tracing.parents import untraced
 from models.errors import TandemError
 
 # One grey pixel as PNG: the smallest picture that passes every stage.

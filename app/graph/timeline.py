@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from app.messages import MemberAnswer
 from app.metrics.responses import defer_stage
 from app.responses import StageTiming, Timings
-from app.tracing.spans import Value, current_parent, record
+from app.tracing.parents import current_parent
+from app.tracing.spans import Value, record
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from app.metrics.table import (
     PROCESS_MEMORY,
     Metric,
 )
+from app.tracing.clock import clock
 from app.tracing.pipeline import pipeline
-from app.tracing.spans import clock
 
 logger = logging.getLogger("ray.serve")
 SAMPLE_EVERY_S = 1.0

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 from opentelemetry.trace import SpanContext
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
-from app.tracing.spans import Parent, Value, current_parent, record, record_batch
+from app.tracing.parents import Parent, current_parent
+from app.tracing.spans import Value, record, record_batch
 
 MAX_LEFT = (
     512  # calls that ended early and are remembered: their images may be in a batch that runs

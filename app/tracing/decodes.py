@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from app.messages import Fault
-from app.tracing.spans import Parent, Value, record
+from app.tracing.parents import Parent
+from app.tracing.spans import Value, record
 from models.image_header import ImageHeader
 
 

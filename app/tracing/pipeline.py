@@ -16,8 +16,9 @@ from app.settings import Settings
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds
+from app.tracing.parents import orphans
 from app.tracing.sink import Sink
-from app.tracing.spans import RecordedSpan, orphans, outlets
+from app.tracing.spans import RecordedSpan, outlets
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})

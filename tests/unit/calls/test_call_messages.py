@@ -19,7 +19,7 @@ from app.calls.call_messages import Call, Question, pack_call, read_call
 from app.calls.message_reader import MessageError
 from app.errors import DeadlineError, NotReadyError, OtherSetError, OverloadedError
 from app.messages import Decoded, Fault, MemberAnswer
-from app.tracing.spans import SpanIds
+from app.tracing.parents import SpanIds
 
 FAULT = Fault(400, "not_an_image", "these bytes are no image: é")
 SPAN = SpanIds(2**127 + 5, 2**63 + 7)

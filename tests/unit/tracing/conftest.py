@@ -44,7 +44,8 @@ def request_span(exported: InMemorySpanExporter) -> Iterator[Span]:
 @pytest.fixture
 def spans(exported: InMemorySpanExporter, request_span: Span) -> list[ReadableSpan]:
     """A request with two stages, as the SDK hands them to an exporter."""
-    from app.tracing.spans import current_parent, record
+    from app.tracing.parents import current_parent
+    from app.tracing.spans import record
 
     parent = current_parent()
     assert parent is not None

@@ -7,7 +7,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from app.tracing import local_spans
 from app.tracing.local_spans import LocalSpans, line_of, read_spans
-from app.tracing.spans import RecordedSpan, current_parent
+from app.tracing.parents import current_parent
+from app.tracing.spans import RecordedSpan
 from tests.support.full_disk import full_disk
 
 

@@ -7,8 +7,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from app.settings import Settings
 from app.tracing import pipeline as pipeline_module
 from app.tracing.local_spans import read_spans
+from app.tracing.parents import current_parent, orphans
 from app.tracing.pipeline import Pipeline
-from app.tracing.spans import current_parent, orphans
 
 
 class Kept(SpanExporter):

@@ -9,8 +9,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.tracing import sink as sink_module
+from app.tracing.parents import current_parent
 from app.tracing.sink import Sink
-from app.tracing.spans import RecordedSpan, current_parent
+from app.tracing.spans import RecordedSpan
 
 RESOURCE = Resource.create({"service.name": "tandem"})
 

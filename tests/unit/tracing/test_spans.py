@@ -8,16 +8,10 @@ import pytest
 from opentelemetry import trace
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
-from app.tracing import spans
 from app.tracing.batches import MAX_LEFT, MemberSpans
-from app.tracing.spans import (
-    Clock,
-    Parent,
-    continue_below,
-    current_ids,
-    current_parent,
-    record,
-)
+from app.tracing.clock import Clock
+from app.tracing.parents import Parent, continue_below, current_ids, current_parent, untraced
+from app.tracing.spans import record
 
 
 def test_without_a_sampled_request_there_is_no_parent(exported):
@@ -34,7 +28,7 @@ def test_what_is_to_leave_no_trace_begins_none_either(exported, request_span):
             assert not span.is_recording()
             assert not span.get_span_context().trace_flags.sampled
 
-    spans.untraced().run(call)
+    untraced().run(call)
     assert not exported.get_finished_spans()
 
 
@@ -188,8 +182,8 @@ def test_an_interruption_between_the_two_clocks_moves_no_span(monkeypatch):
         now[0] += 100
         return now[0]
 
-    monkeypatch.setattr(spans.time, "time_ns", system)
-    monkeypatch.setattr(spans.time, "monotonic_ns", monotonic)
+    monkeypatch.setattr(time, "time_ns", system)
+    monkeypatch.setattr(time, "monotonic_ns", monotonic)
     assert Clock().offset_ns() == pytest.approx(1_000_000_000, abs=200)
 
 
@@ -199,7 +193,7 @@ def test_a_clock_that_steps_back_is_told_once_and_counted(monkeypatch, caplog):
         clock.offset_ns()
         assert clock.num_steps == 0
         for back_s in (3600, 7200):
-            monkeypatch.setattr(spans.time, "time_ns", lambda s=back_s: real() - s * 10**9)
+            monkeypatch.setattr(time, "time_ns", lambda s=back_s: real() - s * 10**9)
             clock.offset_ns()
             clock.offset_ns()
     assert clock.num_steps == 2

@@ -15,7 +15,7 @@ from app.errors import DeadlineError
 from app.graph.timeline import Timeline
 from app.settings import Settings
 from app.tracing.http import TracedRequests
-from app.tracing.spans import current_parent
+from app.tracing.parents import current_parent
 from tests.support.tiny_networks import picture
 
 
