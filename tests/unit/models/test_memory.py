@@ -1,0 +1,85 @@
+"""Memory given back after compiling: pages of mapped files, and only of those that were named."""
+
+import mmap
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models import memory
+from models.memory import give_back_memory
+from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import save_model, tiny_model
+
+SIZE = 1 << 20
+pytestmark = pytest.mark.skipif(not memory.MAPS.exists(), reason="Linux's /proc")
+
+
+def resident_kib(path: Path) -> int:
+    """Return how much of a mapped file the process holds."""
+    text, total = Path("/proc/self/smaps").read_text("utf-8"), 0
+    for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
+        head, _, rest = part.partition("\n")
+        if head.endswith(str(path)):
+            total += int(re.search(r"Rss: +(\d+) kB", rest)[1])
+    return total
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """Return a function that maps a new file of random bytes and reads all of it."""
+    opened = []
+
+    def map_file(name: str, prot: int = mmap.PROT_READ) -> tuple[Path, mmap.mmap, bytes]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        content = np.random.default_rng(3).bytes(SIZE)
+        path.write_bytes(content)
+        with path.open("r+b") as file:
+            view = mmap.mmap(file.fileno(), SIZE, mmap.MAP_SHARED, prot)
+        opened.append(view)
+        assert view[:] == content
+        assert resident_kib(path) == SIZE // 1024
+        return path, view, content
+
+    yield map_file
+    for view in opened:
+        view.close()
+
+
+def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped):
+    path, view, content = mapped("a/network.bin")
+    give_back_memory(path.parent)
+    assert resident_kib(path) == 0
+    assert view[:] == content
+
+
+def test_files_elsewhere_and_writable_ones_stay(mapped):
+    elsewhere, _, _ = mapped("a/network.bin")
+    writable, _, _ = mapped("b/network.bin", mmap.PROT_READ | mmap.PROT_WRITE)
+    give_back_memory(writable.parent)
+    assert resident_kib(elsewhere) == resident_kib(writable) == SIZE // 1024
+
+
+def test_without_proc_nothing_is_dropped(mapped, monkeypatch, tmp_path):
+    path, _, _ = mapped("a/network.bin")
+    monkeypatch.setattr(memory, "MAPS", tmp_path / "none")
+    give_back_memory(path.parent)
+    assert resident_kib(path) == SIZE // 1024
+
+
+def test_a_compiled_network_holds_no_pages_and_answers_as_before(tmp_path):
+    save_model(tiny_model(), tmp_path, "net")
+    network = next(tmp_path.glob("*.xml"))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    options = RuntimeOptions(batch_sizes=(1, 2), cache_dir=cache)
+    first = CompiledNetwork(network, options)
+    images = np.random.default_rng(5).integers(0, 256, (2, *first.input_shape), np.uint8)
+    expected = first.predict(images)
+    cached = CompiledNetwork(network, options)
+    blobs = list(cache.iterdir())
+    assert blobs
+    assert sum(map(resident_kib, blobs)) == 0
+    np.testing.assert_array_equal(cached.predict(images), expected)
