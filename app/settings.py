@@ -74,7 +74,7 @@ class Settings(BaseModel):
         "package.module:function; null: the weighted average",
     )
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
-        (1, 2, 4, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
+        (1, 3, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
     )
     decoder: Place = Field(
         "gateway", description="where the Decoder runs: the Gateway's process, or its own replicas"

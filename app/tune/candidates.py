@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from itertools import zip_longest
 
-BATCH_SIZES = ((1,), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16))
-FEW_BATCH_SIZES = ((1,), (1, 2, 4, 8))  # where there are too many layouts for all four
+BATCH_SIZES = ((1,), (1, 2, 4), (1, 3, 8), (1, 3, 8, 16))
+FEW_BATCH_SIZES = ((1,), (1, 3, 8))  # where there are too many layouts for all four
 MAX_REPLICAS = 8  # each holds the networks once more
 MAX_CANDIDATES = 24
 

@@ -21,7 +21,7 @@ class RuntimeOptions:
     """How one network is compiled, or loaded."""
 
     num_threads: int = 1
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    batch_sizes: tuple[int, ...] = (1, 3, 8)
     num_streams: int = 1  # infer requests that run at a time, sharing the threads
     # What layers that are not INT8 compute in. Left to OpenVINO, a CPU with AVX512_BF16 or AMX
     # would take bf16 and answer otherwise than one without, so it is always given. Asked for bf16,

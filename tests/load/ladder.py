@@ -54,6 +54,7 @@ RUNGS = {
     "combiner": Rung("instead: the Combiner a deployment", {"combiner": "deployment"}),
     "sizes-1-4": Rung("instead: batch sizes 1, 4", {"batch_sizes": [1, 4]}),
     "sizes-1-2-4": Rung("instead: batch sizes 1, 2, 4", {"batch_sizes": [1, 2, 4]}),
+    "sizes-1-3-8": Rung("instead: batch sizes 1, 3, 8", {"batch_sizes": [1, 3, 8]}),
     "sizes-1-2-4-8": Rung("instead: batch sizes 1, 2, 4, 8", {"batch_sizes": [1, 2, 4, 8]}),
     "one-stream": Rung("instead: one batch at a time on all cores", {"streams": 1}),
     "decode-1": Rung("instead: one image decoded at a time", {"decode_threads": 1}),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.settings import Settings
 from app.tune.candidates import (
     BATCH_SIZES,
     MAX_CANDIDATES,
@@ -40,7 +41,7 @@ def test_candidates_use_every_core_and_stay_few(cores):
 @given(st.integers(1, 512))
 def test_one_process_with_a_stream_a_core_is_always_tried(cores):
     """It is what serve_config.yaml does without being tuned."""
-    assert Candidate(ReplicaLayout(1, cores, cores), (1, 2, 4, 8)) in candidates(cores)
+    assert Candidate(ReplicaLayout(1, cores, cores), Settings().batch_sizes) in candidates(cores)
 
 
 def test_powers_of_two_come_first():
