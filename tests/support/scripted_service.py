@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from tandem_client import Client
 from tests.support.hand_clock import HandClock
 from tests.support.http_server import classified
 
@@ -54,3 +55,7 @@ def refused(
     error = {"code": code, "message": message, "request_id": "r9"}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return httpx.Response(status, content=json.dumps({"error": error}), headers=named)
+
+
+# Makes a client, the service that it calls, and its clock.
+Make = Callable[..., tuple[Client, ScriptedService, SleepingClock]]

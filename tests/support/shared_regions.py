@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from app.oip.regions import Regions
+from tests.support.open_inference import with_header
 
 
 class Memory:
@@ -35,3 +36,10 @@ def in_region(byte_size: int, region: str = "r", offset: int | None = None) -> d
     """Return the parameters of a tensor that is in a region."""
     told: dict[str, Any] = {"shared_memory_region": region, "shared_memory_byte_size": byte_size}
     return told if offset is None else {**told, "shared_memory_offset": offset}
+
+
+def image_in(parameters, shape=(1,), outputs=(), **more):
+    """Return a request of encoded images, or what ``more`` says, in a region."""
+    tensor = {"name": "image", "datatype": "BYTES", "shape": shape, **more}
+    fields = {"inputs": [{**tensor, "parameters": parameters}]}
+    return with_header(fields | ({"outputs": outputs} if outputs else {}))
