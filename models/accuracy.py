@@ -56,6 +56,7 @@ class Conditions(Record):
     weights: dict[str, float]  # of each member in the average
     float_type: FloatType = "f32"
     member_images: dict[str, ImageRecord] | None = None  # of members whose input is their own
+    threshold: float | None = None  # of a multi-label set; None: a classification set
 
     def changes(self, now: "Conditions") -> list[str]:
         """Name what is otherwise in ``now``, for people."""
@@ -68,6 +69,7 @@ class Conditions(Record):
             "class ids": (self.class_ids_sha256, now.class_ids_sha256),
             "weights of the average": (self.weights, now.weights),
             "the float type": (self.float_type, now.float_type),
+            "the threshold": (self.threshold, now.threshold),
         }
         return [what for what, (before, after) in pairs.items() if before != after]
 
