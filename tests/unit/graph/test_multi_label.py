@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
 from app.errors import BadParameterError, ConfigError
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
@@ -17,7 +15,7 @@ from app.responses import Classified, as_json
 from app.settings import Settings
 from models.ensemble import Prediction
 from models.model_set import load_model_set
-from tests.support.fakes import service_of
+from tests.support.scored_service import scored_service as service
 from tests.support.scored_sets import (
     GAINS,
     PICTURES,
@@ -33,14 +31,6 @@ WEIGHTS = {"steep": 3.0, "flat": 1.0}
 @pytest.fixture(scope="module")
 def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_scored_set(tmp_path_factory.mktemp("scored"), weights=WEIGHTS))
-
-
-def service(folder: str, *, as_handles: bool = False, **more: object) -> EnsembleService:
-    settings = Settings(model_set=folder, trace_exporter="none", compile_cache=None, **more)
-    members = {name: Classifier(settings, name) for name in GAINS}
-    return service_of(
-        settings, Decoder(settings), members, Combiner(settings), as_handles=as_handles
-    )
 
 
 async def ask(

@@ -68,6 +68,9 @@ def test_what_was_added_is_listed_and_verified(home):
         "members": ["a", "b"],
         "runtimes": {"a": ["openvino"], "b": ["openvino"]},
         "top1": {},
+        "mean_average_precision": {},
+        "task": "classification",
+        "threshold": None,
     }
     verified = models("verify mine")
     assert verified.exit_code == 0, verified.output
