@@ -71,12 +71,13 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
 
 
 def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json: bool) -> int:
-    table, num_failed = _table(), 0
+    table, num_failed, is_cut = _table(), 0, False
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=len(files))
         for row in _rows(client, files, url, wanted):
             num_failed += "error" in row
+            is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
             progress.advance(task)
             if as_json:
                 out.out(json.dumps(row), highlight=False)
@@ -84,6 +85,10 @@ def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json:
                 _add(table, row)
     if not as_json:
         out.print(table)
+    if is_cut:
+        err.print(
+            f"a multi-label set: {wanted.top_k} labels an image at most; --top-k N shows more"
+        )
     return num_failed
 
 

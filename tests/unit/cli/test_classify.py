@@ -173,5 +173,7 @@ def test_labels_of_a_multi_label_set_which_may_be_none(server):
     assert "no label from 0.4 on" in result.stdout
     assert "a nothing" in result.stdout
     assert {path for path, _ in server.requests} == {"/v1/classify?top_k=4&threshold=0.4"}
+    assert "--top-k N" not in result.stderr
+    assert "2 labels an image at most; --top-k N" in classify(*asked[:4], "--top-k", 2).stderr
     rows = [json.loads(line) for line in classify(*asked, "--json").stdout.splitlines()]
     assert [len(row["predictions"]) for row in rows] == [2, 0]
