@@ -93,7 +93,7 @@ def _figures(scores: Probabilities, truth: Labels, threshold: float, counts: Cou
         ]
         of_class = np.where(counts @ truth.astype(np.float32) > 0, _f1(right, wrong), np.nan)
         micro = _f1(right.sum(axis=1), wrong.sum(axis=1))
-    return np.stack([_mean(np.stack(precisions, 1)), micro, _mean(of_class)], 1)
+        return np.stack([_mean(np.stack(precisions, 1)), micro, _mean(of_class)], 1)
 
 
 def average_precision(scores: Probabilities, truth: Labels, counts: Counts) -> Values:

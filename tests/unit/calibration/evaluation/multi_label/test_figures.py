@@ -84,6 +84,15 @@ def test_an_interval_covers_the_figure_of_other_images_as_often_as_it_says():
     assert missed <= 10  # 3 expected; more than 10 once in some 10,000 runs of such samples
 
 
+def test_a_label_so_rare_that_resamples_lack_it():
+    truth = np.zeros((40, 2), np.bool_)
+    truth[7, 1] = True
+    score = measured(np.random.default_rng(2).random((40, 2), np.float32), truth, 0.5).score
+    assert 0 < score.mean_average_precision <= 1
+    low, high = score.mean_average_precision_interval
+    assert 0 <= low <= score.mean_average_precision <= high <= 1
+
+
 def test_what_was_lost_is_of_the_same_images():
     before, truth = drawn(0.7)
     after, _ = drawn(0.72)
