@@ -78,6 +78,9 @@ class MultiLabelLiveService(LiveService):
         live[ENSEMBLE] = body["predictions"]
         problems = []
         for name, row in rows.items():
+            if name not in live:  # the service's answer_policy did without it
+                problems.append(f"{name} did not answer")
+                continue
             listed = {one["index"]: float(one["probability"]) for one in live[name]}
             is_right = listed.keys() == set(image.classes)
             result.num_right[name] = result.num_right.get(name, 0) + is_right
