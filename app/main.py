@@ -19,6 +19,7 @@ from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
 from app.graph.answer_timeout import answer_timeout_s
+from app.graph.task import check_task
 from app.oip.shared_memory import shared_memory_of
 from app.setting_values import check_redis_client
 from app.settings import Settings
@@ -42,6 +43,7 @@ def build(settings: Settings) -> Application:
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
+    check_task(settings, manifest)
     check_functions(settings, manifest)
     decoder = members = combiner = None  # in the Gateway's process
     if settings.decoder == "deployment":

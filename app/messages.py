@@ -67,7 +67,8 @@ class Combined:
 
     predictions: list[Prediction]
     members: dict[str, list[Prediction]]
-    agreement: bool  # all members that answered have the same top-1
-    entropy: float  # of the average's probabilities, 0 (sure) to 1 (all classes alike)
+    agreement: bool  # all members that answered have the same top-1, or the same labels
+    entropy: float  # of the average's row, 0 (sure) to 1; models/answer_rule.py
     model_set_fingerprint: str
     row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
+    threshold: float | None = None  # of the scores that are listed, of a multi-label set

@@ -17,12 +17,15 @@ from app.messages import Combined, Fault
 from models.ensemble import Prediction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class MemberOpinion:
-    """What one member alone says: its first choice, and its own top-k."""
+    """What one member alone says: its first choice, and its own list.
 
-    label: str
-    probability: float
+    ``label`` and ``probability`` are left out where a multi-label set's member lists no label.
+    """
+
+    label: str | SkipJsonSchema[None] = None
+    probability: float | SkipJsonSchema[None] = None
     predictions: list[Prediction]
 
 
@@ -57,9 +60,21 @@ class Classified:
     """The answer for one image."""
 
     model_set: str
-    predictions: list[Prediction]
+    predictions: Annotated[
+        list[Prediction],
+        Field(
+            description="likeliest first; of a multi-label set the labels whose score is the "
+            "threshold or more, highest first, which may be none"
+        ),
+    ]
     members: dict[str, MemberOpinion]
-    agreement: Annotated[bool, Field(description="all members have the same first choice")]
+    agreement: Annotated[
+        bool,
+        Field(
+            description="all members have the same first choice; of a multi-label set, the same "
+            "labels"
+        ),
+    ]
     degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
     # Left out unless there are some.
     skipped_members: Annotated[
@@ -69,6 +84,11 @@ class Classified:
     missing_members: Annotated[
         dict[str, str] | SkipJsonSchema[None],
         Field(description="did not answer, and why: late, not_asked (it failed lately), or a code"),
+    ] = None
+    # Left out unless the set is multi-label.
+    threshold: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="of a multi-label set: labels with this score or more are listed"),
     ] = None
     # Left out unless it is true.
     cached: Annotated[
@@ -114,17 +134,32 @@ class ServedMember:
     source: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ServedModels:
     """The answer of /v1/models."""
 
     model_set: str
     description: str
     hint: str
+    task: Annotated[
+        str,
+        Field(
+            description="classification (classes exclude each other, probabilities sum to 1) or "
+            "multi_label (a score for each class by itself)"
+        ),
+    ]
+    threshold: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="of a multi_label set: labels with this score or more are listed"),
+    ] = None
     input_size: int
     labels: list[str]
     max_drop: Annotated[
-        float, Field(description="of INT8's top-1 that the set accepts, a fraction")
+        float,
+        Field(
+            description="of INT8's top-1 (of a multi_label set, mAP or micro-F1) that the set "
+            "accepts, a fraction"
+        ),
     ]
     verified: Annotated[str, Field(description="verified, unmeasured, or dropped (over max_drop)")]
     members: list[ServedMember]
@@ -169,6 +204,8 @@ def as_values(answer: Classified) -> dict[str, Any]:
 def _given(answer: Classified) -> dict[str, Any]:
     """Return the fields that are not None; orjson renders the dataclasses within."""
     values = _fields(answer)
+    if answer.threshold is not None:  # a member may list no label
+        values["members"] = {name: _fields(one) for name, one in answer.members.items()}
     values["timings_ms"] = {
         "total": answer.timings_ms.total,
         "stages": [_fields(stage) for stage in answer.timings_ms.stages],
@@ -176,7 +213,7 @@ def _given(answer: Classified) -> dict[str, Any]:
     return values
 
 
-def _fields(part: Classified | StageTiming) -> dict[str, Any]:
+def _fields(part: Classified | StageTiming | MemberOpinion) -> dict[str, Any]:
     names, values_of = _FIELDS[type(part)]
     values = zip(names, values_of(part), strict=True)
     return {name: value for name, value in values if value is not None}
@@ -201,10 +238,7 @@ def classified(
 
     ``missing`` ones should have answered; the value says why they did not (a code).
     """
-    members = {}
-    for name, predictions in combined.members.items():
-        first = predictions[0]
-        members[name] = MemberOpinion(first.label, first.probability, predictions)
+    members = {name: _opinion(predictions) for name, predictions in combined.members.items()}
     return Classified(
         model_set=model_set,
         predictions=combined.predictions,
@@ -213,13 +247,21 @@ def classified(
         degraded=bool(missing),
         skipped_members=list(skipped) or None,
         missing_members=dict(missing) or None,
+        threshold=combined.threshold,
         cached=is_cached or None,
         request_id=request_id,
         timings_ms=timings,
     )
 
 
+def _opinion(predictions: list[Prediction]) -> MemberOpinion:
+    if not predictions:  # of a multi-label set
+        return MemberOpinion(predictions=predictions)
+    first = predictions[0]
+    return MemberOpinion(label=first.label, probability=first.probability, predictions=predictions)
+
+
 _FIELDS = {
     model: (names := tuple(field.name for field in fields(model)), attrgetter(*names))
-    for model in (Classified, StageTiming)
+    for model in (Classified, StageTiming, MemberOpinion)
 }

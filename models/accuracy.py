@@ -23,6 +23,30 @@ class Score(Record):
     top5: Fraction
     calibration_error: Fraction  # expected calibration error (ECE), 15 bins of confidence
 
+    @property
+    def figure(self) -> tuple[str, float]:
+        """Return the figure that a classifier is known by, and its name."""
+        return "top-1", self.top1
+
+
+class MultiLabelScore(Record):
+    """One classifier of a multi-label set on one dataset; F1 is at the set's threshold.
+
+    Intervals are 95 %, by resampling the images (calibration/evaluation/multi_label/figures.py).
+    """
+
+    mean_average_precision: Fraction  # mAP, over the classes that have an image
+    mean_average_precision_interval: tuple[Fraction, Fraction]
+    micro_f1: Fraction
+    micro_f1_interval: tuple[Fraction, Fraction]
+    macro_f1: Fraction
+    macro_f1_interval: tuple[Fraction, Fraction]
+
+    @property
+    def figure(self) -> tuple[str, float]:
+        """Return the figure that a classifier is known by, and its name."""
+        return "mAP", self.mean_average_precision
+
 
 class Drop(Record):
     """Float top-1 minus INT8 top-1 on the same images; negative: INT8 was better."""
@@ -30,6 +54,31 @@ class Drop(Record):
     top1: Difference
     interval: tuple[Difference, Difference]  # 95 %, of the paired difference
     p_value: Fraction  # McNemar's exact test
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """Return the figure that max_drop is of, and what was lost of it."""
+        return "top-1", self.top1
+
+
+class MultiLabelDrop(Record):
+    """Float minus INT8 of a multi-label set on the same images; negative: INT8 was better."""
+
+    mean_average_precision: Difference
+    mean_average_precision_interval: tuple[Difference, Difference]  # 95 %, of the paired difference
+    micro_f1: Difference
+    micro_f1_interval: tuple[Difference, Difference]
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """Return the figure that max_drop is of, and what was lost of it.
+
+        mAP sees an order of images that changed, micro F1 scores that crossed the threshold: either
+        may hide what the other shows, so the larger loss counts.
+        """
+        lost = {"mAP": self.mean_average_precision, "micro-F1": self.micro_f1}
+        name = max(lost, key=lost.__getitem__)
+        return name, lost[name]
 
 
 class ValidationDrop(Record):
@@ -56,6 +105,7 @@ class Conditions(Record):
     weights: dict[str, float]  # of each member in the average
     float_type: FloatType = "f32"
     member_images: dict[str, ImageRecord] | None = None  # of members whose input is their own
+    threshold: float | None = None  # of a multi-label set; None: a classification set
 
     def changes(self, now: "Conditions") -> list[str]:
         """Name what is otherwise in ``now``, for people."""
@@ -68,6 +118,7 @@ class Conditions(Record):
             "class ids": (self.class_ids_sha256, now.class_ids_sha256),
             "weights of the average": (self.weights, now.weights),
             "the float type": (self.float_type, now.float_type),
+            "the threshold": (self.threshold, now.threshold),
         }
         return [what for what, (before, after) in pairs.items() if before != after]
 
@@ -89,8 +140,11 @@ class AccuracyRecord(Record):
     versions: dict[str, str]
     fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
     conditions: Conditions | None = None  # None: recorded before they were noted
-    scores: dict[Precision, dict[str, Score]]  # member name or "ensemble"
-    drops: dict[str, Drop] = Field(default={})  # empty unless float and INT8 were both measured
+    # By member name or "ensemble".
+    scores: dict[Precision, dict[str, Score | MultiLabelScore]]
+    drops: dict[str, Drop | MultiLabelDrop] = Field(
+        default={}
+    )  # empty unless float and INT8 were both measured
     size_mb: dict[str, dict[Precision, float]] = Field(
         default={}
     )  # files of a network, in 10**6 bytes

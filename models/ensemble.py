@@ -1,4 +1,4 @@
-"""The combiner's arithmetic: weighted average, top-k, entropy."""
+"""The combiner's arithmetic: weighted average, top-k, entropy of distributions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ FEW_CLASSES = 64  # up to so many, Python is as fast as NumPy
 
 @dataclass(slots=True)
 class Prediction:
-    """One class and its probability, 0..1."""
+    """One class and its probability, 0..1; of a multi-label set, its score."""
 
     index: int
     label: str
@@ -24,8 +24,8 @@ class Prediction:
 def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) -> Probabilities:
     """Return the weighted mean of the members' probabilities, each float32 (N, C).
 
-    The weights of the members that answered are scaled to sum to one, so the rows still sum to one
-    when a member is absent.
+    The weights of the members that answered are scaled to sum to one, so rows that sum to one still
+    do when a member is absent.
     """
     if not members:
         raise ValueError("no member answered: there is nothing to average")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, ValidationDrop
+from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, MultiLabelDrop, ValidationDrop
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -109,7 +109,7 @@ def _drop_problem(manifest: Manifest, current: Sequence[AccuracyRecord]) -> str 
     """Say where these INT8 networks lost too much, by an evaluation or as they were quantised."""
     for record in manifest.accuracy:
         for name, drop in record.drops.items():
-            if drop.top1 > manifest.max_drop and _is_of_int8(manifest, record, name):
+            if drop.worst[1] > manifest.max_drop and _is_of_int8(manifest, record, name):
                 return _too_much(manifest, name, drop, record)
     return _validation_problem(manifest, current)
 
@@ -143,10 +143,14 @@ def _validation_problem(manifest: Manifest, current: Sequence[AccuracyRecord]) -
 
 
 def _too_much(
-    manifest: Manifest, name: str, drop: Drop, measured: AccuracyRecord | ValidationDrop
+    manifest: Manifest,
+    name: str,
+    drop: Drop | MultiLabelDrop,
+    measured: AccuracyRecord | ValidationDrop,
 ) -> str:
+    figure, lost = drop.worst
     return (
-        f"{manifest.name}: INT8 costs {name} {_points(drop.top1)} of top-1 on {measured.dataset} "
+        f"{manifest.name}: INT8 costs {name} {_points(lost)} of {figure} on {measured.dataset} "
         f"({measured.num_images} images), over the set's max_drop of {_points(manifest.max_drop)}; "
         f"quantise it again (tandem quantize {manifest.name}), serve the float networks "
         "(precision: FP16), or accept it with --allow-unverified"

@@ -5,17 +5,18 @@ Nothing else in the project knows an input size, a class count or a member's nam
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
+from models.answer_rule import DEFAULT_THRESHOLD
 from models.durable import flush
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
-from models.record import SUFFIXES, FileRecord, FloatType, Precision, Record, RuntimeName
+from models.record import SUFFIXES, FileRecord, FloatType, Precision, Record, RuntimeName, Task
 
 MANIFEST_NAME = "manifest.yaml"
 MAX_MEMBERS = 8
@@ -24,8 +25,9 @@ MAX_MEMBERS = 8
 class Network(Record):
     """One precision of one member: a graph for its runtime.
 
-    Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) probabilities. For
-    OpenVINO an IR, which is two files (``xml`` and ``bin``); for the others one ``file``.
+    Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) in 0..1, as the set's
+    task has them: rows that sum to one, or a score for each class by itself. For OpenVINO an IR,
+    which is two files (``xml`` and ``bin``); for the others one ``file``.
     """
 
     runtime: RuntimeName = "openvino"
@@ -137,6 +139,9 @@ class Manifest(Record):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     description: str
     image: ImageRecord  # of the members that have none of their own
+    task: Task = "classification"
+    # Of multi_label, and of nothing else: an answer lists the labels whose score is this or more.
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
@@ -159,6 +164,22 @@ class Manifest(Record):
             raise ValueError(f"members must have different names, not {names}")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_threshold(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("task") == "multi_label":
+            return {"threshold": DEFAULT_THRESHOLD, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _threshold_is_of_scores(self) -> "Manifest":
+        if (self.threshold is not None) != (self.task == "multi_label"):
+            raise ValueError(
+                f"threshold is {self.threshold} and task {self.task}: a multi_label set has a "
+                "threshold, above 0 and below 1, and no other set has one"
+            )
+        return self
+
     @property
     def conditions(self) -> Conditions:
         """What accuracy depends on besides the networks, as it is now."""
@@ -169,6 +190,7 @@ class Manifest(Record):
             weights={member.name: member.weight for member in self.members},
             float_type=self.float_type,
             member_images={m.name: m.image for m in self.members if m.image} or None,
+            threshold=self.threshold,
         )
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
+from models.answer_rule import AnswerRule
 from models.errors import ModelSetError
 from models.extras import check_installed
 from models.golden_record import Golden, read_golden
@@ -53,6 +54,11 @@ class ModelSet:
         return self._one_per_class(self.manifest.labels, "labels")
 
     @cached_property
+    def answer_rule(self) -> AnswerRule:
+        """Return how the set's rows are read."""
+        return AnswerRule(self.labels, self.manifest.threshold)
+
+    @cached_property
     def class_ids(self) -> tuple[str, ...] | None:
         """Return what datasets call each class's folder, in the networks' order, if known."""
         if self.manifest.class_ids is None:
@@ -95,11 +101,14 @@ class ModelSet:
     def fingerprint(self, precision: Precision = "INT8") -> str:
         """Return what tells this set from every other: twelve hexadecimal digits.
 
-        Of all that an answer depends on: the image rule, labels, networks, weights and float type.
+        Of all that an answer depends on: the image rule, labels, networks, weights and float type,
+        and the threshold of a multi-label set.
         """
         manifest = self.manifest
         parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
         parts.append(manifest.float_type)
+        if manifest.threshold is not None:
+            parts.append(f"{manifest.task} {manifest.threshold!r}")
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]

@@ -12,6 +12,8 @@ from models.errors import ModelSetError
 Precision = Literal["INT8", "FP16"]
 # What layers that are not INT8 compute in; OpenVINO's names.
 FloatType = Literal["f32", "bf16"]
+# What a set's rows are: a distribution over classes, or a score for each class by itself.
+Task = Literal["classification", "multi_label"]
 # What runs a network; the file's suffix follows from it.
 RuntimeName = Literal["openvino", "onnxruntime", "torch"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx", "torch": ".pt2"}

@@ -7,6 +7,7 @@ does not know where a stage runs. The Decoder and the members are asked by many 
 (:mod:`app.calls.hedge`).
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,10 +62,15 @@ class RemoteCombiner:
         self._handle = handle
 
     async def combine(
-        self, members: Mapping[str, Probabilities], top_k: int, left_s: float
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float,
+        threshold: float | None = None,
     ) -> list[Combined]:
         """Average members; see :meth:`app.deployments.combiner.Combiner.combine`."""
-        return await call_remote(self._handle.combine.remote, members, top_k, left_s=left_s)
+        asked = () if threshold is None else (math.inf, threshold)
+        return await call_remote(self._handle.combine.remote, members, top_k, *asked, left_s=left_s)
 
 
 async def call_remote(remote: Callable[..., Awaitable[T]], *args: object, left_s: float) -> T:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -28,10 +28,21 @@ out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
 
 
+class Wanted(NamedTuple):
+    """What an answer is to list."""
+
+    top_k: int
+    threshold: float | None
+
+
 def classify(
     paths: Annotated[list[str], typer.Argument(help="files, folders (all images in them), globs")],
     url: Annotated[str, typer.Option(help="a running service")] = DEFAULT_URL,
-    top_k: Annotated[int, typer.Option(min=1, help="classes per image")] = 1,
+    top_k: Annotated[int, typer.Option(min=1, help="classes per image, at most")] = 1,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="of a multi-label set: the least score of a label  (default: the set's)"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     key_file: KeyFile = None,
     ca: Roots = None,
@@ -41,7 +52,8 @@ def classify(
     """Send images to a running service and print their labels; exit code 1 if any failed."""
     files, tls = list(find_files(paths)), ClientTls(ca, client_cert, client_key)
     with _client(url, sent_key(key_file), tls) as client:
-        num_failed = _run(client, files, url, top_k, as_json)
+        wanted = Wanted(top_k, threshold)
+        num_failed = _run(client, files, url, wanted, as_json)
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
@@ -58,13 +70,14 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
     return Client(url, api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context())
 
 
-def _run(client: "Client", files: list[Path], url: str, top_k: int, as_json: bool) -> int:
-    table, num_failed = _table(), 0
+def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json: bool) -> int:
+    table, num_failed, is_cut = _table(), 0, False
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=len(files))
-        for row in _rows(client, files, url, top_k):
+        for row in _rows(client, files, url, wanted):
             num_failed += "error" in row
+            is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
             progress.advance(task)
             if as_json:
                 out.out(json.dumps(row), highlight=False)
@@ -72,12 +85,21 @@ def _run(client: "Client", files: list[Path], url: str, top_k: int, as_json: boo
                 _add(table, row)
     if not as_json:
         out.print(table)
+    if is_cut:
+        err.print(
+            f"a multi-label set: {wanted.top_k} labels an image at most; --top-k N shows more"
+        )
     return num_failed
 
 
-def _rows(client: "Client", files: list[Path], url: str, top_k: int) -> Iterator[ClassifiedFile]:
+def _rows(
+    client: "Client", files: list[Path], url: str, wanted: Wanted
+) -> Iterator[ClassifiedFile]:
     """Yield one row per file, in order, a few requests being under way at a time."""
-    for result in client.classify_many(files, concurrency=CONCURRENCY, top_k=top_k):
+    answers = client.classify_many(
+        files, concurrency=CONCURRENCY, top_k=wanted.top_k, threshold=wanted.threshold
+    )
+    for result in answers:
         told = {"error": _error(result.error, url)} if result.error else result.get().raw
         yield {"file": str(result.path), **told}
 
@@ -101,19 +123,28 @@ def _table() -> Table:
     return table
 
 
+def _opinion(member: dict[str, Any], threshold: float | None) -> str:
+    """Return what a member says: its first choice, or all labels of a multi-label set."""
+    if threshold is None:
+        return f"{member['label']} {member['probability']:.2f}"
+    told = (f"{one['label']} {one['probability']:.2f}" for one in member["predictions"])
+    return " + ".join(told) or "nothing"
+
+
 def _add(table: Table, row: ClassifiedFile) -> None:
     name = escape(row["file"])  # brackets in names and labels are no markup
     if error := row.get("error"):
         table.add_row(name, "[red]failed[/]", "", escape(error["message"]))
         return
-    members = ", ".join(
-        f"{n} {m['label']} {m['probability']:.2f}" for n, m in row["members"].items()
-    )
+    threshold = row.get("threshold")  # of a multi-label set
+    members = ", ".join(f"{n} {_opinion(m, threshold)}" for n, m in row["members"].items())
     if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
         members += f" (sure; not asked: {', '.join(skipped)})"
     if missing := row.get("missing_members"):
         told = ", ".join(f"{name} ({why})" for name, why in missing.items())
         members += f"; degraded, without {told}"
+    if not row["predictions"]:
+        table.add_row(name, f"no label from {threshold:g} on", "", escape(members))
     for rank, prediction in enumerate(row["predictions"]):
         probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
         first = rank == 0

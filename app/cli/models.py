@@ -40,10 +40,10 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
         facts = _facts(model_set.manifest)
         table.add_row(
             facts["name"],
-            str(facts["num_classes"]),
+            _classes(model_set.manifest),
             f"{', '.join(map(str, facts['input_sizes']))} px",
             ", ".join(_told(member) for member in model_set.manifest.members),
-            "\n".join(f"{p} {v:.4f}" for p, v in facts["top1"].items()) or "not measured",
+            _measured(facts),
         )
     console.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
@@ -59,8 +59,18 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "fixed_batch": {m.name: m.fixed_batch for m in manifest.members if m.fixed_batch},
         "members": [member.name for member in manifest.members],
         "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
-        "top1": _top1(manifest),
+        "task": manifest.task,
+        "threshold": manifest.threshold,
+        "top1": _figures(manifest, "top-1"),
+        "mean_average_precision": _figures(manifest, "mAP"),
     }
+
+
+def _classes(manifest: Manifest) -> str:
+    """Return the number of classes; of a multi-label set, and its threshold."""
+    if manifest.threshold is None:
+        return str(manifest.num_classes)
+    return f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
 
 
 def _told(member: MemberRecord) -> str:
@@ -71,11 +81,19 @@ def _told(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _top1(manifest: Manifest) -> dict[str, float]:
-    """Return the ensemble's top-1 by precision, from the newest record of these networks."""
+def _figures(manifest: Manifest, name: str) -> dict[str, float]:
+    """Return the ensemble's figure of this name by precision, from the newest record."""
     records = current_records(manifest)
     newest = records[-1].scores if records else {}
-    return {p: scores[ENSEMBLE].top1 for p, scores in newest.items() if ENSEMBLE in scores}
+    found = {p: scores[ENSEMBLE].figure for p, scores in newest.items() if ENSEMBLE in scores}
+    return {p: value for p, (figure, value) in found.items() if figure == name}
+
+
+def _measured(facts: dict) -> str:  # type: ignore[type-arg]
+    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
+    top1 = [f"{p} {v:.4f}" for p, v in facts["top1"].items()]
+    mean = [f"{p} {v:.4f} mAP" for p, v in facts["mean_average_precision"].items()]
+    return "\n".join(top1 + mean) or "not measured"
 
 
 @models_app.command("verify")

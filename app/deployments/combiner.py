@@ -1,4 +1,4 @@
-"""The Combiner: members' probabilities to one readable answer per image."""
+"""The Combiner: members' rows to one readable answer per image."""
 
 import math
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from app.messages import Combined
 from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
+from models.answer_rule import AnswerRule
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
 
@@ -29,16 +30,21 @@ class Combiner:
         self._own = OwnCombine.of(settings, model_set.manifest)
         function = self._own.calls.function if self._own else None
         self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
-        self._labels = model_set.labels
+        self._rule = model_set.answer_rule
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self.usage = Usage(1, COMBINE_CPU_MS)
 
     async def combine(
-        self, members: Mapping[str, Probabilities], top_k: int, left_s: float = math.inf
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float = math.inf,
+        threshold: float | None = None,
     ) -> list[Combined]:
         """Return one answer per image from float32 (K, C) of every member that answered.
 
-        ``top_k`` classes each; ``left_s`` is of no matter to arithmetic that takes microseconds.
+        ``top_k`` classes each; ``left_s`` is of no matter to arithmetic that takes microseconds;
+        ``threshold``: of a multi-label set's scores, in place of the manifest's.
 
         Raises:
             FunctionError: the operator's function raised, or returned no rows.
@@ -51,14 +57,20 @@ class Combiner:
         own = self._own
         mean = await own.rows(members) if own else average(members, self._weights)
         with self.usage.under_way(len(mean)):
-            return [self._one(i, row, members, top_k) for i, row in enumerate(mean)]
+            rule = self._rule.asked(threshold)
+            return [self._one(i, row, members, rule, top_k) for i, row in enumerate(mean)]
 
     def _one(
-        self, index: int, row: Probabilities, members: Mapping[str, Probabilities], k: int
+        self,
+        index: int,
+        row: Probabilities,
+        members: Mapping[str, Probabilities],
+        rule: AnswerRule,
+        k: int,
     ) -> Combined:
         own = {name: rows[index] for name, rows in members.items()}
         is_row_kept = self._own is not None
-        return combined_row(row, own, self._labels, k, self._fingerprint, is_row_kept=is_row_kept)
+        return combined_row(row, own, rule, k, self._fingerprint, is_row_kept=is_row_kept)
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""

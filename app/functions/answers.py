@@ -8,6 +8,9 @@ from models.runtime import Pixels
 
 SUM_TOLERANCE = 1e-3  # of a row's sum; float32 of 1,000 classes is off by a hundredth of it
 
+# Of a class that all members score 0.99: what a product of eight of them still is, well above.
+SURELY_THERE = 0.6
+
 
 class WrongAnswerError(ValueError):
     """A function returned something else than its signature says; the message says what."""
@@ -41,8 +44,13 @@ def as_pixels(
     return np.ascontiguousarray(answer), found
 
 
-def as_rows(answer: object, shape: tuple[int, int]) -> Probabilities:
-    """Return what ``combine`` answered: float32 (N, C) of ``shape``, each row a distribution."""
+def as_rows(
+    answer: object, shape: tuple[int, int], *, is_multi_label: bool = False
+) -> Probabilities:
+    """Return what ``combine`` answered: float32 (N, C) of ``shape``, each row a distribution.
+
+    Of a multi-label set each value is a score, 0 to 1, by itself.
+    """
     wanted = f"float32 {shape}"
     if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.float32, shape):
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
@@ -52,11 +60,28 @@ def as_rows(answer: object, shape: tuple[int, int]) -> Probabilities:
     low, high = float(rows.min()), float(rows.max())
     if low < 0 or high > 1 + SUM_TOLERANCE:
         raise WrongAnswerError(f"probabilities from {low:g} to {high:g}, not from 0 to 1")
+    if is_multi_label:
+        return rows
     off = np.abs(rows.sum(axis=1, dtype=np.float64) - 1)
     if off.max() > SUM_TOLERANCE:
         total = float(rows[int(off.argmax())].sum())
         raise WrongAnswerError(f"a row that sums to {total:g}, not to 1")
     return rows
+
+
+def check_scores(rows: Probabilities) -> None:
+    """Check what ``combine`` answered of scores that were all 0.99 or more, in the trial.
+
+    Raises:
+        WrongAnswerError: a class came out low, as of classes that exclude each other.
+
+    """
+    if (low := float(rows.min())) < SURELY_THERE:
+        raise WrongAnswerError(
+            f"{low:.3g} for a class that every member scores 0.99 or more: this set is "
+            "multi-label, and a function that shares one among the classes, or picks one, is none "
+            "for it"
+        )
 
 
 def _described(answer: object) -> str:

@@ -50,7 +50,10 @@ class Combine(Protocol):
             weights: the manifest's weights of the members that are there, scaled to sum to one.
 
         Returns:
-            float32 (N, C), finite, each value 0 to 1, each row summing to one (within 0.001).
+            float32 (N, C), finite, each value 0 to 1, each row summing to one (within 0.001). Of a
+            multi-label set rows are scores of each class by itself and need not sum to one; a
+            function that gives a class little which all members score highly is refused when the
+            service starts.
 
         """
         ...

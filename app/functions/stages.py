@@ -57,8 +57,10 @@ class OwnPreprocess:
 class OwnCombine:
     """The setting ``combine``: the ensemble's rows, in place of the average."""
 
-    def __init__(self, calls: FunctionCalls, weights: Mapping[str, float]) -> None:
-        self.calls, self._weights = calls, weights
+    def __init__(
+        self, calls: FunctionCalls, weights: Mapping[str, float], *, is_multi_label: bool = False
+    ) -> None:
+        self.calls, self._weights, self._is_multi_label = calls, weights, is_multi_label
 
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnCombine | None":
@@ -68,7 +70,8 @@ class OwnCombine:
             return None
         try_combine(function, settings, manifest)
         weights = {member.name: member.weight for member in manifest.members}
-        return cls(FunctionCalls(function, settings.decode_threads), weights)
+        calls = FunctionCalls(function, settings.decode_threads)
+        return cls(calls, weights, is_multi_label=manifest.task == "multi_label")
 
     async def rows(self, members: Mapping[str, Probabilities]) -> Probabilities:
         """Return the ensemble's float32 (N, C) from those of the members that answered.
@@ -80,5 +83,6 @@ class OwnCombine:
         names = [name for name in self._weights if name in members]
         given = {name: read_only(members[name]) for name in names}
         num_images, num_classes = given[names[0]].shape
-        check = partial(as_rows, shape=(num_images, num_classes))
+        shape = (num_images, num_classes)
+        check = partial(as_rows, shape=shape, is_multi_label=self._is_multi_label)
         return await self.calls.call(check, given, scaled(self._weights, names))

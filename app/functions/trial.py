@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import ConfigError
-from app.functions.answers import as_pixels, as_rows
+from app.functions.answers import as_pixels, as_rows, check_scores
 from app.functions.loading import SIGNATURES, OwnFunction, load_function
 from app.setting_values import check_form_fits
 from app.settings import Settings
@@ -63,11 +63,16 @@ def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest
 def try_combine(function: OwnFunction, settings: Settings, manifest: Manifest) -> None:
     """Call it on generated rows of all members, and of as few as the answer policy takes."""
     weights = {member.name: member.weight for member in manifest.members}
+    is_multi_label = manifest.task == "multi_label"
     for num_images, names in _trials(settings, list(weights)):
         shape = (num_images, manifest.num_classes)
-        members = {name: read_only(_rows(shape, seed)) for seed, name in enumerate(names)}
+        draw = _scores if is_multi_label else _rows
+        members = {name: read_only(draw(shape, seed)) for seed, name in enumerate(names)}
         try:
-            as_rows(function.call(members, scaled(weights, names)), shape)
+            answer = function.call(members, scaled(weights, names))
+            rows = as_rows(answer, shape, is_multi_label=is_multi_label)
+            if is_multi_label:
+                check_scores(rows)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: it is the function's
@@ -104,6 +109,13 @@ def _rows(shape: tuple[int, int], seed: int) -> Probabilities:
     drawn = np.random.default_rng((SEED, seed)).random(shape, np.float32) + np.float32(1e-3)
     rows: Probabilities = drawn / drawn.sum(axis=1, keepdims=True)
     return rows
+
+
+def _scores(shape: tuple[int, int], seed: int) -> Probabilities:
+    """Return scores of images that have every label: 0.99 or more."""
+    drawn = np.random.default_rng((SEED, seed)).random(shape, np.float32)
+    scores: Probabilities = np.float32(0.99) + np.float32(0.009) * drawn
+    return scores
 
 
 def _failed(function: OwnFunction, given: str, error: BaseException) -> ConfigError:

@@ -81,7 +81,7 @@ class CachedEnsemble:
         combined = combined_row(
             row,
             {name: row[0] for name, row in members.items()},
-            self._model_set.labels,
+            self._model_set.answer_rule.asked(request.threshold),
             request.top_k,
             self.keys.fingerprint,
         )

@@ -18,6 +18,7 @@ from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage
+from app.graph.task import check_task
 from app.graph.timeline import Interval
 from app.graph.views import viewed
 from app.messages import Combined, Decoded
@@ -44,9 +45,10 @@ class Ensemble:
         members: Mapping[str, MemberStage],
         combiner: CombinerStage,
     ) -> None:
+        check_task(settings, model_set.manifest)
         self._decoder, self._combiner = decoder, combiner
         self._name, self.member_names = model_set.name, tuple(members)
-        self._labels = model_set.labels
+        self._rule = model_set.answer_rule
         self._fingerprint = model_set.fingerprint(settings.precision)
         inputs = model_set.manifest.inputs
         own_combine = load_function(settings, "combine")  # which the Combiner calls
@@ -127,14 +129,18 @@ class Ensemble:
         rows = {name: answer.probabilities for name, answer in result.answers.items()}
         tensors = request.tensors
         if tensors is not None and tensors.member is not None and not self._averages:
-            return self._of_one(tensors.member, rows, request.top_k)
-        combined = await self._combiner.combine(rows, request.top_k, request.left_s)
+            return self._of_one(tensors.member, rows, request)
+        combined = await self._combiner.combine(
+            rows, request.top_k, request.left_s, request.threshold
+        )
         check_same_model_set(combined[0].model_set_fingerprint, self._combined_fingerprint)
         return combined
 
-    def _of_one(self, name: str, rows: Mapping[str, Probabilities], top_k: int) -> list[Combined]:
+    def _of_one(
+        self, name: str, rows: Mapping[str, Probabilities], request: ClassifyRequest
+    ) -> list[Combined]:
         """Return what a member that was asked by itself says: the operator's combine is not."""
-        facts = self._labels, top_k, self._fingerprint
+        facts = self._rule.asked(request.threshold), request.top_k, self._fingerprint
         return [combined_row(row, {name: row}, *facts) for row in rows[name]]
 
     def _give(

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from app.caching.directives import CacheUse, cache_use_of
-from app.graph.parameters import checked_top_k, lane_of
+from app.graph.parameters import checked_threshold, checked_top_k, lane_of
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest, num_images_of
 from app.graph.timeline import Timeline
 from app.metrics.meter import meter
@@ -23,6 +23,7 @@ class RequestBody:
     timeout_s: float | None = None  # from the request's arrival; can only shorten it
     priority: str | None = None  # goes before the Priority header
     tensors: TensorRequest | None = None
+    threshold: float | None = None
 
 
 # Reads a request's body under the interface's limits; what arrives counts in the share.
@@ -39,6 +40,7 @@ class RequestOptions:
     priority: str | None = None  # the Priority header (RFC 9218)
     refused_before: int = 0  # requests that HAProxy has refused since it last said so
     cache_control: str | None = None  # the header, where there is a cache
+    threshold: float | None = None  # of a multi-label set's scores
 
 
 class Intake:
@@ -52,8 +54,11 @@ class Intake:
         admission: Admission,
         byte_budget: ByteBudget,
         answer_timeout_s: float,
+        *,
+        is_multi_label: bool = False,
     ) -> None:
         self._num_classes, self._classify = num_classes, classify
+        self._is_multi_label = is_multi_label
         self._default_top_k = min(settings.default_top_k, num_classes)
         self._request_timeout_s = settings.request_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -80,6 +85,7 @@ class Intake:
             meter.count(REFUSED_BEFORE, options.refused_before)
             self._admission.refused_before(options.refused_before)
         top_k = self._top_k(options.top_k, self._default_top_k)
+        threshold = self._threshold(options.threshold)
         timeout_s = self._request_timeout_s
         if options.timeout_s is not None:
             timeout_s = min(timeout_s, options.timeout_s)
@@ -104,8 +110,12 @@ class Intake:
                     lane_of(body.priority or options.priority, num_images),
                     tensors=body.tensors,
                     cache_use=use,
+                    threshold=self._threshold(body.threshold) or threshold,
                 )
             )
+
+    def _threshold(self, given: float | None) -> float | None:
+        return checked_threshold(given, is_multi_label=self._is_multi_label)
 
     def _top_k(self, given: int | None, default: int) -> int:
         return checked_top_k(default if given is None else given, self._num_classes)

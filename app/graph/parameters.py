@@ -28,6 +28,26 @@ def checked_top_k(top_k: int, num_classes: int) -> int:
     return top_k
 
 
+def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float | None:
+    """Return the threshold that a request asks for; None: the set's own.
+
+    Raises:
+        BadParameterError: it is not between 0 and 1, or the set's rows are distributions.
+
+    """
+    if threshold is None:
+        return None
+    shown = str(threshold)[:SHOWN]
+    if not is_multi_label:
+        raise BadParameterError(
+            f"threshold is {shown}; the classes of this model set exclude each other: leave it out "
+            "and ask for top_k classes (a multi-label set has a threshold, see /v1/models)"
+        )
+    if not 0 < threshold < 1:
+        raise BadParameterError(f"threshold is {shown}; give a score above 0 and below 1")
+    return threshold
+
+
 def parse_timeout_s(given: str) -> float:
     """Return the seconds that the client gives its request.
 

@@ -42,6 +42,7 @@ class ClassifyRequest:
     is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"
+    threshold: float | None = None  # of a multi-label set's scores; None: the set's own
 
     @property
     def num_images(self) -> int:
@@ -65,6 +66,7 @@ class ForwardedRequest:
     lane: Lane
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"
+    threshold: float | None = None
 
     @classmethod
     def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
@@ -77,6 +79,7 @@ class ForwardedRequest:
             request.lane,
             request.tensors,
             request.cache_use,
+            request.threshold,
         )
 
     def request(self) -> ClassifyRequest:
@@ -90,6 +93,7 @@ class ForwardedRequest:
             self.lane,
             tensors=self.tensors,
             cache_use=self.cache_use,
+            threshold=self.threshold,
         )
 
 

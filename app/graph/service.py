@@ -61,6 +61,7 @@ class EnsembleService:
             self.admission,
             ByteBudget(settings.max_bytes_in_flight),
             answer_s,
+            is_multi_label=model_set.manifest.task == "multi_label",
         )
         self._graph = with_cache(ensemble, settings, model_set)
         self._peers = PeerGateways(self._graph)
@@ -130,6 +131,8 @@ class EnsembleService:
             model_set=manifest.name,
             description=manifest.description,
             hint=manifest.hint,
+            task=manifest.task,
+            threshold=manifest.threshold,
             input_size=manifest.image.input_size,
             labels=list(self._model_set.labels),
             max_drop=manifest.max_drop,

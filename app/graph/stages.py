@@ -44,7 +44,14 @@ class CombinerStage(Protocol):
     """The members' probabilities to answers."""
 
     async def combine(
-        self, members: Mapping[str, Probabilities], top_k: int, left_s: float
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float,
+        threshold: float | None,
     ) -> list[Combined]:
-        """Return one answer per image from float32 (K, C) of every member that answered."""
+        """Return one answer per image from float32 (K, C) of every member that answered.
+
+        ``threshold``: what the request asks for in place of a multi-label set's own, if it does.
+        """
         ...

@@ -49,7 +49,11 @@ class GrpcInterface:
             request = await self._request(incoming, announced_bytes(call.metadata), share)
             images = images_of(request, service.settings)
             share.grow(sum(map(len, images)))
-            return RequestBody(images, request.top_k if request.HasField("top_k") else None)
+            return RequestBody(
+                images,
+                request.top_k if request.HasField("top_k") else None,
+                threshold=request.threshold if request.HasField("threshold") else None,
+            )
 
         answers = await service.answer(read, options, timeline)
         with timeline.encoding():

@@ -7,12 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("images", "top_k")
+    __slots__ = ("images", "top_k", "threshold")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
     top_k: int
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ...) -> None: ...
+    threshold: float
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class ClassifyReply(_message.Message):
     __slots__ = ("results", "request_id")
@@ -31,7 +33,7 @@ class Result(_message.Message):
     def __init__(self, classified: _Optional[_Union[Classified, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Classified(_message.Message):
-    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached")
+    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +58,7 @@ class Classified(_message.Message):
     TIMINGS_MS_FIELD_NUMBER: _ClassVar[int]
     MISSING_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     model_set: str
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
     members: _containers.MessageMap[str, MemberOpinion]
@@ -66,7 +69,8 @@ class Classified(_message.Message):
     timings_ms: Timings
     missing_members: _containers.ScalarMap[str, str]
     cached: bool
-    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ...) -> None: ...
+    threshold: float
+    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("index", "label", "probability")

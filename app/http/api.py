@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import Query, Request
 from fastapi.responses import Response
+from pydantic.json_schema import SkipJsonSchema
 
 from app.graph.service import EnsembleService
 from app.http.auth import require_keys
@@ -66,10 +67,16 @@ def _add_classify(api: TandemAPI, service: EnsembleService) -> None:
     )
     async def classify(
         request: Request,
-        top_k: Annotated[int, Query(description="classes in the answer")] = endpoint.default_top_k,
+        top_k: Annotated[
+            int, Query(description="classes in the answer; of a multi-label set at most")
+        ] = endpoint.default_top_k,
+        threshold: Annotated[
+            float | SkipJsonSchema[None],
+            Query(description="of a multi-label set: the least score of a label in the answer"),
+        ] = None,
     ) -> Response:
         headers = Headers(request.scope)
-        answer = await endpoint.answer(headers, request.receive, top_k)
+        answer = await endpoint.answer(headers, request.receive, top_k, threshold)
         return rendered(answer, headers.request_id)
 
 

@@ -32,7 +32,9 @@ class ClassifyEndpoint:
         self._has_cache = service.settings.cache != "none"
         self._watch = DisconnectWatch()
 
-    async def answer(self, headers: Headers, receive: Receive, top_k: int) -> bytes | Fault:
+    async def answer(
+        self, headers: Headers, receive: Receive, top_k: int, threshold: float | None = None
+    ) -> bytes | Fault:
         """Return the answer as JSON, or why the one image of the body has none.
 
         Raises:
@@ -50,6 +52,7 @@ class ClassifyEndpoint:
             headers.get(b"priority"),
             refused_before(headers.get(REFUSED)),
             headers.joined(CACHE) if self._has_cache else None,
+            threshold,
         )
         length, settings = headers.text(b"content-length"), self._service.settings
         most = settings.max_body_bytes

@@ -45,7 +45,7 @@ def add_error_handlers(api: FastAPI) -> None:
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        where = str(first["loc"][-1])
+        where = str(first["loc"][:2][-1])  # query, its name, and of several kinds the kind
         text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
         fault = Fault(422, BadParameterError.code, text)
         return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))

@@ -85,6 +85,7 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
         if value is not None:
             raise ConfigError(f"{option} is of --random-weights; a model set has its own")
     model_set = load_model_set(asked.network, search_path(asked.model_dirs))
+    _check_task(asked, model_set)
     member = asked.member or model_set.manifest.members[0].name
     record = model_set.manifest.member(member)
     is_restorable = member in RESTORABLE and "FP16" in record.networks
@@ -100,6 +101,15 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
     hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
     impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
     return LadderJob(asked, network, chosen, work.absolute(), cores, impossible, "-".join(hashes))
+
+
+def _check_task(asked: Asked, model_set: ModelSet) -> None:
+    """Refuse labelled images of a multi-label set: a rung's figure is top-1, which it has not."""
+    if asked.images is not None and model_set.manifest.task == "multi_label":
+        raise ConfigError(
+            f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
+            "for speed alone, and tandem evaluate measures its accuracy"
+        )
 
 
 def _random_job(asked: Asked, chosen: tuple[Rung, ...], cache: Path, cores: int) -> LadderJob:
@@ -150,6 +160,8 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
         return f"{network.name} of {model_set.name} has no float network"
     if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
         return f"{network.name} of {model_set.name} has no OpenVINO network"
+    if rung.name == "cascade" and model_set.manifest.task == "multi_label":
+        return f"{model_set.name} is multi-label: it has no margin for a cascade"
     if rung.engine == "ensemble" and len(members) < 2:
         return f"{model_set.name} has one member"
     if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:

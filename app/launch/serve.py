@@ -13,6 +13,7 @@ from app.environment import has_haproxy
 from app.errors import ConfigError
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
+from app.graph.task import check_task
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
@@ -158,6 +159,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.precision)
+    check_task(settings, model_set.manifest)
     check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":

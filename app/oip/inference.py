@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from app.errors import BadTensorError, TooManyFilesError
 from app.graph.intake import RequestBody, RequestOptions
-from app.graph.parameters import checked_top_k
+from app.graph.parameters import checked_threshold, checked_top_k
 from app.graph.probabilities import ClassifiedWithProbabilities
 from app.graph.request import RequestAnswers, TensorRequest
 from app.graph.service import EnsembleService
@@ -81,6 +81,7 @@ class Inference:
         model.check_outputs(request)
         if request.top_k is not None:
             checked_top_k(request.top_k, len(model.labels))
+        checked_threshold(request.threshold, is_multi_label=model.threshold is not None)
         count, most = tensor.shape[0], self._settings.max_files
         if not count:
             raise BadTensorError(f"input {tensor.name} has no image; send one or more")

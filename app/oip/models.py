@@ -33,9 +33,15 @@ class ServedModel:
     member: str | None  # None: the ensemble
     input_size: int | None  # None: its members take several, so there are no pixels to be sent
     labels: tuple[str, ...]
+    threshold: float | None = None  # of a multi-label set
 
     def metadata(self) -> ModelMetadata:
-        """Describe inputs and outputs; the first dimension is the images'."""
+        """Describe inputs and outputs; the first dimension is the images'.
+
+        Of a multi-label set an image has several labels: as many as the image of the request that
+        has most, filled up with empty ones.
+        """
+        of_labels = [-1] if self.threshold is None else [-1, -1]
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
         if (size := self.input_size) is not None:
             inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]))
@@ -46,7 +52,7 @@ class ServedModel:
             inputs,
             [
                 TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
-                TensorMetadata(LABEL, "BYTES", [-1]),
+                TensorMetadata(LABEL, "BYTES", of_labels),
             ],
         )
 
@@ -108,8 +114,9 @@ class Models:
         labels, name = tuple(served.labels), served.model_set
         sizes = {member.name: member.input_size for member in served.members}
         one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
-        self._by_name = {name: ServedModel(name, None, one_size, labels)} | {
-            f"{name}.{member}": ServedModel(f"{name}.{member}", member, size, labels)
+        least = served.threshold
+        self._by_name = {name: ServedModel(name, None, one_size, labels, least)} | {
+            f"{name}.{member}": ServedModel(f"{name}.{member}", member, size, labels, least)
             for member, size in sizes.items()
         }
 

@@ -10,6 +10,7 @@ from app.oip.answer import InferAnswer, OutputTensor
 from app.oip.models import LABEL, OUTPUTS, PROBABILITIES, ServedModel
 from app.oip.regions import Regions
 from app.oip.request import InferRequest, RequestedOutput
+from models.answer_rule import AnswerRule
 from models.ensemble import Prediction, top_k
 
 PROBABILITY_BYTES = 4  # FP32
@@ -52,20 +53,19 @@ def answer_of(
         parameters = {"degraded": True, "missing_members": told}
     if all(image.cached for image in images):
         parameters["cached"] = True
-    outputs = tuple(_output(output, request.top_k, model, images) for output in asked)
+    outputs = tuple(_output(output, request, model, images) for output in asked)
     return InferAnswer(model.name, request.id, outputs, parameters)
 
 
 def _output(
     asked: RequestedOutput,
-    num_labels: int | None,
+    request: InferRequest,
     model: ServedModel,
     images: Sequence[ClassifiedWithProbabilities],
 ) -> OutputTensor:
     if asked.name == LABEL:
-        shape = (len(images),) if num_labels is None else (len(images), num_labels)
-        best = _best(images, model, num_labels or 1)
-        names = [each.label.encode() for row in best for each in row]
+        of_labels = _labels if model.threshold is None else _labels_of_several
+        shape, names = of_labels(request, model, images)
         return OutputTensor(LABEL, "BYTES", shape, names, asked.is_binary, asked.region)
     if asked.num_classes:
         num_classes = min(asked.num_classes, len(model.labels))
@@ -75,6 +75,32 @@ def _output(
         return OutputTensor(asked.name, "BYTES", shape, texts, asked.is_binary, asked.region)
     rows = np.stack([image.probabilities for image in images])  # (N, C) float32
     return OutputTensor(asked.name, "FP32", rows.shape, rows, asked.is_binary, asked.region)
+
+
+def _labels(
+    request: InferRequest, model: ServedModel, images: Sequence[ClassifiedWithProbabilities]
+) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the shape, (N,) or (N, top_k), and the labels, row by row."""
+    num_labels = request.top_k
+    shape = (len(images),) if num_labels is None else (len(images), num_labels)
+    best = _best(images, model, num_labels or 1)
+    return shape, [each.label.encode() for row in best for each in row]
+
+
+def _labels_of_several(
+    request: InferRequest, model: ServedModel, images: Sequence[ClassifiedWithProbabilities]
+) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the shape (N, K) and the labels of a multi-label set, row by row.
+
+    K: of the image that has most, at least one; the others' rows end in empty labels.
+    """
+    rule = AnswerRule(model.labels, model.threshold).asked(request.threshold)
+    most = request.top_k or len(model.labels)
+    found = [[p.label for p in rule.predictions(i.probabilities, most)] for i in images]
+    width = max(1, *map(len, found))
+    return (len(images), width), [
+        label.encode() for row in found for label in (*row, *[""] * (width - len(row)))
+    ]
 
 
 def _best(

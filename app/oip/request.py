@@ -41,6 +41,14 @@ class InferRequest:
         return whole_number(self.parameters, "top_k")
 
     @property
+    def threshold(self) -> float | None:
+        """The least score of a label of a multi-label set; None: the set's own."""
+        given = self.parameters.get("threshold")
+        if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
+            return given
+        raise BadTensorError(f"parameter threshold is {shown(given)}; it is a number")
+
+    @property
     def timeout_s(self) -> float | None:
         """The client's time for its answer, which is in microseconds as Triton has it."""
         given = whole_number(self.parameters, "timeout")

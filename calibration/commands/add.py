@@ -14,7 +14,7 @@ from calibration.commands.options import Into, Replace, number, one_of, pairs, t
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import ModelSet, user_sets_dir
-from models.record import RuntimeName
+from models.record import RuntimeName, Task
 
 out = Console(soft_wrap=True, highlight=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
@@ -82,7 +82,23 @@ Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the we
 Description = Annotated[str, typer.Option(help="what it knows, for people")]
 Hint = Annotated[str, typer.Option(help="shown beside the classes on the page")]
 MaxDrop = Annotated[
-    float, typer.Option(min=0, max=1, help="of top-1 that INT8 may cost, a fraction")
+    float,
+    typer.Option(
+        min=0, max=1, help="of top-1 (multi_label: mAP or micro-F1) that INT8 may cost, a fraction"
+    ),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        help="classification, or multi_label: a score for each class by itself; networks that end "
+        "in logits get a sigmoid  (default: multi_label if all end in a sigmoid)"
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help="of multi_label: labels with this score or more are answered  (default: 0.5)"
+    ),
 ]
 
 
@@ -108,10 +124,12 @@ def add(
     description: Description = "",
     hint: Hint = "",
     max_drop: MaxDrop = 0.005,
+    task: TaskOption = None,
+    threshold: Threshold = None,
     into: Into = None,
     replace: Replace = False,
 ) -> None:
-    """Make a model set of one's own classifiers; preprocessing and softmax are folded in.
+    """Make a model set of one's own classifiers; preprocessing and softmax (or sigmoid) go in.
 
     Members may take different sizes. Class counts and labels are checked against each other. Then:
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
@@ -145,14 +163,26 @@ def add(
         description=description,
         hint=hint,
         max_drop=max_drop,
+        task=None if task is None else _task(task),
+        threshold=None if threshold is None else _threshold(threshold),
     )
     with _told_in_a_line():
         made = add_set(new, into or user_sets_dir(), is_replaced=replace)
-    tell(made)
+    tell(made, is_inferred=task is None)
 
 
 def _color_order(text: str) -> Literal["RGB", "BGR"]:
     return cast(Literal["RGB", "BGR"], one_of(text, ("RGB", "BGR"), "--color-order"))
+
+
+def _task(text: str) -> Task:
+    return cast(Task, one_of(text, get_args(Task), "--task"))
+
+
+def _threshold(value: float) -> float:
+    if not 0 < value < 1:
+        raise ModelSetError(f"--threshold {value:g}: give a score above 0 and below 1")
+    return value
 
 
 def _runtime(text: str) -> RuntimeName:
@@ -186,9 +216,12 @@ def _told_in_a_line() -> Iterator[None]:
         raise ModelSetError(f"{where}: {first['msg']}{told}") from error
 
 
-def tell(made: ModelSet) -> None:
-    """Say what was made and what to do with it next."""
+def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
+    """Say what was made and what to do with it next; ``is_inferred``: nobody named the task."""
     out.print(f"[green]{escape(str(made.folder))}[/] is there")
+    if (threshold := made.manifest.threshold) is not None:
+        why = ", since every network ends in a sigmoid" if is_inferred else ""
+        out.print(f"  multi_label{why}: labels with a score of {threshold:g} or more are answered")
     for record in made.manifest.members:
         on = [runtime for runtime in record.runtimes if runtime != "openvino"]
         where = f" on {', '.join(on)}" if on else ""

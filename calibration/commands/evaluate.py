@@ -9,7 +9,11 @@ from calibration.commands.options import ModelDirs, SetName
 from models.extras import needs_extra
 
 Images = Annotated[
-    Path, typer.Option(help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label")
+    Path,
+    typer.Option(
+        help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label; of a multi-label set "
+        "file,label;label"
+    ),
 ]
 Url = Annotated[
     str | None,
@@ -55,10 +59,13 @@ def evaluate(
 ) -> None:
     """Measure every member and the ensemble, float and INT8, on labelled images.
 
+    Top-1 and more; of a multi-label set mean average precision, micro and macro F1.
+
     Exit code 1: INT8 lost more than the set's max_drop, or the live service answered otherwise.
     """
     with needs_extra("calibrate", "evaluate"):
-        from calibration.commands.evaluate_run import EvaluateOptions, run_evaluation
+        from calibration.commands.evaluate_options import EvaluateOptions
+        from calibration.commands.evaluate_run import run_evaluation
     options = EvaluateOptions(
         images,
         url,

@@ -2,20 +2,32 @@
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.datasets.labelled import Dataset, LabelledImage, read_dataset
+from calibration.commands.evaluate_options import (
+    EvaluateOptions,
+    check_can_write,
+    check_multi_label,
+    check_plot_options,
+)
+from calibration.datasets.label_sets import LabelSets, read_label_sets
+from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import Evaluation, evaluate
 from calibration.evaluation.live import LiveResult, LiveService
+from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation, evaluate_label_sets
+from calibration.evaluation.multi_label.live import MultiLabelLiveService
+from calibration.evaluation.multi_label.report import as_json as label_sets_json
+from calibration.evaluation.multi_label.report import show as show_label_sets
 from calibration.evaluation.reports.tables import as_json, show
 from calibration.evaluation.subsets.candidates import subsets_of
 from calibration.evaluation.subsets.costs import measure_costs
@@ -27,25 +39,10 @@ from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 
+T = TypeVar("T")
+D = TypeVar("D", Dataset, LabelSets)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """What the command line asks for."""
-
-    images: Path
-    url: str | None  # of a service that must answer as in process
-    is_weight_fitted: bool
-    max_images: int  # 0: all
-    is_recorded: bool
-    json_file: Path | None  # -: stdout
-    html: Path | None
-    model_dirs: tuple[Path, ...]
-    key_file: Path | None = None  # of the service
-    has_subsets: bool = False
-    plot: Path | None = None  # of them
 
 
 @dataclass(frozen=True)
@@ -54,24 +51,28 @@ class Found:
 
     model_set: ModelSet
     record: AccuracyRecord
-    measured: Evaluation
+    measured: Evaluation | MultiLabelEvaluation
     live: LiveResult | None
 
 
 def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     """Return whether INT8 lost no more than it may and the live service answered the same."""
     for path in (options.json_file, options.html, options.plot):
-        _check_can_write(path)
+        check_can_write(path)
     if options.plot is not None:
-        _check_plot(options)
+        check_plot_options(options)
     model_set = load_model_set(name, search_path(options.model_dirs))
-    found = _measured(model_set, options)
+    is_multi_label = model_set.manifest.task == "multi_label"
+    if is_multi_label:
+        check_multi_label(options)
+    found = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
     problem = _keep(model_set.folder, found.record) if is_recorded else None
     _report(found, options)
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
-    if options.is_weight_fitted and found.measured.fitted is None:
+    measured = found.measured
+    if options.is_weight_fitted and isinstance(measured, Evaluation) and measured.fitted is None:
         err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
     return _is_well(found) and not (is_recorded and _is_refused(model_set.folder))
 
@@ -94,6 +95,22 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
     return Found(model_set, record, measured, service.result if service else None)
 
 
+def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> Found:
+    dataset = _sampled(read_label_sets(options.images, model_set), options.max_images)
+    with _service(options, model_set) as service, _progress() as progress:
+        assert service is None or isinstance(service, MultiLabelLiveService)
+        precisions = (service.precision,) if service else _precisions(model_set)
+        measured = evaluate_label_sets(
+            model_set,
+            dataset,
+            precisions,
+            track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
+            observe=service.observe_answers if service else None,
+        )
+    record = record_of(model_set, measured)
+    return Found(model_set, record, measured, service.result if service else None)
+
+
 def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
     """Put the record into the set; return what was against it."""
     try:
@@ -106,7 +123,7 @@ def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
 
 def _is_well(found: Found) -> bool:
     limit = found.model_set.manifest.max_drop
-    is_over = any(drop.top1 > limit for drop in found.record.drops.values())
+    is_over = any(drop.worst[1] > limit for drop in found.record.drops.values())
     if is_over:
         err.print("[red]INT8 lost more than max_drop; tandem serve will refuse this set[/]")
     is_other = found.live is not None and not found.live.is_same
@@ -129,9 +146,7 @@ class _Tracker:
     def __init__(self, progress: Progress, what: str) -> None:
         self._progress, self._what = progress, what
 
-    def __call__(
-        self, batches: Iterable[Sequence[LabelledImage]], total: int
-    ) -> Iterator[Sequence[LabelledImage]]:
+    def __call__(self, batches: Iterable[Sequence[T]], total: int) -> Iterator[Sequence[T]]:
         task = self._progress.add_task(self._what, total=total)
         for batch in batches:
             yield batch
@@ -150,16 +165,18 @@ def _service(
 ) -> AbstractContextManager[LiveService | None]:
     if options.url is None:
         return nullcontext()
-    return LiveService(options.url, model_set, options.key_file)
+    is_multi_label = model_set.manifest.task == "multi_label"
+    kind = MultiLabelLiveService if is_multi_label else LiveService
+    return kind(options.url, model_set, options.key_file)
 
 
-def _sampled(dataset: Dataset, max_images: int) -> Dataset:
+def _sampled(dataset: D, max_images: int) -> D:
     """Return a random sample with a fixed seed; all images if there are no more."""
     if not 0 < max_images < len(dataset.images):
         return dataset
-    chosen = random.Random(20).sample(dataset.images, max_images)
+    chosen = random.Random(20).sample(range(len(dataset.images)), max_images)
     note = f"a random sample of {max_images} of {len(dataset.images)} images"
-    ordered = tuple(sorted(chosen, key=lambda image: image.path))
+    ordered = tuple(dataset.images[place] for place in sorted(chosen))
     return replace(dataset, images=ordered, notes=(*dataset.notes, note))
 
 
@@ -168,23 +185,6 @@ def _precisions(model_set: ModelSet) -> tuple[Precision, ...]:
     there = {p for member in model_set.manifest.members for p in member.networks}
     both: tuple[Precision, ...] = ("FP16", "INT8")
     return tuple(p for p in both if p in there)
-
-
-def _check_can_write(path: Path | None) -> None:
-    """Find out before hours of work that the result has nowhere to go."""
-    if path is None or str(path) == "-":
-        return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
-
-
-def _check_plot(options: EvaluateOptions) -> None:
-    from calibration.evaluation.reports.subset_plot import check_plot  # brings matplotlib
-
-    assert options.plot is not None
-    if not options.has_subsets:
-        raise ModelSetError("--plot draws what --subsets compares: give both")
-    check_plot(options.plot)
 
 
 def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
@@ -201,22 +201,37 @@ def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
 
 
 def _report(found: Found, options: EvaluateOptions) -> None:
-    json_file, html = options.json_file, options.html
-    facts = (found.model_set.manifest, found.record, found.measured, found.live)
-    content = as_json(*facts)
-    if str(json_file) == "-":
-        typer.echo(json.dumps(content, indent=2))
-    else:
-        show(out, *facts)
-        if json_file is not None:
-            json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    if html is not None:
+    manifest, record, measured, live = (
+        found.model_set.manifest,
+        found.record,
+        found.measured,
+        found.live,
+    )
+    if isinstance(measured, MultiLabelEvaluation):
+        content = label_sets_json(manifest, record, measured, live)
+        _tell(content, options, lambda: show_label_sets(out, manifest, record, measured, live))
+        return
+    content = as_json(manifest, record, measured, live)
+    _tell(content, options, lambda: show(out, manifest, record, measured, live))
+    if options.html is not None:
         from calibration.evaluation.reports.page import write_page  # brings matplotlib
 
-        write_page(html, found.model_set, content, found.measured)
-        err.print(f"the page: {escape(str(html))}")
-    if options.plot is not None and found.measured.subsets is not None:
+        write_page(options.html, found.model_set, content, measured)
+        err.print(f"the page: {escape(str(options.html))}")
+    if options.plot is not None and measured.subsets is not None:
         from calibration.evaluation.reports.subset_plot import write_plot
 
-        write_plot(options.plot, found.measured.subsets)
+        write_plot(options.plot, measured.subsets)
         err.print(f"the plot: {escape(str(options.plot))}")
+
+
+def _tell(
+    content: dict[str, Any], options: EvaluateOptions, show_tables: Callable[[], None]
+) -> None:
+    """Print the tables or the JSON, and write the JSON's file."""
+    if str(options.json_file) == "-":
+        typer.echo(json.dumps(content, indent=2))
+        return
+    show_tables()
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -9,12 +9,20 @@ from models.errors import ModelSetError
 from models.image_files import SUFFIXES
 from models.model_set import ModelSet
 
+HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have none
+
 
 @dataclass(frozen=True)
-class LabelledImage:
-    """One image file and the index of its class."""
+class ImageFile:
+    """One image of a dataset."""
 
     path: Path
+
+
+@dataclass(frozen=True)
+class LabelledImage(ImageFile):
+    """One image file and the index of its class."""
+
     class_index: int
 
 
@@ -41,20 +49,20 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
         named = _from_folder(source)
         names = sorted(p.name for p in source.iterdir() if p.is_dir() and not _is_hidden(p))
     elif source.is_file():
-        named = _from_list(source)
+        named = listed_files(source)
         names = sorted({label for _, label in named})
     else:
         raise ModelSetError(
             f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
         )
-    index_of, note = _matching(names, model_set, source)
+    index_of, note = class_indices(names, model_set, source)
     images = tuple(LabelledImage(path, index_of[label]) for path, label in named)
     counts = Counter(image.class_index for image in images)
     absent = [label for i, label in enumerate(model_set.labels) if i not in counts]
     notes = [note] if note else []
     if absent:
-        notes.append(f"no images of {len(absent)} classes: {_some(absent)}")
-    return Dataset(_short_name(source), images, tuple(notes))
+        notes.append(f"no images of {len(absent)} classes: {some(absent)}")
+    return Dataset(short_name(source), images, tuple(notes))
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -67,7 +75,7 @@ def find_images(folder: Path) -> list[Path]:
     return found
 
 
-def _short_name(source: Path) -> str:
+def short_name(source: Path) -> str:
     """Return the last two parts of the path, as text that can be written anywhere."""
     full = source.resolve()
     return f"{full.parent.name}/{full.name}".encode("utf-8", "replace").decode()
@@ -91,13 +99,13 @@ def _from_folder(folder: Path) -> list[tuple[Path, str]]:
     return [(path, path.parent.name) for path in paths]
 
 
-def _from_list(path: Path) -> list[tuple[Path, str]]:
+def listed_files(path: Path) -> list[tuple[Path, str]]:
     """Read ``file,label`` lines (a header is known by its names); files relative to the list."""
     found: list[tuple[Path, str]] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:  # Excel writes a mark
             for number, row in enumerate(csv.reader(opened), start=1):
-                if not row or [cell.strip().lower() for cell in row] == ["file", "label"]:
+                if not row or [cell.strip().lower() for cell in row] in HEADERS:
                     continue
                 if len(row) != 2:
                     raise ModelSetError(f"{path}, line {number}: {len(row)} columns; file,label")
@@ -109,7 +117,7 @@ def _from_list(path: Path) -> list[tuple[Path, str]]:
     return sorted(found)
 
 
-def _matching(
+def class_indices(
     names: list[str], model_set: ModelSet, source: Path
 ) -> tuple[dict[str, int], str | None]:
     """Return the class index of each name, and a note if it was only the order that decided."""
@@ -129,12 +137,12 @@ def _matching(
     strangers = sorted(set(names) - {name for known in schemes for name in known})
     if not strangers:
         raise ModelSetError(
-            f"{source} names classes in more than one way, as {_some(names)}: name all of them by "
+            f"{source} names classes in more than one way, as {some(names)}: name all of them by "
             "id, all by label, or in a list all by number"
         )
     raise ModelSetError(
         f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
-        f"{_some(strangers)}; it has {len(labels)}: {_some(list(model_set.class_ids or labels))}. "
+        f"{some(strangers)}; it has {len(labels)}: {some(list(model_set.class_ids or labels))}. "
         "Name folders (or labels) as the set does"
     )
 
@@ -155,6 +163,7 @@ def _check_unambiguous(
             )
 
 
-def _some(names: list[str], limit: int = 5) -> str:
+def some(names: list[str], limit: int = 5) -> str:
+    """Return the first names, and how many there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"

@@ -4,11 +4,11 @@ import platform
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
-from calibration.evaluation.evaluate import Evaluation
 from calibration.sets.staging import writing
 from calibration.sets.transaction import change
-from models.accuracy import AccuracyRecord, Drop
+from models.accuracy import AccuracyRecord, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.cpus import cpu_model
 from models.errors import ModelSetError
 from models.ledger import current_records, with_record
@@ -19,9 +19,35 @@ from models.record import Precision
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 
 
-def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
+class Measured(Protocol):
+    """What an evaluation of either task came to."""
+
+    images_sha256: str
+    int8_kernels: str
+    float_type: dict[Precision, str]
+    cpu_ms_per_image: dict[str, dict[Precision, float]]
+
+    @property
+    def dataset_name(self) -> str:
+        """What the images are called."""
+
+    @property
+    def num_images(self) -> int:
+        """How many images were read and answered."""
+
+    @property
+    def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
+        """Return the figures of each member, and of the ensemble, by precision."""
+
+    @property
+    def lost(self) -> dict[str, Drop | MultiLabelDrop]:
+        """Return what INT8 lost; empty unless float and INT8 were both measured."""
+
+
+def record_of(model_set: ModelSet, measured: Measured) -> AccuracyRecord:
     """Return the evaluation as the ledger keeps it, tied to the networks it measured."""
-    precisions = tuple(measured.tallies)
+    scores = measured.scores
+    precisions = tuple(scores)
     members = model_set.manifest.members
     fingerprints: dict[str, dict[Precision, str]] = {
         m.name: {
@@ -29,16 +55,8 @@ def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
         }
         for m in members
     }
-    drops = {
-        name: Drop(
-            top1=round(pair.difference, 4),
-            interval=(round(pair.interval[0], 4), round(pair.interval[1], 4)),
-            p_value=round(pair.p_value, 4),
-        )
-        for name, pair in sorted(measured.drops.items())
-    }
     return AccuracyRecord(
-        dataset=measured.dataset.name,
+        dataset=measured.dataset_name,
         images_sha256=measured.images_sha256,
         num_images=measured.num_images,
         measured=date.today(),
@@ -48,11 +66,8 @@ def record_of(model_set: ModelSet, measured: Evaluation) -> AccuracyRecord:
         versions=_versions(),
         fingerprints=fingerprints,
         conditions=model_set.manifest.conditions,
-        scores={
-            precision: {name: tally.score for name, tally in tallies.items()}
-            for precision, tallies in measured.tallies.items()
-        },
-        drops=drops,
+        scores=scores,
+        drops=measured.lost,
         size_mb=sizes_mb(model_set, precisions),
         cpu_ms_per_image=measured.cpu_ms_per_image,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.datasets.labelled import Dataset, LabelledImage
+from calibration.datasets.labelled import Dataset, ImageFile, LabelledImage
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.fit_weights import FittedWeights, WeightFit
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
@@ -13,7 +13,14 @@ from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
 from calibration.evaluation.tally import Tally
 from calibration.statistics import Paired, Rightness
-from models.accuracy import ENSEMBLE, images_digest
+from models.accuracy import (
+    ENSEMBLE,
+    Drop,
+    MultiLabelDrop,
+    MultiLabelScore,
+    Score,
+    images_digest,
+)
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
 from models.record import Precision, sha256_of
@@ -40,6 +47,31 @@ class Evaluation:
     cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
     fitted: FittedWeights | None = None
     subsets: SubsetsResult | None = None
+
+    @property
+    def dataset_name(self) -> str:
+        """What the images are called."""
+        return self.dataset.name
+
+    @property
+    def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
+        """Return the figures that are kept."""
+        return {
+            precision: {name: tally.score for name, tally in tallies.items()}
+            for precision, tallies in self.tallies.items()
+        }
+
+    @property
+    def lost(self) -> dict[str, Drop | MultiLabelDrop]:
+        """Return the drops as they are kept."""
+        return {
+            name: Drop(
+                top1=round(pair.difference, 4),
+                interval=(round(pair.interval[0], 4), round(pair.interval[1], 4)),
+                p_value=round(pair.p_value, 4),
+            )
+            for name, pair in sorted(self.drops.items())
+        }
 
     @property
     def num_images(self) -> int:
@@ -96,9 +128,11 @@ def evaluate(
         ModelSetError: an image was used for calibration, or none can be read.
 
     """
-    result = Evaluation(dataset, check_not_calibrated(model_set, dataset))
+    result = Evaluation(dataset, check_not_calibrated(model_set, dataset.images))
     networks = Networks(model_set, precisions)
-    _describe(result, networks)
+    result.float_type = networks.float_types()
+    result.int8_kernels = networks.int8_kernels()
+    result.cpu_ms_per_image = networks.cpu_ms_per_image()
     images = list(dataset.images)
     fit = None
     if is_weight_fitted:
@@ -129,22 +163,13 @@ def evaluate(
     return result
 
 
-def _describe(result: Evaluation, networks: Networks) -> None:
-    """Note what the networks run with, and what an image costs each."""
-    for precision, members in networks.compiled.items():
-        result.float_type[precision] = ", ".join(sorted({n.float_type for n in members.values()}))
-    int8 = networks.compiled.get("INT8", {}).values()
-    result.int8_kernels = ", ".join(sorted({kernel for n in int8 for kernel in n.kernels}))
-    result.cpu_ms_per_image = networks.cpu_ms_per_image()
-
-
-def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
+def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> str:
     """Raise if an image was used for calibration; return one hash over all images' hashes."""
     record = model_set.manifest.calibration
     used = set(read_lines(model_set.verified(record))) if record else set()
     hashes = []
     found: list[str] = []
-    for image in dataset.images:
+    for image in images:
         if not image.path.is_file():
             continue  # listed as unreadable when its turn comes
         value = sha256_of(image.path)
@@ -153,7 +178,7 @@ def check_not_calibrated(model_set: ModelSet, dataset: Dataset) -> str:
             found.append(str(image.path))
     if found:
         raise ModelSetError(
-            f"{len(found)} of {len(dataset.images)} images were used to calibrate "
+            f"{len(found)} of {len(images)} images were used to calibrate "
             f"{model_set.name} (INT8 was fitted to them, or chose its float layers by them), as "
             f"{found[0]}: accuracy on them proves nothing. Give other images, or quantise again "
             "without these"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import process_time
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets.labelled import ImageFile, LabelledImage
 from calibration.evaluation.tally import Indices
 from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
@@ -32,11 +32,22 @@ BATCH = 8
 NetworkProbabilities = dict[Precision, dict[str, Probabilities]]
 T = TypeVar("T")
 R = TypeVar("R")
+File = TypeVar("File", bound=ImageFile)
+
+
+@dataclass
+class AnsweredBatch(Generic[File]):
+    """A batch on its way out: what could be read, and what every network said."""
+
+    images: list[File]  # N of them, readable
+    data: list[bytes]  # their files
+    probabilities: NetworkProbabilities
+    unreadable: list[tuple[File, str]]
 
 
 @dataclass
 class PredictedBatch:
-    """A batch on its way out: what could be read, its truth, and what every network said."""
+    """A batch of labelled images: what could be read, its truth, and what every network said."""
 
     images: list[LabelledImage]  # N of them, readable
     data: list[bytes]  # their files
@@ -76,8 +87,16 @@ class Networks:
         return network
 
     def predict(self, batch: Sequence[LabelledImage]) -> PredictedBatch:
+        """Answer up to 8 labelled images; see :meth:`answer`."""
+        found = self.answer(batch)
+        truth = np.array([image.class_index for image in found.images], np.int64)
+        return PredictedBatch(
+            found.images, found.data, truth, found.probabilities, found.unreadable
+        )
+
+    def answer(self, batch: Sequence[File]) -> AnsweredBatch[File]:
         """Read up to 8 images and run every network; what cannot be read is told, not raised."""
-        done = PredictedBatch([], [], np.empty(0, np.int64), {}, [])
+        done = AnsweredBatch[File]([], [], {}, [])
         pixels: list[Pixels] = []
         for image in batch:
             try:
@@ -88,7 +107,6 @@ class Networks:
                 continue
             done.images.append(image)
             done.data.append(data)
-        done.truth = np.array([image.class_index for image in done.images], np.int64)
         if pixels:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
@@ -102,6 +120,18 @@ class Networks:
                     rows[ENSEMBLE] = average(rows, self._weights)
                 done.probabilities[precision] = rows
         return done
+
+    def float_types(self) -> dict[Precision, str]:
+        """Return what the layers that are not INT8 compute in, by precision."""
+        return {
+            precision: ", ".join(sorted({network.float_type for network in members.values()}))
+            for precision, members in self.compiled.items()
+        }
+
+    def int8_kernels(self) -> str:
+        """Return the convolution kernels of the INT8 networks, as far as they tell."""
+        int8 = self.compiled.get("INT8", {}).values()
+        return ", ".join(sorted({kernel for network in int8 for kernel in network.kernels}))
 
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
         """Return each network's CPU time on one thread, batches of 8: the least of five runs."""

@@ -1,6 +1,7 @@
 """Compares a running service's answers with those of the same networks in this process."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets.labelled import ImageFile, LabelledImage
 from calibration.evaluation.inference import PredictedBatch
 from models.accuracy import ENSEMBLE
 from models.api_keys import key_headers
@@ -56,7 +57,7 @@ class LiveService:
         )
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
-        self._num_classes = model_set.manifest.num_classes
+        self._top_k = min(5, model_set.manifest.num_classes)
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self.result = LiveResult(url)
         self.precision: Precision = self._check_is(model_set)
@@ -91,6 +92,7 @@ class LiveService:
                 f"{url} serves {facts[0]} ({', '.join(served)}), not this {model_set.name} "
                 f"({', '.join(sorted(names))}); evaluate what it serves, or serve this set"
             )
+        self.check_served(answer, model_set)
         if own:
             raise ModelSetError(
                 f"{url} serves with functions of its operator's own ({', '.join(own)}), which this "
@@ -99,10 +101,27 @@ class LiveService:
         (precision,) = set(served.values())
         return "INT8" if precision == "INT8" else "FP16"
 
+    def check_served(self, answer: dict[str, Any], model_set: ModelSet) -> None:
+        """Raise :class:`ModelSetError` unless the service's task is the set's."""
+        found, here = answer.get("task", "classification"), model_set.manifest.task
+        if found != here:
+            raise ModelSetError(
+                f"{self.result.url} serves {model_set.name} as {found}, here it is {here}: serve "
+                "this set, or evaluate that one"
+            )
+
+    def ask_all(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Return the service's answers to files, in order."""
+        return list(self._pool.map(self._ask, files))
+
+    def are_refused(self, images: Sequence[ImageFile]) -> list[bool]:
+        """Whether the service refuses files, in order."""
+        return list(self._pool.map(self._is_refused, images))
+
     def observe(self, batch: PredictedBatch) -> None:
         """Send the batch's files and compare the answers with the networks' in this process."""
-        bodies = list(self._pool.map(self._ask, batch.data))
-        refused = list(self._pool.map(self._is_refused, (i for i, _ in batch.unreadable)))
+        bodies = self.ask_all(batch.data)
+        refused = self.are_refused([image for image, _ in batch.unreadable])
         with self._lock:
             for index, body in enumerate(bodies):
                 rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
@@ -116,10 +135,10 @@ class LiveService:
         problem = ""
         for attempt in range(NUM_TRIES):
             try:
-                top_k = min(5, self._num_classes)
-                answer = self._client.post("/v1/classify", content=data, params={"top_k": top_k})
+                params = {"top_k": self._top_k}
+                answer = self._client.post("/v1/classify", content=data, params=params)
                 if answer.status_code == 200:
-                    return _checked(answer)
+                    return self.checked(answer)
                 problem = answer.text[:300]
                 if answer.status_code not in (429, 503, 504):
                     break
@@ -128,7 +147,7 @@ class LiveService:
             threading.Event().wait(0.2 * 2**attempt)
         return {"problem": problem}
 
-    def _is_refused(self, image: LabelledImage) -> bool:
+    def _is_refused(self, image: ImageFile) -> bool:
         try:
             return "problem" in self._ask(image.path.read_bytes())
         except OSError:
@@ -174,14 +193,19 @@ class LiveService:
             )
         return None
 
+    def checked(self, answer: httpx.Response) -> dict[str, Any]:
+        """Return a body that has what is compared; anything else is a problem of the service."""
+        try:
+            body = answer.json()
+            of_members = (m["predictions"][0] for m in body["members"].values())
+            firsts = [body["predictions"][0], *of_members]
+            if all(isinstance(f["index"], int) and float(f["probability"]) >= 0 for f in firsts):
+                return dict(body)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            pass
+        return not_tandems(answer)
 
-def _checked(answer: httpx.Response) -> dict[str, Any]:
-    """Return a body that has what is compared; anything else is a problem of the service."""
-    try:
-        body = answer.json()
-        firsts = [body["predictions"][0], *(m["predictions"][0] for m in body["members"].values())]
-        if all(isinstance(f["index"], int) and float(f["probability"]) >= 0 for f in firsts):
-            return dict(body)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        pass
+
+def not_tandems(answer: httpx.Response) -> dict[str, Any]:
+    """Return what is noted of an answer that is not as Tandem gives them."""
     return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}

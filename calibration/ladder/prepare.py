@@ -111,7 +111,7 @@ def keep_labelled(task: RungTask) -> None:
     model_set = ModelSet(task.network.model_set, read_manifest(task.network.model_set))
     dataset = read_dataset(task.images, model_set)
     chosen = _some(dataset, task.max_images)
-    check_not_calibrated(model_set, chosen)
+    check_not_calibrated(model_set, chosen.images)
     inputs, images, truth, files = model_set.manifest.inputs, [], [], []
     for image in chosen.images:
         try:

@@ -90,6 +90,8 @@ def held_out(
         ModelSetError: ``validation`` cannot be used.
 
     """
+    if model_set.manifest.task == "multi_label":
+        return _of_multi_label(model_set, validation)
     if validation is not None:
         dataset = read_dataset(validation, model_set)
         found = dataset.images
@@ -108,6 +110,16 @@ def held_out(
     labelled, hashes = _read(chosen, model_set.manifest.inputs)
     told = f"{len(hashes)} images of {validation or images}"
     return HeldOut(told, labelled, tuple(hashes), dataset.name)
+
+
+def _of_multi_label(model_set: ModelSet, validation: Path | None) -> HeldOut:
+    """Return that nothing is held out: accuracy control goes by top-1, which such a set has not."""
+    if validation is not None:
+        raise ModelSetError(
+            f"--validation: {model_set.name} is multi-label, and layers are taken back to float by "
+            "top-1, which it has not; leave it out, and let tandem evaluate measure what INT8 costs"
+        )
+    return HeldOut(f"none: {model_set.name} is multi-label; tandem evaluate measures it")
 
 
 def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelled, list[str]]:

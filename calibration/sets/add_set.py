@@ -15,11 +15,13 @@ from calibration.sets.runtimes.importing import (
     runtime_for,
 )
 from calibration.sets.staging import Staging
+from calibration.sets.task import set_task
 from calibration.sets.transaction import create
+from models.answer_rule import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
-from models.record import FileRecord, Precision, RuntimeName, sha256_of
+from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 
@@ -44,6 +46,8 @@ class NewSet:
     description: str = ""
     hint: str = ""
     max_drop: float = 0.005
+    task: Task | None = None  # None: multi_label if all networks end in a sigmoid
+    threshold: float | None = None  # of multi_label; None: DEFAULT_THRESHOLD
 
     def options_of(self, name: str) -> MemberOptions:
         """Return a member's options."""
@@ -72,9 +76,11 @@ def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
     _check_members(new)
     ids = _class_ids(new)
     imported = [_imported(new, name, path, ids) for name, path in new.members]
+    task = set_task({f"{one.name} ({one.path})": one.network.task for one in imported})
+    _check_threshold(new, task)
     _check_alike(imported, len(labels), new.labels)
     _check_ids(new, ids, len(labels))
-    planned = _planned(new, imported, len(labels))
+    planned = _planned(new, imported, len(labels), task)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced) as staging:
         update = {
@@ -108,6 +114,14 @@ def _check_members(new: NewSet) -> None:
         )
 
 
+def _check_threshold(new: NewSet, task: Task) -> None:
+    if new.threshold is not None and task != "multi_label":
+        raise ModelSetError(
+            f"--threshold {new.threshold:g} is of multi-label sets, and these networks' classes "
+            "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
+        )
+
+
 def _class_ids(new: NewSet) -> tuple[str, ...] | None:
     if new.class_ids is not None:
         return read_lines(new.class_ids)
@@ -131,6 +145,7 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
         options.layout,
         options.color_order,
         classes,
+        new.task,
     )
     if path.suffix == STATE:
         num, whose = len(read_lines(new.labels)), new.architectures.get(name)
@@ -145,11 +160,12 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
         layout=options.layout,
         pixel_order=options.color_order,
         classes=classes,
+        task=new.task,
     )
     return _Member(name, path, network)
 
 
-def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int) -> Manifest:
+def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: Task) -> Manifest:
     """Return the manifest but for its files: what is wrong with it is said before any is there."""
     if new.name.endswith(PARTIAL_SUFFIX):
         raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
@@ -162,6 +178,8 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int) -> Mani
         name=new.name,
         description=new.description or f"{num_classes} classes",
         image=image,
+        task=task,
+        threshold=(new.threshold or DEFAULT_THRESHOLD) if task == "multi_label" else None,
         num_classes=num_classes,
         labels=NOT_YET,
         members=tuple(

@@ -3,7 +3,7 @@
 Class lists of the same problem differ in order, and by a class for "none of them" ("background").
 By position one would be taken for the other without a word; by id they are picked. Where a network
 has classes that the set has not, these are left out before softmax: the rest share their
-probability in proportion.
+probability in proportion. Scores of a multi-label network are each class's own and stay.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from models.errors import ModelSetError
+from models.record import Task
 
 LEAST_SUM = np.float32(1e-12)
 NUM_NAMED = 5
@@ -48,8 +49,12 @@ class ClassMap:
         return [places[name] for name in self.wanted]
 
 
-def select_classes(model: ov.Model, classes: ClassMap, path: Path) -> ov.Model:
-    """Return a network of (N, own classes) probabilities as one of the set's, in the set's order.
+def select_classes(
+    model: ov.Model, classes: ClassMap, path: Path, task: Task = "classification"
+) -> ov.Model:
+    """Return a network of (N, own classes) rows as one of the set's, in the set's order.
+
+    Scores of a multi-label network stay as they are.
 
     Raises:
         ModelSetError: the network has not as many classes as its ids.
@@ -65,7 +70,9 @@ def select_classes(model: ov.Model, classes: ClassMap, path: Path) -> ov.Model:
         return model
     end = model.output().get_node().input_value(0)
     last = end.get_node()
-    if last.get_type_name() == "Softmax" and len(last.input_value(0).get_partial_shape()) == 2:
+    if task == "multi_label":
+        picked = _picked(end, classes)
+    elif last.get_type_name() == "Softmax" and len(last.input_value(0).get_partial_shape()) == 2:
         picked = ops.softmax(_picked(last.input_value(0), classes), axis=1)
     else:
         rows = _picked(end, classes)

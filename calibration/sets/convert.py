@@ -7,10 +7,11 @@ import openvino as ov
 import torch
 import typer
 
-from calibration.sets.fold import Normalisation, fold, with_softmax
+from calibration.sets.fold import Normalisation, fold, with_sigmoid, with_softmax
 from calibration.sets.networks import build_network, load_weights
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.staging import writing
+from models.record import Task
 
 
 def convert_module(
@@ -18,8 +19,12 @@ def convert_module(
     name: str,
     input_size: int,
     normalisation: Normalisation | None = None,
+    task: Task = "classification",
 ) -> ov.Model:
-    """Convert a torch network, float (N, 3, H, W) RGB to logits, into a folded float model."""
+    """Convert a torch network, float (N, 3, H, W) RGB to logits, into a folded float model.
+
+    Behind it comes softmax, or a sigmoid if its ``task`` is multi_label.
+    """
     module.eval()
     example = torch.zeros(1, 3, input_size, input_size)
     with torch.no_grad():  # else attention takes another way each time, and cannot be traced
@@ -28,7 +33,8 @@ def convert_module(
         )
     model.friendly_name = name
     chain_concats(model)
-    return fold(with_softmax(model), input_size, normalisation)
+    ended = with_sigmoid(model) if task == "multi_label" else with_softmax(model)
+    return fold(ended, input_size, normalisation)
 
 
 def convert_checkpoint(network: str, num_classes: int, weights: Path, input_size: int) -> ov.Model:

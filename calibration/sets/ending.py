@@ -1,18 +1,29 @@
-"""Makes a classifier's output one row of probabilities an image: float (N, C)."""
+"""Makes a classifier's output one row of its task an image: float (N, C) in 0..1."""
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
 from calibration.sets.batch import NUM_TRIED, random_images
-from calibration.sets.fold import with_softmax
+from calibration.sets.fold import with_sigmoid, with_softmax
+from calibration.sets.task import Outputs, check_numbers, missing_ending
+from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.record import Task
 from models.runtime import CompiledNetwork, RuntimeOptions
 
-Outputs = Literal["auto", "logits", "probabilities"]
+# What passes on each class's value by itself, or rounds it.
+PASSING = (
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Identity",
+    "Convert",
+    "FakeQuantize",
+)
 
 
 def cut_quantized_end(model: ov.Model) -> ov.Model:
@@ -48,27 +59,26 @@ def flatten_output(model: ov.Model, path: Path) -> None:
         )
 
 
-def probabilities(model: ov.Model, path: Path, outputs: Outputs) -> ov.Model:
-    """Append softmax if the network ends in logits; ``auto`` runs it once and looks.
+def with_ending(model: ov.Model, path: Path, outputs: Outputs, task: Task) -> ov.Model:
+    """Append what the network lacks of its task: softmax, a sigmoid or nothing; ``auto`` looks.
 
     Raises:
-        ModelSetError: its rows are no distribution, or no numbers.
+        ModelSetError: its rows are none of the task's, or no numbers.
 
     """
-    if outputs == "auto" and _last_kind(model) == "Sigmoid":
-        raise ModelSetError(
-            f"{path} ends in a sigmoid, a score for each class by itself (multi-label): an "
-            "ensemble here averages distributions. If its classes exclude each other, export "
-            "what goes into the sigmoid"
-        )
-    if outputs == "logits" or (outputs == "auto" and not _gives_probabilities(model, path)):
-        model = with_softmax(model)
-    if not _gives_probabilities(model, path):
-        raise ModelSetError(
-            f"{path} does not give probabilities: rows must be 0..1 and sum to 1; if it ends in "
-            "logits, say --outputs logits"
-        )
-    return model
+    rows = _answers(model, path)
+    has_sigmoid = ends_in_sigmoid(model)
+    ending = missing_ending(rows, path, outputs, task, has_sigmoid=has_sigmoid)
+    if ending is None:
+        return model
+    ended = with_softmax(model) if ending == "softmax" else with_sigmoid(model)
+    check_numbers(_answers(ended, path), path)
+    return ended
+
+
+def ends_in_sigmoid(model: ov.Model) -> bool:
+    """Whether the output is a sigmoid's, reshapes and rounding to integers left out."""
+    return _last_kind(model) == "Sigmoid"
 
 
 def check_weights(model: ov.Model, path: Path) -> None:
@@ -86,16 +96,16 @@ def check_weights(model: ov.Model, path: Path) -> None:
 def _last_kind(model: ov.Model) -> str:
     """Return the operation that the output is of, reshapes and the like left out."""
     node = model.output().get_node().input_value(0).get_node()
-    while node.get_type_name() in ("Reshape", "Squeeze", "Convert", "FakeQuantize", "Transpose"):
+    while node.get_type_name() in PASSING:
         node = node.input_value(0).get_node()
     return str(node.get_type_name())
 
 
-def _gives_probabilities(model: ov.Model, path: Path) -> bool:
+def _answers(model: ov.Model, path: Path) -> Probabilities:
+    """Return the rows of a few random images."""
     try:
         network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
-        rows = network.infer(random_images(NUM_TRIED, network.input_shape))
+        return network.infer(random_images(NUM_TRIED, network.input_shape))
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"OpenVINO cannot run {path} on four images: {last_line}") from error
-    return bool(rows.min() >= -1e-4 and np.allclose(rows.sum(axis=1), 1, atol=1e-2))

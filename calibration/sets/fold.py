@@ -1,7 +1,7 @@
-"""Folds preprocessing and softmax into a network, so that it takes plain uint8 images.
+"""Folds preprocessing and softmax or sigmoid into a network, so that it takes plain uint8 images.
 
-Input uint8 (N, H, W, 3) BGR, output float32 (N, C) probabilities. Layout, colour order, mean, scale
-and softmax are part of the network: no caller can get them wrong, and a quarter of the bytes
+Input uint8 (N, H, W, 3) BGR, output float32 (N, C) in 0..1. Layout, colour order, mean, scale and
+softmax are part of the network: no caller can get them wrong, and a quarter of the bytes
 travel.
 """
 
@@ -35,6 +35,13 @@ def with_softmax(model: ov.Model) -> ov.Model:
     probabilities = ops.softmax(logits, axis=1)
     probabilities.get_output_tensor(0).set_names({"probabilities"})
     return ov.Model([probabilities.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def with_sigmoid(model: ov.Model) -> ov.Model:
+    """Append a sigmoid to a model that ends in logits (N, C)."""
+    scores = ops.sigmoid(model.output().get_node().input_value(0))
+    scores.get_output_tensor(0).set_names({"scores"})
+    return ov.Model([scores.output(0)], model.get_parameters(), model.friendly_name)
 
 
 def fold(

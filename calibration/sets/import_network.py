@@ -1,4 +1,4 @@
-"""Imports a classifier that OpenVINO reads as a member: uint8 BGR in, probabilities out."""
+"""Imports a classifier that OpenVINO reads as a member: uint8 BGR in, rows of its task out."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,19 +14,20 @@ from calibration.sets.batch import (
 )
 from calibration.sets.classes import ClassMap, select_classes
 from calibration.sets.ending import (
-    Outputs,
     check_weights,
     cut_quantized_end,
+    ends_in_sigmoid,
     flatten_output,
-    probabilities,
+    with_ending,
 )
 from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers
 from calibration.sets.onnx_data import check_external_data
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
+from calibration.sets.task import Outputs, task_of
 from models.errors import ModelSetError
 from models.network_shapes import check_network, fixed_batch
-from models.record import Precision
+from models.record import Precision, Task
 from models.runtime import read_network
 
 INTEGERS = (ov.Type.u8, ov.Type.i8)
@@ -41,6 +42,7 @@ class Imported:
     num_classes: int
     precision: Precision
     fixed_batch: int | None = None  # images at a time; None: any number
+    task: Task = "classification"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class _Reading:
     normalisation: Normalisation
     pixel_order: ColorOrder
     outputs: Outputs
+    task: Task
     classes: ClassMap | None
 
 
@@ -67,8 +70,9 @@ def import_network(
     layout: TensorLayout | None = None,
     pixel_order: ColorOrder | None = None,
     classes: ClassMap | None = None,
+    task: Task | None = None,
 ) -> Imported:
-    """Read an IR, ONNX or TFLite classifier and fold preprocessing and softmax into it.
+    """Read an IR, ONNX or TFLite classifier and fold preprocessing and its ending into it.
 
     Args:
         path: the file.
@@ -80,6 +84,7 @@ def import_network(
         pixel_order: of a network that takes pixels; None: RGB for TFLite, BGR for IR and ONNX,
             which are taken as folded already.
         classes: the network's own, if they are to be mapped to others.
+        task: of the set; None: multi-label if it ends in a sigmoid, else classification.
 
     Raises:
         ModelSetError: not one image in and one row of classes out; the message says what is.
@@ -100,6 +105,7 @@ def import_network(
         normalisation=normalisation,
         pixel_order=pixel_order or usual,
         outputs=outputs,
+        task=task_of(path, outputs, task, has_sigmoid=ends_in_sigmoid(model)),
         classes=classes,
     )
     if reading.precision == "INT8":
@@ -110,7 +116,7 @@ def import_network(
         raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
     if input_size not in (None, height):
         raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
-    return Imported(model, height, num_classes, reading.precision, at_a_time)
+    return Imported(model, height, num_classes, reading.precision, at_a_time, reading.task)
 
 
 def _folded_for_any(model: ov.Model, reading: _Reading) -> tuple[ov.Model, int | None]:
@@ -148,8 +154,10 @@ def _folded(model: ov.Model, reading: _Reading) -> ov.Model:
         model = fold(model, size, reading.normalisation, layout, batch)
     check_network(model, str(path))
     check_rows(model, path)
-    model = probabilities(model, path, reading.outputs)
-    return model if reading.classes is None else select_classes(model, reading.classes, path)
+    model = with_ending(model, path, reading.outputs, reading.task)
+    if reading.classes is None:
+        return model
+    return select_classes(model, reading.classes, path, reading.task)
 
 
 def _check_ends(model: ov.Model, path: Path) -> None:

@@ -14,8 +14,8 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.batch import TensorLayout
-from calibration.sets.ending import Outputs
 from calibration.sets.fold import ColorOrder, Normalisation
+from calibration.sets.task import Outputs
 from models.errors import ModelSetError
 from models.image import Resize
 from models.image_record import ImageRecord

@@ -19,10 +19,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class MemberOpinion:
-    """What one member says alone: its first choice, and its own likeliest classes."""
+    """What one member says alone: its first choice, and its own likeliest classes.
 
-    label: str
-    probability: float
+    Of a multi-label set it may list no label: then ``label`` and ``probability`` are None.
+    """
+
+    label: str | None
+    probability: float | None
     predictions: Sequence[Prediction]
 
 
@@ -51,30 +54,46 @@ class Classification:
 
     ``degraded``: fewer members answered than were asked, ``missing_members`` says why each did not.
     ``skipped_members`` were not asked, since the first was sure (a cascade). ``cached``: computed
-    for an earlier request. ``raw`` is the answer as it came.
+    for an earlier request. Of a multi-label set ``threshold`` is the least score of a label in
+    ``predictions``, which may be empty. ``raw`` is the answer as it came.
     """
 
     model_set: str
     predictions: Sequence[Prediction]  # the ensemble's, likeliest first
     members: Mapping[str, MemberOpinion]
-    agreement: bool  # all members have the same first choice
+    agreement: bool  # all members have the same first choice; of a multi-label set, the same labels
     degraded: bool
     request_id: str
     timings: Timings
     skipped_members: Sequence[str] = ()
     missing_members: Mapping[str, str] = field(default_factory=dict)
     cached: bool = False
+    threshold: float | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def label(self) -> str:
-        """The likeliest class."""
-        return self.predictions[0].label
+        """The likeliest class; LookupError if a multi-label set lists none."""
+        return self._first.label
 
     @property
     def probability(self) -> float:
-        """The likeliest class's probability, 0..1."""
-        return self.predictions[0].probability
+        """The likeliest class's probability, 0..1; LookupError as of :attr:`label`."""
+        return self._first.probability
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The labels of the answer, in its order; of a multi-label set there may be none."""
+        return tuple(one.label for one in self.predictions)
+
+    @property
+    def _first(self) -> Prediction:
+        if not self.predictions:
+            raise LookupError(
+                f"no label has a score of {self.threshold:g} or more: a multi-label set may list "
+                "none; use labels"
+            )
+        return self.predictions[0]
 
     def check_whole(self) -> None:
         """Raise :class:`Degraded` if a member is missing."""
@@ -109,8 +128,8 @@ def classification_of(told: Mapping[str, Any]) -> Classification:
         KeyError, TypeError, ValueError, AttributeError: it is no answer of Tandem's.
 
     """
-    predictions = _predictions(told["predictions"])
-    if not predictions:
+    predictions, threshold = _predictions(told["predictions"]), _number(told.get("threshold"))
+    if not predictions and threshold is None:
         raise ValueError("an answer without predictions")
     return Classification(
         model_set=str(told["model_set"]),
@@ -123,6 +142,7 @@ def classification_of(told: Mapping[str, Any]) -> Classification:
         skipped_members=tuple(told.get("skipped_members") or ()),
         missing_members=dict(told.get("missing_members") or {}),
         cached=bool(told.get("cached", False)),
+        threshold=threshold,
         raw=told,
     )
 
@@ -134,8 +154,14 @@ def _predictions(told: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:
 
 
 def _opinion(told: Mapping[str, Any]) -> MemberOpinion:
-    label, probability = str(told["label"]), float(told["probability"])
-    return MemberOpinion(label, probability, _predictions(told["predictions"]))
+    predictions = _predictions(told["predictions"])
+    if not predictions:  # of a multi-label set
+        return MemberOpinion(None, None, ())
+    return MemberOpinion(str(told["label"]), float(told["probability"]), predictions)
+
+
+def _number(told: Any) -> float | None:
+    return None if told is None else float(told)
 
 
 def _timings(told: Mapping[str, Any]) -> Timings:

@@ -74,6 +74,7 @@ class AsyncClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification: ...
 
     @overload
@@ -85,6 +86,7 @@ class AsyncClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> list[Result]: ...
 
     async def classify(
@@ -95,6 +97,7 @@ class AsyncClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request: :meth:`tandem_client.Client.classify`.
 
@@ -104,7 +107,7 @@ class AsyncClient:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority)
+        options = CallOptions(top_k, channels, timeout, priority, threshold)
         return await self._calls.classify(image, options)
 
     def classify_many(
@@ -118,6 +121,7 @@ class AsyncClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> AsyncIterator[Result]:
         """Classify any number of images: :meth:`tandem_client.Client.classify_many`.
 
@@ -133,5 +137,5 @@ class AsyncClient:
                 f"concurrency is {concurrency}, max_connections {self._options.max_connections}: "
                 "give the client as many connections"
             )
-        options = CallOptions(top_k, channels, timeout, priority)
+        options = CallOptions(top_k, channels, timeout, priority, threshold)
         return Stream(options, concurrency, ordered, raise_errors).on_loop(images, self._calls)

@@ -96,6 +96,7 @@ class Client:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification: ...
 
     @overload
@@ -107,6 +108,7 @@ class Client:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> list[Result]: ...
 
     def classify(
@@ -117,6 +119,7 @@ class Client:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request.
 
@@ -127,6 +130,8 @@ class Client:
             channels: "rgb" or "bgr", the order of an array's channels; not for files.
             timeout: seconds for this call, in place of the client's.
             priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
+            threshold: of a multi-label set, the least score of a label in the answer; the set's
+                if None.
 
         Returns:
             The answer; for a sequence a :class:`Result` for each image, in order: one bad image
@@ -136,7 +141,7 @@ class Client:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority)
+        options = CallOptions(top_k, channels, timeout, priority, threshold)
         call = Call.of(image, options)
         return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
@@ -151,6 +156,7 @@ class Client:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Iterator[Result]:
         """Classify any number of images, each in a request of its own, some at a time.
 
@@ -168,12 +174,13 @@ class Client:
             channels: see :meth:`classify`.
             timeout: see :meth:`classify`.
             priority: see :meth:`classify`.
+            threshold: see :meth:`classify`.
 
         Raises:
             TandemError: with ``raise_errors``.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority)
+        options = CallOptions(top_k, channels, timeout, priority, threshold)
         stream = Stream(options, concurrency, ordered, raise_errors)
         return stream.blocking(images, self._options, self._context)
 

@@ -34,12 +34,11 @@ def build(
             for number, data in enumerate(call.files)
         ]
         body = {"files": files}
-    top_k = call.options.top_k
     try:
         return client.build_request(
             "POST",
             f"{options.url}/v1/classify",
-            params=None if top_k is None else {"top_k": top_k},
+            params=call.options.query,
             headers=headers,
             timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
             **body,

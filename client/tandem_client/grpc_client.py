@@ -104,6 +104,7 @@ class GrpcClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification: ...
 
     @overload
@@ -115,6 +116,7 @@ class GrpcClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> list[Result]: ...
 
     def classify(
@@ -125,6 +127,7 @@ class GrpcClient:
         channels: Channels | None = None,
         timeout: float | None = None,
         priority: int | None = None,
+        threshold: float | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
 
@@ -132,7 +135,7 @@ class GrpcClient:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority)
+        options = CallOptions(top_k, channels, timeout, priority, threshold)
         call = Call.of(image, options)
         return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
@@ -140,7 +143,8 @@ class GrpcClient:
         """Return what the service says of each image, after as many attempts as it takes."""
         timeout_s = call.options.timeout_s or self._options.timeout_s
         attempts = Attempts(self._options.retry, timeout_s, self._now)
-        request = ClassifyRequest(images=call.files, top_k=call.options.top_k)
+        asked = call.options
+        request = ClassifyRequest(images=call.files, top_k=asked.top_k, threshold=asked.threshold)
         while True:
             left_s = attempts.begin()
             metadata = _metadata(self._options, call.options, left_s)

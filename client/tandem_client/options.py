@@ -71,6 +71,13 @@ class CallOptions:
     channels: Channels | None = None
     timeout_s: float | None = None
     priority: int | None = None
+    threshold: float | None = None
+
+    @property
+    def query(self) -> dict[str, float] | None:
+        """What the address of a request has; None: nothing."""
+        given = {"top_k": self.top_k, "threshold": self.threshold}
+        return {name: value for name, value in given.items() if value is not None} or None
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None:

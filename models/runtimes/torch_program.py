@@ -54,6 +54,7 @@ SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
 # They check what the exporter assumed, and give nothing.
 CHECKS = ("_assert", "sym_constrain_range", "_functional_sym_constrain_range")
 # Not bounded to their tensors' memory, or of the world outside it.
+PASSING = tuple(f"aten.{one}." for one in ("view", "reshape", "flatten", "squeeze", "clone"))
 REFUSED = ("from_file", "_unsafe_index", "set_", "resize", "_print", "record_stream", "_resize")
 
 
@@ -112,6 +113,18 @@ class Program:
                 del values[name]
         answer: torch.Tensor = values[self._output]
         return answer
+
+    @property
+    def last_operator(self) -> str:
+        """The operator that the output is of, as ``aten.sigmoid.default``; reshapes left out."""
+        name = self._output
+        for step in reversed(self._steps):
+            if name not in step.outputs:
+                continue
+            if not str(step.run).startswith(PASSING) or not (given := names_in(step.args[:1])):
+                return str(step.run)
+            name = min(given)
+        return ""
 
     def _inputs(
         self, signature: Mapping[str, Any], archive: Archive

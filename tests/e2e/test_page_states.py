@@ -64,6 +64,35 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(
     expect(page.locator(".card .aside")).to_have_text([says, "Both members agree."])
 
 
+def test_labels_of_a_multi_label_set_which_may_be_none(
+    open_page: OpenPage, photo_file: File
+) -> None:
+    several, none = an_answer(threshold=0.5), an_answer(threshold=0.5, predictions=[])
+    none["members"] = {name: {"predictions": []} for name in several["members"]}
+    page = open_page()
+    fulfil(page, "/v1/classify*", several)
+    drop(page, photo_file)
+    expect(page.locator("#headline")).to_have_text("tench, church")
+    expect(page.locator("#share")).to_have_text("")
+    expect(page.locator("#bars .percent")).to_have_text(["75.0%", "25.0%"])
+
+    page.unroute_all()
+    fulfil(page, "/v1/classify*", none)
+    drop(page, photo_file)
+    expect(page.locator("#headline")).to_have_text("No label")
+    expect(page.locator("#verdict")).to_have_text("Both members agree.")
+    expect(page.locator("#bars li")).to_have_count(0)
+
+    page.unroute_all()
+    apart = none | {"agreement": False}
+    apart["members"] = none["members"] | {"resnet50": several["members"]["resnet50"]}
+    fulfil(page, "/v1/classify*", {"results": [apart, several]})
+    drop(page, photo_file, photo_file)
+    says = "The members disagree: resnet50 says tench, church, densenet169 says No label."
+    expect(page.locator("#verdict")).to_have_text(says)
+    expect(page.locator(".card .said .label")).to_have_text(["No label", "tench, church"])
+
+
 def test_what_the_server_and_files_are_called_is_never_markup(
     open_page: OpenPage, photo_file: File
 ) -> None:

@@ -114,6 +114,7 @@ class FakeService:
             model_set="fake",
             description="",
             hint="",
+            task="classification",
             input_size=8,
             labels=["x"],
             max_drop=0.005,
@@ -195,7 +196,11 @@ class FakeCombiner:
         self.fingerprint = ""
 
     async def combine(
-        self, members: dict[str, np.ndarray], k: int, left_s: float = math.inf
+        self,
+        members: dict[str, np.ndarray],
+        k: int,
+        left_s: float = math.inf,
+        threshold: float | None = None,
     ) -> list[Combined]:
         rows = average(members, dict.fromkeys(members, 1.0))
         own = {name: top_k(first[0], LABELS, k) for name, first in members.items()}

@@ -70,24 +70,36 @@ export function askForKey(message) {
  * @param {{name: string, precision?: string}[]} roster the members of the served set, in its order
  */
 export function answer(result, roster) {
-  const [best] = result.predictions;
-  phase("done", best.label, verdict(result));
-  $("share").textContent = percent(best.probability);
+  const headline = named(result);
+  phase("done", headline, verdict(result));
+  $("share").textContent = share(result);
   $("bars").replaceChildren(...result.predictions.map(bar));
   say("degraded", result.degraded ? degraded(result, roster) : "");
   members(result.members, roster);
   timeline(result.timings_ms, roster);
   $("request-id").textContent = result.request_id;
   $("details").hidden = false;
-  announce(`${best.label}, ${percent(best.probability)}. ${$("verdict").textContent} ${$("degraded").textContent}`);
+  announce(`${[headline, $("share").textContent].filter(Boolean).join(", ")}. ${$("verdict").textContent} ${$("degraded").textContent}`);
 }
 
-function verdict({ members, agreement, skipped_members: skipped }) {
+/** How likely the headline is; of several labels, or none, the bars say it. */
+function share({ predictions, threshold }) {
+  return threshold === undefined || predictions.length === 1 ? percent(predictions[0].probability) : "";
+}
+
+/** The first label; of a multi-label set (its answers have a threshold) all of them, or that there is none. */
+function named({ predictions, threshold }) {
+  if (threshold === undefined) return predictions[0].label;
+  return predictions.map(({ label }) => label).join(", ") || "No label";
+}
+
+function verdict({ members, agreement, skipped_members: skipped, threshold }) {
   const names = Object.keys(members);
   if (skipped?.length) return `Answered by ${names.join(" and ")} alone: it was sure. Not asked: ${skipped.join(", ")}.`;
   if (names.length < 2) return "";
   if (agreement) return names.length === 2 ? "Both members agree." : `All ${names.length} members agree.`;
-  return `The members disagree: ${names.map((name) => `${name} says ${members[name].label}`).join(", ")}.`;
+  const say = (name) => (threshold === undefined ? members[name].label : named({ ...members[name], threshold }));
+  return `The members disagree: ${names.map((name) => `${name} says ${say(name)}`).join(", ")}.`;
 }
 
 function degraded({ members, missing_members: why = {} }, roster) {
@@ -197,8 +209,7 @@ function card({ file, url, result }, isChosen, onClick) {
 function cardText(result) {
   if (!result) return [make("span", "aside", "Looking…")];
   if (result.error) return [make("span", "wrong", result.error.message)];
-  const [best] = result.predictions;
-  const said = make("span", "said", make("span", "label", best.label), make("span", "percent", percent(best.probability)));
+  const said = make("span", "said", make("span", "label", named(result)), make("span", "percent", share(result)));
   return [said, make("span", "aside", result.degraded ? "Degraded answer." : verdict(result))];
 }
 
@@ -221,8 +232,12 @@ function accuracyText({ accuracy = [], members = [], verified }) {
   const record = accuracy.at(-1);
   const score = record?.scores[members[0]?.precision]?.ensemble;
   if (verified === "unmeasured" || !score) return "Its accuracy was not measured.";
-  const [low, high] = score.top1_interval.map(percent);
   const lost = verified === "dropped" ? " Its INT8 networks lost more accuracy than the set allows." : "";
+  if ("micro_f1" in score) {
+    const [mean, f1] = [score.mean_average_precision, score.micro_f1].map(percent);
+    return `On ${record.num_images} photographs it had not seen: mean average precision ${mean}, micro F1 ${f1}.${lost}`;
+  }
+  const [low, high] = score.top1_interval.map(percent);
   return `Right in ${percent(score.top1)} of ${record.num_images} photographs it had not seen (${low} to ${high}).${lost}`;
 }
 

@@ -13,7 +13,7 @@ from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.cascade import cascade_json, show_cascade
 from calibration.evaluation.reports.subsets import show_subsets, subsets_json
 from calibration.statistics import Paired
-from models.accuracy import ENSEMBLE, AccuracyRecord
+from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, Score
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -75,7 +75,7 @@ def show(
         console.print(_drops(manifest, record))
     for precision, pairs in measured.over_members.items():
         gains = ", ".join(
-            f"{name} {points(pair.difference)} ({_interval(pair.interval)})"
+            f"{name} {points(pair.difference)} ({interval_of(pair.interval)})"
             for name, pair in pairs.items()
         )
         agreed = measured.num_agreed[precision] / measured.num_images
@@ -87,12 +87,7 @@ def show(
     console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
     for note in measured.dataset.notes:
         console.print(note, style="yellow", markup=False)
-    if measured.unreadable:
-        console.print(f"[yellow]{len(measured.unreadable)} images cannot be read, left out:[/]")
-        for line in measured.unreadable[:MAX_LISTED]:
-            _print_line(console, line)
-        if len(measured.unreadable) > MAX_LISTED:
-            console.print("  ... (--json has all)", markup=False)
+    show_unreadable(console, measured.unreadable)
     if measured.subsets is not None:
         show_subsets(console, measured.subsets)
     if measured.fitted is not None:
@@ -101,7 +96,18 @@ def show(
         _show_live(console, live)
 
 
-def _interval(interval: tuple[float, float]) -> str:
+def show_unreadable(console: Console, unreadable: list[str]) -> None:
+    """Name the first images that could not be read."""
+    if unreadable:
+        console.print(f"[yellow]{len(unreadable)} images cannot be read, left out:[/]")
+        for line in unreadable[:MAX_LISTED]:
+            print_line(console, line)
+        if len(unreadable) > MAX_LISTED:
+            console.print("  ... (--json has all)", markup=False)
+
+
+def interval_of(interval: tuple[float, float]) -> str:
+    """Return percentage points from the lower to the upper bound."""
     return f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}"
 
 
@@ -112,32 +118,34 @@ def _scores(record: AccuracyRecord) -> Table:
         table.add_column(column, no_wrap=True)
     for name in (*record.fingerprints, ENSEMBLE):
         for precision, scores in record.scores.items():
-            if name not in scores:
+            score = scores.get(name)
+            if not isinstance(score, Score):  # absent
                 continue
-            score = scores[name]
             low, high = score.top1_interval
             table.add_row(
                 name,
-                _called(record, precision),
+                called(record, precision),
                 f"{score.top1:.4f}",
                 f"{low:.3f}-{high:.3f}",
                 f"{score.top5:.4f}",
                 f"{score.calibration_error:.3f}",
-                _cell(record.size_mb, name, precision, 1),
-                _cell(record.cpu_ms_per_image, name, precision, 1),
+                cell(record.size_mb, name, precision, 1),
+                cell(record.cpu_ms_per_image, name, precision, 1),
             )
     return table
 
 
-def _called(record: AccuracyRecord, precision: Precision) -> str:
+def called(record: AccuracyRecord, precision: Precision) -> str:
+    """Return a precision as people are told of it."""
     if precision == "FP16":
         return record.float_type.get(precision, "float")
     return precision
 
 
-def _cell(
+def cell(
     table: dict[str, dict[Precision, float]], name: str, precision: Precision, digits: int
 ) -> str:
+    """Return a network's figure; the ensemble's is the sum."""
     if name == ENSEMBLE:
         values = [by[precision] for by in table.values() if precision in by]
         return f"{sum(values):.{digits}f}"
@@ -150,11 +158,12 @@ def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
     for column in ("points of\ntop-1", "95 %", "McNemar p", "allowed"):
         table.add_column(column, no_wrap=True)
     for name, drop in record.drops.items():
+        assert isinstance(drop, Drop)  # of a classification set
         is_over = drop.top1 > manifest.max_drop
         table.add_row(
             name,
             points(drop.top1),
-            _interval(drop.interval),
+            interval_of(drop.interval),
             f"{drop.p_value:.3f}",
             f"[red]over {points(manifest.max_drop)}[/]"
             if is_over
@@ -170,7 +179,7 @@ def _show_fitted(console: Console, fitted: FittedWeights) -> None:
         f"fitted weights ({fitted.precision}, {fitted.num_fitted} images): {weights}\n"
         f"  on {fitted.num_judged} other images: log-likelihood {fitted.gain_nats:+.4f} nats an "
         f"image ({low:+.4f} to {high:+.4f}), top-1 {fitted.top1_plain:.4f} -> "
-        f"{fitted.top1_fitted:.4f} ({_interval(fitted.top1_interval)} points)"
+        f"{fitted.top1_fitted:.4f} ({interval_of(fitted.top1_interval)} points)"
     )
     if fitted.is_better:
         console.print(
@@ -188,15 +197,20 @@ def _show_live(console: Console, live: LiveResult) -> None:
     if live.num_alone:
         alone = live.num_alone / live.num_images
         console.print(f"  its cascade skipped members on {alone:.1%} of images")
+    show_differences(console, live)
+
+
+def show_differences(console: Console, live: LiveResult) -> None:
+    """Say how many live answers were as in process, and name the first that were not."""
     same = f"{live.num_same} of {live.num_images} images answered as in process"
     color = "green" if live.is_same else "red"
     console.print(
         f"  [{color}]{same}[/]; probabilities differ by at most {live.max_difference:.5f}"
     )
     for line in live.differences[:MAX_LISTED]:
-        _print_line(console, line)
+        print_line(console, line)
 
 
-def _print_line(console: Console, line: str) -> None:
+def print_line(console: Console, line: str) -> None:
     """Print a line with a file's name as it is; the name need not be UTF-8."""
     console.print(f"  {line}".encode("utf-8", "replace").decode(), markup=False)

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from calibration.sets.batch import NUM_TRIED, TensorLayout, random_images
 from calibration.sets.classes import ClassMap
-from calibration.sets.ending import Outputs
 from calibration.sets.fold import ColorOrder, Normalisation
+from calibration.sets.task import Ending, Outputs, check_numbers, missing_ending, task_of
+from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.record import SUFFIXES, Precision, RuntimeName
+from models.record import SUFFIXES, Precision, RuntimeName, Task
 from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
 
@@ -29,6 +28,7 @@ class ImportedFile:
     num_classes: int
     precision: Precision
     fixed_batch: int | None = None
+    task: Task = "classification"
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,24 @@ class FileOptions:
     layout: TensorLayout | None = None
     pixel_order: ColorOrder | None = None
     classes: ClassMap | None = None
+    task: Task | None = None  # None: multi-label if it ends in a sigmoid, else classification
 
 
-# Makes the file: with softmax at its end or without, for the set's classes or (None) its own.
-Make = Callable[[bool, ClassMap | None], ImportedFile]
+@dataclass(frozen=True)
+class Finish:
+    """What comes behind a network's own output: softmax or a sigmoid if it lacks one, classes."""
+
+    task: Task
+    ending: Ending | None = None
+    classes: ClassMap | None = None  # None: its own
+
+    @property
+    def shares_one(self) -> bool:
+        """Whether probabilities of some classes are to be made ones that sum to one again."""
+        return self.classes is not None and self.ending is None and self.task == "classification"
+
+
+Make = Callable[[Finish], ImportedFile]
 
 
 def layout_and_size(
@@ -89,23 +103,20 @@ def num_classes_of(sides: Sides, told: str) -> int:
     return int(wide[0] or 1) if wide else 1
 
 
-def tried(make: Make, path: Path, options: FileOptions) -> ImportedFile:
-    """Make the file, run it on images, and append softmax if it ends in logits.
+def tried(make: Make, path: Path, options: FileOptions, *, has_sigmoid: bool) -> ImportedFile:
+    """Make the file, run it on images, and append softmax or a sigmoid if it ends in logits.
 
     Raises:
-        ModelSetError: its runtime cannot run it, or its rows are no distribution.
+        ModelSetError: its runtime cannot run it, or its rows are none of its task's.
 
     """
-    has_softmax, found = False, None
-    if options.outputs != "logits":
-        found = _distribution(make(False, None), path)
-    if found is None and options.outputs != "probabilities":
-        has_softmax, found = True, _distribution(make(True, None), path)
-    if found is None:
-        raise ModelSetError(
-            f"{path} does not give probabilities: rows must be 0..1 and sum to 1; if it ends in "
-            "logits, say --outputs logits"
-        )
+    task = task_of(path, options.outputs, options.task, has_sigmoid=has_sigmoid)
+    found = make(Finish(task))
+    rows = _answers(found, path)
+    ending = missing_ending(rows, path, options.outputs, task, has_sigmoid=has_sigmoid)
+    if ending is not None:
+        found = make(Finish(task, ending))
+        check_numbers(_answers(found, path), path)
     if (classes := options.classes) is None or classes.own == classes.wanted:
         return found
     if found.num_classes != len(classes.own):
@@ -113,27 +124,14 @@ def tried(make: Make, path: Path, options: FileOptions) -> ImportedFile:
             f"{path} has {found.num_classes} classes, {classes.where} {len(classes.own)} ids: "
             "they are not of the same network"
         )
-    return make(has_softmax, classes)
+    return make(Finish(task, ending, classes))
 
 
-def multi_label(path: Path) -> ModelSetError:
-    """Return the error of a network that ends in a sigmoid."""
-    return ModelSetError(
-        f"{path} ends in a sigmoid, a score for each class by itself (multi-label): an ensemble "
-        "here averages distributions. If its classes exclude each other, export what goes into "
-        "the sigmoid"
-    )
-
-
-def _distribution(found: ImportedFile, path: Path) -> ImportedFile | None:
-    """Return the file if its rows are probabilities."""
+def _answers(found: ImportedFile, path: Path) -> Probabilities:
+    """Return the rows of a few random images; raise if the runtime cannot run the file."""
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as folder:
         file = Path(folder) / f"{path.stem}{SUFFIXES[found.runtime]}"
         file.write_bytes(found.content)
         network = load(file, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
         network.check_fits(found.input_size, found.num_classes)
-        rows = network.predict(random_images(NUM_TRIED, network.input_shape))
-    if np.isnan(rows).any():
-        raise ModelSetError(f"{path} answers NaN to an image: its weights are damaged")
-    is_one = rows.min() >= -1e-4 and np.allclose(rows.sum(axis=1), 1, atol=1e-2)
-    return found if is_one else None
+        return network.predict(random_images(NUM_TRIED, network.input_shape))

@@ -1,4 +1,4 @@
-"""Folds preprocessing and softmax into an ONNX graph, for a member that runs on ONNX Runtime.
+"""Folds preprocessing and softmax or sigmoid into an ONNX graph, for a member on ONNX Runtime.
 
 In front: uint8 (N, H, W, 3) BGR to what the network takes; behind: the set's classes, softmax. All
 weights go into the one file.
@@ -12,14 +12,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration.sets.classes import ClassMap
 from calibration.sets.onnx_data import check_external_data
 from calibration.sets.runtimes.imported_file import (
     FileOptions,
+    Finish,
     ImportedFile,
     Sides,
     layout_and_size,
-    multi_label,
     num_classes_of,
     tried,
 )
@@ -28,6 +27,17 @@ from models.record import Precision
 
 OLDEST_OPSET = 7  # of Sub and Div that broadcast
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger")
+PASSING = (
+    "Flatten",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Identity",
+    "Cast",
+    "DequantizeLinear",
+    "QuantizeLinear",
+)
 LEAST = 1e-12  # a probability, before its logarithm
 OURS = "tandem/"  # names of nodes and tensors begin so
 Graph = Any  # onnx.GraphProto; the package's types are generated
@@ -52,10 +62,9 @@ def import_onnx(path: Path, options: FileOptions) -> ImportedFile:
         raise ModelSetError(f"{told}; a member takes float32 or uint8: export it again as that")
     given = f"{path} gives {_told(_sides(outputs))}"
     num_classes = num_classes_of(_sides(outputs), given)
-    if options.outputs == "auto" and _producer(graph, outputs.name) == "Sigmoid":
-        raise multi_label(path)
+    has_sigmoid = _last_kind(graph, outputs.name) == "Sigmoid"
     make = partial(_folded, model, options, layout, size, batch, num_classes)
-    return tried(make, path, options)
+    return tried(make, path, options, has_sigmoid=has_sigmoid)
 
 
 def _read(path: Path) -> Any:
@@ -105,8 +114,12 @@ def _kind(port: Any) -> str:
     return str(TensorProto.DataType.Name(port.type.tensor_type.elem_type)).lower()
 
 
-def _producer(graph: Graph, name: str) -> str:
-    return next((str(node.op_type) for node in graph.node if name in node.output), "")
+def _last_kind(graph: Graph, name: str) -> str:
+    """Return the operator that an output is of, reshapes and rounding to integers left out."""
+    by_output = {output: node for node in graph.node for output in node.output}
+    while (node := by_output.get(name)) is not None and node.op_type in PASSING:
+        name = node.input[0]
+    return "" if node is None else str(node.op_type)
 
 
 def _folded(
@@ -116,8 +129,7 @@ def _folded(
     size: int,
     batch: int | None,
     num_classes: int,
-    has_softmax: bool,
-    classes: ClassMap | None,
+    finish: Finish,
 ) -> ImportedFile:
     model = onnx.ModelProto()
     model.CopyFrom(original)
@@ -126,7 +138,7 @@ def _folded(
     is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
     number = "N" if batch is None else batch
     front = _front(graph, inputs, options, layout)
-    back = _back(graph, outputs.name, classes, has_softmax=has_softmax)
+    back = _back(graph, outputs.name, finish)
     kept = list(graph.node)
     del graph.node[:], graph.output[:]
     graph.node.extend([*front, *kept, *back])
@@ -135,12 +147,12 @@ def _folded(
     others = [one for one in graph.input if one.name != inputs.name]
     del graph.input[:]
     graph.input.extend([pixels, *others])
-    num = num_classes if classes is None else len(classes.wanted)
+    num = num_classes if finish.classes is None else len(finish.classes.wanted)
     rows = helper.make_tensor_value_info(f"{OURS}rows", TensorProto.FLOAT, [number, num])
     graph.output.append(rows)
     precision: Precision = "INT8" if is_quantized else "FP16"
     content = _bytes_of(model)
-    return ImportedFile("onnxruntime", content, size, num, precision, batch)
+    return ImportedFile("onnxruntime", content, size, num, precision, batch, finish.task)
 
 
 def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list[Any]:
@@ -166,20 +178,21 @@ def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list
     return nodes
 
 
-def _back(graph: Graph, output: str, classes: ClassMap | None, *, has_softmax: bool) -> list[Any]:
-    """Return the nodes from the network's own output to float (N, C) probabilities."""
+def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
+    """Return the nodes from the network's own output to float (N, C) rows of its task."""
     nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
-    last = f"{OURS}flat"
-    if classes is not None:
-        places = _constant(graph, "places", np.array(classes.positions, np.int64))
+    last, ending = f"{OURS}flat", finish.ending
+    if finish.classes is not None:
+        places = _constant(graph, "places", np.array(finish.classes.positions, np.int64))
         nodes.append(helper.make_node("Gather", [last, places], [f"{OURS}picked"], axis=1))
         last = f"{OURS}picked"
-        if not has_softmax:  # probabilities of some classes: softmax(log p) is p / sum(p)
-            least = _constant(graph, "least", np.array([LEAST], np.float32))
-            nodes.append(helper.make_node("Max", [last, least], [f"{OURS}positive"]))
-            nodes.append(helper.make_node("Log", [f"{OURS}positive"], [f"{OURS}logits"]))
-            last, has_softmax = f"{OURS}logits", True
-    kind, attributes = ("Softmax", {"axis": 1}) if has_softmax else ("Identity", {})
+    if finish.shares_one:  # probabilities of some classes: softmax(log p) is p / sum(p)
+        least = _constant(graph, "least", np.array([LEAST], np.float32))
+        nodes.append(helper.make_node("Max", [last, least], [f"{OURS}positive"]))
+        nodes.append(helper.make_node("Log", [f"{OURS}positive"], [f"{OURS}logits"]))
+        last, ending = f"{OURS}logits", "softmax"
+    kind = {"softmax": "Softmax", "sigmoid": "Sigmoid", None: "Identity"}[ending]
+    attributes = {"axis": 1} if ending == "softmax" else {}
     nodes.append(helper.make_node(kind, [last], [f"{OURS}rows"], **attributes))
     return nodes
 

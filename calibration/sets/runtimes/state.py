@@ -47,7 +47,8 @@ def import_state(
         raise ModelSetError(f"{path} are no weights of {architecture}: {told}") from error
     if runtime == "torch":
         return import_module(module, size, num, options, path)
-    model = convert_module(module, architecture, size, options.normalisation)
+    task = options.task or "classification"  # torchvision's networks end in logits
+    model = convert_module(module, architecture, size, options.normalisation, task)
     if classes is not None:
-        model = select_classes(model, classes, path)
-    return Imported(model, size, num_classes, "FP16")
+        model = select_classes(model, classes, path, task)
+    return Imported(model, size, num_classes, "FP16", task=task)

@@ -1,4 +1,4 @@
-"""Folds preprocessing and softmax into an exported program, for a member that runs on PyTorch.
+"""Folds preprocessing and softmax or sigmoid into an exported program, for a member on PyTorch.
 
 A ``.pt2`` is read as :mod:`models.runtimes.torch_archive` reads it, never by ``torch.export.load``;
 what is written has neither sample inputs (a pickle) nor stack traces with their paths.
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from calibration.sets.classes import ClassMap
 from calibration.sets.fold import Normalisation
 from calibration.sets.runtimes.imported_file import (
     FileOptions,
+    Finish,
     ImportedFile,
     layout_and_size,
     num_classes_of,
@@ -46,24 +46,18 @@ class _Graph(torch.nn.Module):  # type: ignore[misc]
 
 
 class Folded(torch.nn.Module):  # type: ignore[misc]
-    """uint8 (N, H, W, 3) BGR to float32 (N, C): preprocessing, a network, classes, softmax."""
+    """uint8 (N, H, W, 3) BGR to float32 (N, C): preprocessing, a network, classes, its ending."""
 
     def __init__(
-        self,
-        network: torch.nn.Module,
-        how: Normalisation,
-        layout: str,
-        classes: ClassMap | None,
-        *,
-        has_softmax: bool,
+        self, network: torch.nn.Module, how: Normalisation, layout: str, finish: Finish
     ) -> None:
         super().__init__()
         self.network, self.is_rgb, self.layout = network, how.color_order == "RGB", layout
         self.register_buffer("mean", torch.tensor(how.mean))
         self.register_buffer("scale", torch.tensor(how.scale))
-        self.has_softmax, self.is_mapped = has_softmax, classes is not None
-        if classes is not None:
-            self.register_buffer("places", torch.tensor(classes.positions))
+        self.finish = finish
+        if finish.classes is not None:
+            self.register_buffer("places", torch.tensor(finish.classes.positions))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         images = pixels.flip(3) if self.is_rgb else pixels
@@ -71,12 +65,13 @@ class Folded(torch.nn.Module):  # type: ignore[misc]
         if self.layout == "NCHW":
             images = images.permute(0, 3, 1, 2).contiguous()
         rows = self.network(images).flatten(1).float()  # (N, C)
-        is_logits = self.has_softmax
-        if self.is_mapped:
+        if self.finish.classes is not None:
             rows = rows.index_select(1, self.places)
-            if not is_logits:  # softmax(log p) is p / sum(p)
-                rows, is_logits = rows.clamp(min=LEAST).log(), True
-        return torch.softmax(rows, 1) if is_logits else rows
+        if self.finish.shares_one:  # softmax(log p) is p / sum(p)
+            return torch.softmax(rows.clamp(min=LEAST).log(), 1)
+        if self.finish.ending is None:
+            return rows
+        return torch.softmax(rows, 1) if self.finish.ending == "softmax" else torch.sigmoid(rows)
 
 
 def import_program(path: Path, options: FileOptions) -> ImportedFile:
@@ -97,7 +92,8 @@ def import_program(path: Path, options: FileOptions) -> ImportedFile:
     num_classes = num_classes_of(given, f"{path} gives {_told(given)}")
     _check_numbers(program, path)
     make = partial(_made, _Graph(program), options, layout, size, batch, num_classes, path)
-    return tried(make, path, options)
+    has_sigmoid = program.last_operator.startswith("aten.sigmoid")
+    return tried(make, path, options, has_sigmoid=has_sigmoid)
 
 
 FLOAT32 = next(number for number, kind in DTYPES.items() if kind == torch.float32)
@@ -108,7 +104,7 @@ def import_module(
 ) -> ImportedFile:
     """Export a module, float (N, 3, H, W) to (N, C), as a member's file for PyTorch."""
     make = partial(_made, module.eval(), options, "NCHW", size, None, num_classes, where)
-    return tried(make, where, options)
+    return tried(make, where, options, has_sigmoid=False)
 
 
 def _told(sides: tuple[int | None, ...]) -> str:
@@ -131,13 +127,12 @@ def _made(
     batch: int | None,
     num_classes: int,
     path: Path,
-    has_softmax: bool,
-    classes: ClassMap | None,
+    finish: Finish,
 ) -> ImportedFile:
-    folded = Folded(network, options.normalisation, layout, classes, has_softmax=has_softmax)
-    num = num_classes if classes is None else len(classes.wanted)
+    folded = Folded(network, options.normalisation, layout, finish)
+    num = num_classes if finish.classes is None else len(finish.classes.wanted)
     content = exported(folded.eval(), size, batch, path)
-    return ImportedFile("torch", content, size, num, "FP16", batch)
+    return ImportedFile("torch", content, size, num, "FP16", batch, finish.task)
 
 
 def exported(module: torch.nn.Module, size: int, batch: int | None, where: Path) -> bytes:

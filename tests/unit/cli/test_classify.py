@@ -151,3 +151,29 @@ def test_the_services_key_comes_from_a_file_or_the_environment(server, folder, m
     monkeypatch.setenv("TANDEM_API_KEY", "e" * 32)
     assert classify("b.jpg", "--url", server.url).exit_code == 0
     assert server.keys == [f"Bearer {'k' * 32}", f"Bearer {'e' * 32}"]
+
+
+def test_labels_of_a_multi_label_set_which_may_be_none(server):
+    listed = [
+        {"index": i, "label": text, "probability": 0.8} for i, text in enumerate(("cat", "dog"))
+    ]
+    member = {"label": "cat", "probability": 0.8, "predictions": listed}
+    several = {"predictions": listed, "members": {"a": member}, "threshold": 0.4}
+    none = {"predictions": [], "members": {"a": {"predictions": []}}, "threshold": 0.4}
+    answers = {b"b.jpg": several, b"sub/c.webp": none}
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        return 200, json.dumps(classified() | answers[body]).encode()
+
+    server.answer = answer
+    asked = ("b.jpg", "sub/c.webp", "--url", server.url, "--top-k", 4, "--threshold", 0.4)
+    result = classify(*asked)
+    assert result.exit_code == 0, result.output
+    assert "a cat 0.80 + dog 0.80" in result.stdout
+    assert "no label from 0.4 on" in result.stdout
+    assert "a nothing" in result.stdout
+    assert {path for path, _ in server.requests} == {"/v1/classify?top_k=4&threshold=0.4"}
+    assert "--top-k N" not in result.stderr
+    assert "2 labels an image at most; --top-k N" in classify(*asked[:4], "--top-k", 2).stderr
+    rows = [json.loads(line) for line in classify(*asked, "--json").stdout.splitlines()]
+    assert [len(row["predictions"]) for row in rows] == [2, 0]

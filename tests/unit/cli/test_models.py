@@ -40,6 +40,9 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
         "members": ["sure", "unsure"],
         "runtimes": {"sure": ["openvino"], "unsure": ["openvino"]},
         "top1": {},
+        "mean_average_precision": {},
+        "task": "classification",
+        "threshold": None,
     }
     table = models("list", "--model-dir", sets).stdout
     assert "tiny" in table

@@ -14,6 +14,7 @@ import pytest
 from app.cli import main as cli
 from models.manifest import read_manifest, write_manifest
 from models.model_set import load_model_set
+from tests.support.scored_sets import write_scored_set
 from tests.support.shipped_config import edited_config
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
@@ -98,3 +99,18 @@ def test_a_set_that_lost_too_much(refused: Refused, tmp_path: Path) -> None:
     top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
     assert "INT8 costs ensemble 2.00 points" in refused("--model-set", folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("cascade_margin: 0.5", "cascade_margin is 0.5, and scored is multi-label"),
+        ("combine: configs.functions.geometric_mean:geometric_mean", "this set is multi-label"),
+    ],
+)
+def test_what_has_no_meaning_for_a_multi_label_set(
+    refused: Refused, tmp_path: Path, setting: str, says: str
+) -> None:
+    folder = write_scored_set(tmp_path / "scored")
+    config = edited_config(tmp_path, "args:", f"args:\n      {setting}")
+    assert says in refused("--config", config, "--model-set", folder)

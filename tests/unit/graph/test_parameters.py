@@ -1,11 +1,13 @@
 """Parameters of a request: one check for both interfaces, with errors that say what to send."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadParameterError
-from app.graph.parameters import checked_top_k, lane_of, parse_timeout_s
+from app.graph.parameters import checked_threshold, checked_top_k, lane_of, parse_timeout_s
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
@@ -69,3 +71,20 @@ def test_any_header_is_a_lane_or_refused(priority, num_images):
         assert lane_of(priority, num_images) in ("interactive", "bulk")
     except BadParameterError:
         assert "u" in priority
+
+
+@pytest.mark.parametrize("threshold", [None, 0.01, 0.5, 0.999])
+def test_a_threshold_of_a_multi_label_set(threshold: float | None) -> None:
+    assert checked_threshold(threshold, is_multi_label=True) == threshold
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -3.0, math.nan, math.inf])
+def test_a_threshold_outside_of_the_scores(threshold: float) -> None:
+    with pytest.raises(BadParameterError, match=r"threshold is .*above 0 and below 1"):
+        checked_threshold(threshold, is_multi_label=True)
+
+
+def test_a_threshold_of_classes_that_exclude_each_other() -> None:
+    assert checked_threshold(None, is_multi_label=False) is None
+    with pytest.raises(BadParameterError, match=r"threshold is 0\.5; .* leave it out"):
+        checked_threshold(0.5, is_multi_label=False)

@@ -6,6 +6,7 @@ from app.errors import ConfigError
 from models.errors import ModelSetError
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.ladders import job_of
+from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_tiny_set
 
 
@@ -69,3 +70,12 @@ def test_a_name_that_is_no_torchvision_network_or_path(tmp_path):
 def test_results_depend_on_the_networks_files(tiny_set, tmp_path):
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
     assert job_of(tiny_set, tmp_path).fingerprint != job_of(other, tmp_path).fingerprint
+
+
+def test_a_multi_label_set_has_no_top1_and_no_cascade(tmp_path):
+    folder = write_scored_set(tmp_path / "scored")
+    with pytest.raises(ConfigError, match="--images: scored is multi-label and has no top-1"):
+        job_of(folder, tmp_path, images=tmp_path)
+    impossible = job_of(folder, tmp_path).impossible
+    assert "no margin for a cascade" in impossible["cascade"]
+    assert "service" not in impossible

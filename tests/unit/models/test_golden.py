@@ -10,6 +10,7 @@ from models.errors import ModelSetError
 from models.golden import GoldenMismatchError, answer_of, check, compare, golden_images
 from models.golden_record import NUM_IMAGES, Golden, GoldenAnswer, read_golden
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.scored_sets import scored_model
 from tests.support.tiny_networks import tiny_model
 
 OPTIONS = RuntimeOptions(batch_sizes=(1, 8))
@@ -135,3 +136,13 @@ def test_only_the_likeliest_classes_are_kept(answer: GoldenAnswer) -> None:
     assert golden.NUM_KEPT == 5
     for row in answer.rows:
         assert [p for _, p in row] == sorted((p for _, p in row), reverse=True)
+
+
+def test_scores_of_a_multi_label_set_are_compared_as_they_are() -> None:
+    """One that answers the opposite, or less than half, is found; one that rounds is not."""
+    recorded = answer_of(CompiledNetwork(scored_model(12.0), OPTIONS))
+    expected = Golden(answers={"one": {"INT8": recorded}})
+    check(expected, "one", "INT8", CompiledNetwork(scored_model(12.1), OPTIONS))
+    for gain in (-12.0, 2.0):
+        with pytest.raises(GoldenMismatchError, match="does not answer as where the set was made"):
+            check(expected, "one", "INT8", CompiledNetwork(scored_model(gain), OPTIONS))

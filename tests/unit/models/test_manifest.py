@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import Manifest, read_manifest, write_manifest
 from models.model_set import BUNDLED_DIR
 from models.record import FileRecord, sha256_of
+from tests.support.tiny_networks import write_tiny_set
 
 
 @pytest.fixture
@@ -131,3 +133,17 @@ def test_a_file_is_described_by_its_hash(tmp_path):
     assert record.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with pytest.raises(ModelSetError, match="cannot read"):
         sha256_of(tmp_path / "missing")
+
+
+def test_a_threshold_is_of_multi_label_sets(tmp_path):
+    folder = write_tiny_set(tmp_path / "tiny")
+    manifest = read_manifest(folder)
+    assert (manifest.task, manifest.threshold) == ("classification", None)
+    facts = manifest.model_dump(mode="json", exclude_none=True)
+    old = {key: value for key, value in facts.items() if key != "task"}
+    assert Manifest.model_validate(old) == manifest
+    scored = Manifest.model_validate(old | {"task": "multi_label"})
+    assert scored.threshold == 0.5
+    for wrong in ({"threshold": 0.5}, {"task": "multi_label", "threshold": 1.0}, {"task": "x"}):
+        with pytest.raises(ValidationError, match=r"threshold|task"):
+            Manifest.model_validate(old | wrong)

@@ -14,6 +14,7 @@ from models.errors import ModelSetError
 from models.extras import MissingExtraError, needs_extra
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
+from tests.support.scored_sets import scored_model
 from tests.support.tiny_networks import LABELS, tiny_model
 
 
@@ -68,6 +69,9 @@ def test_what_was_added_is_listed_and_verified(home):
         "members": ["a", "b"],
         "runtimes": {"a": ["openvino"], "b": ["openvino"]},
         "top1": {},
+        "mean_average_precision": {},
+        "task": "classification",
+        "threshold": None,
     }
     verified = models("verify mine")
     assert verified.exit_code == 0, verified.output
@@ -226,3 +230,48 @@ def test_a_network_that_runs_one_by_one_is_listed_so(nets):
     assert add().exit_code == 0
     assert "b (one by one)" in " ".join(models("list").stdout.split())
     assert models("verify mine").exit_code == 0
+
+
+def score_nets(*ends: str) -> None:
+    """Write networks that score each class by itself in place of a and b."""
+    for name, end in zip("ab", ends, strict=True):
+        model = scored_model(4.0, end=end)
+        ov.save_model(model, Path(f"{name}.xml"), compress_to_fp16=False)
+
+
+def test_a_task_that_the_networks_tell_is_said(home):
+    score_nets("sigmoid", "sigmoid")
+    result = add("--threshold 0.25")
+    told = "multi_label, since every network ends in a sigmoid: labels with a score of 0.25 or more"
+    assert told in result.stdout
+    made = load_model_set("mine").manifest
+    assert (made.task, made.threshold) == ("multi_label", 0.25)
+    row = next(r for r in json.loads(models("list --json").stdout) if r["name"] == "mine")
+    assert (row["task"], row["threshold"]) == ("multi_label", 0.25)
+    assert models("verify mine").exit_code == 0
+
+
+def test_a_task_that_was_named(home):
+    score_nets("logits", "logits")
+    result = add("--task multi_label --outputs logits")
+    assert "multi_label: labels with a score of 0.5 or more" in result.stdout
+    assert load_model_set("mine").manifest.task == "multi_label"
+
+
+@pytest.mark.parametrize(
+    ("ends", "more", "says"),
+    [
+        (("sigmoid", "softmax"), "", "Say which it is: --task multi_label"),
+        (("sigmoid", "logits"), "", "a (a.xml) end in a sigmoid"),
+        (("sigmoid", "sigmoid"), "--task classification", "that is --task multi_label"),
+        (("softmax", "softmax"), "--task multi_label", "no member of a multi_label set"),
+        (("softmax", "softmax"), "--threshold 0.5", "--threshold 0.5 is of multi-label sets"),
+        (("sigmoid", "sigmoid"), "--threshold 0", "--threshold 0: give a score above 0"),
+        (("sigmoid", "sigmoid"), "--threshold nan", "--threshold nan: give a score above 0"),
+        (("sigmoid", "sigmoid"), "--task tags", "--task 'tags': one of classification, multi_la"),
+    ],
+)
+def test_what_makes_no_multi_label_set(home, ends, more, says):
+    score_nets(*ends)
+    assert says in refused(add(more))
+    assert not home.exists() or list(home.iterdir()) == []

@@ -145,12 +145,12 @@ def test_weights_that_are_no_numbers(tmp_path):
         import_network(save(model, tmp_path), None, PLAIN)
 
 
-def test_a_multi_label_network(tmp_path):
+def test_a_multi_label_network_is_none_of_a_classification_set(tmp_path):
     pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
     scores = ops.sigmoid(ops.reduce_mean(pixels, np.array([2, 3]), False))
     path = save(ov.Model([scores], [pixels], "scores"), tmp_path)
-    with pytest.raises(ModelSetError, match=r"ends in a sigmoid.*multi-label"):
-        import_network(path, None, PLAIN)
+    with pytest.raises(ModelSetError, match=r"ends in a sigmoid.*--task multi_label"):
+        import_network(path, None, PLAIN, task="classification")
 
 
 def test_a_layout_that_the_shape_contradicts(tmp_path):

@@ -1,0 +1,1 @@
+"""Evaluates multi-label sets: scores of each class by itself, against sets of labels."""

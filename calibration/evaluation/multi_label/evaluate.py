@@ -1,0 +1,129 @@
+"""Evaluates a multi-label set: each member and the ensemble, float and INT8.
+
+Scores are kept until the end, 4 bytes an image, class and network: average precision is of their
+order over all images.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from calibration.datasets.label_sets import LabelSets, MultiLabelledImage, truth_of
+from calibration.evaluation.evaluate import check_not_calibrated
+from calibration.evaluation.inference import AnsweredBatch, Networks, batches, through_threads
+from calibration.evaluation.multi_label.figures import Labels, Resampled, drop_of, measured
+from models.accuracy import Drop, MultiLabelDrop, MultiLabelScore, Score
+from models.answer_rule import above
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.model_set import ModelSet
+from models.record import Precision
+
+Batch = AnsweredBatch[MultiLabelledImage]
+Batches = Iterable[Sequence[MultiLabelledImage]]
+Track = Callable[[Batches, int], Batches]
+
+
+@dataclass
+class MultiLabelEvaluation:
+    """What was measured; by precision, then by member name or ``ensemble``."""
+
+    dataset: LabelSets
+    images_sha256: str
+    threshold: float
+    float_type: dict[Precision, str]
+    int8_kernels: str
+    cpu_ms_per_image: dict[str, dict[Precision, float]]
+    num_images: int = 0
+    num_labels: int = 0  # of all images together
+    num_exact: dict[Precision, dict[str, int]] = field(default_factory=dict)  # all labels right
+    figures: dict[Precision, dict[str, Resampled]] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def dataset_name(self) -> str:
+        """What the images are called."""
+        return self.dataset.name
+
+    @property
+    def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
+        """Return the figures that are kept."""
+        return {
+            precision: {name: found.score for name, found in by_name.items()}
+            for precision, by_name in self.figures.items()
+        }
+
+    @property
+    def lost(self) -> dict[str, Drop | MultiLabelDrop]:
+        """Return what INT8 lost; empty unless float and INT8 were both measured."""
+        before, after = self.figures.get("FP16", {}), self.figures.get("INT8", {})
+        return {name: drop_of(before[name], after[name]) for name in sorted(before.keys() & after)}
+
+
+def evaluate_label_sets(
+    model_set: ModelSet,
+    dataset: LabelSets,
+    precisions: Sequence[Precision],
+    *,
+    track: Track = lambda batches, _: batches,
+    observe: Callable[[Batch], None] | None = None,
+) -> MultiLabelEvaluation:
+    """Run every image through every network; unreadable images are listed, not fatal.
+
+    ``observe`` is called with each batch in the thread that ran it.
+
+    Raises:
+        ModelSetError: an image was used for calibration, or none with a label can be read.
+
+    """
+    threshold = model_set.manifest.threshold
+    assert threshold is not None  # the set is multi-label
+    digest = check_not_calibrated(model_set, dataset.images)
+    networks = Networks(model_set, precisions)
+    result = MultiLabelEvaluation(
+        dataset,
+        digest,
+        threshold,
+        networks.float_types(),
+        networks.int8_kernels(),
+        networks.cpu_ms_per_image(),
+    )
+
+    def work(batch: Sequence[MultiLabelledImage]) -> Batch:
+        answered = networks.answer(batch)
+        if observe is not None:
+            observe(answered)
+        answered.data = []
+        return answered
+
+    images = list[MultiLabelledImage]()
+    rows: dict[Precision, dict[str, list[Probabilities]]] = {}
+    tracked = track(batches(dataset.images), len(dataset.images))
+    for answered in through_threads(work, tracked, networks.num_threads):
+        images += answered.images
+        result.unreadable += [f"{image.path}: {why}" for image, why in answered.unreadable]
+        for precision, by_name in answered.probabilities.items():
+            for name, scores in by_name.items():
+                rows.setdefault(precision, {}).setdefault(name, []).append(scores)
+    _measure(result, rows, truth_of(images, model_set.manifest.num_classes))
+    return result
+
+
+def _measure(
+    result: MultiLabelEvaluation,
+    rows: dict[Precision, dict[str, list[Probabilities]]],
+    truth: Labels,
+) -> None:
+    """Put the figures of all rows into the result."""
+    result.num_images, result.num_labels = len(truth), int(truth.sum())
+    if not result.num_labels:
+        why = f": {result.unreadable[0]}" if result.unreadable else ""
+        raise ModelSetError(f"no image of {result.dataset.name} that has a label can be read{why}")
+    for precision, by_name in rows.items():
+        for name, parts in by_name.items():
+            scores = np.concatenate(parts)  # (N, C)
+            found = measured(scores, truth, result.threshold)
+            result.figures.setdefault(precision, {})[name] = found
+            is_exact = (above(scores, result.threshold) == truth).all(axis=1)
+            result.num_exact.setdefault(precision, {})[name] = int(is_exact.sum())

@@ -1,0 +1,105 @@
+"""Compares a running service's lists of labels with those of the same networks in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from calibration.datasets.label_sets import MultiLabelledImage
+from calibration.evaluation.inference import AnsweredBatch
+from calibration.evaluation.live import MAX_DIFFERENCE, TIE, LiveService, not_tandems
+from models.accuracy import ENSEMBLE
+from models.answer_rule import above
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.model_set import ModelSet
+
+
+class MultiLabelLiveService(LiveService):
+    """A running Tandem with a multi-label set.
+
+    Of its result ``num_right`` counts images with all labels right, and no other.
+    """
+
+    def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
+        super().__init__(url, model_set, key_file)
+        self._top_k = model_set.manifest.num_classes  # every label that is listed
+        threshold = model_set.manifest.threshold
+        assert threshold is not None  # the set is multi-label
+        self._threshold = threshold
+
+    def check_served(self, answer: dict[str, Any], model_set: ModelSet) -> None:
+        """Raise unless the service lists labels from the set's threshold on."""
+        super().check_served(answer, model_set)
+        found, here = answer.get("threshold"), model_set.manifest.threshold
+        if found != here:
+            raise ModelSetError(
+                f"{self.result.url} serves {model_set.name} with a threshold of {found}, here it "
+                f"is {here}: serve this set, or evaluate that one"
+            )
+
+    def observe_answers(self, batch: AnsweredBatch[MultiLabelledImage]) -> None:
+        """Send the batch's files and compare the answers with the networks' in this process."""
+        bodies = self.ask_all(batch.data)
+        refused = self.are_refused([image for image, _ in batch.unreadable])
+        with self._lock:
+            for index, body in enumerate(bodies):
+                rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
+                self._compare(batch.images[index], body, rows)
+            for (image, _), is_same in zip(batch.unreadable, refused, strict=True):
+                if not is_same:
+                    self.result.differences.append(f"{image.path}: unreadable here, not there")
+
+    def checked(self, answer: httpx.Response) -> dict[str, Any]:
+        """Return a body that has what is compared; anything else is a problem of the service."""
+        try:
+            body = answer.json()
+            lists = [body["predictions"], *(m["predictions"] for m in body["members"].values())]
+            if all(
+                isinstance(one["index"], int) and float(one["probability"]) >= 0
+                for predictions in lists
+                for one in predictions
+            ):
+                return dict(body)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            pass
+        return not_tandems(answer)
+
+    def _compare(
+        self, image: MultiLabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
+    ) -> None:
+        result = self.result
+        result.num_images += 1
+        if "problem" in body:
+            result.differences.append(f"{image.path}: {body['problem']}")
+            return
+        live = {name: member["predictions"] for name, member in body["members"].items()}
+        live[ENSEMBLE] = body["predictions"]
+        problems = []
+        for name, row in rows.items():
+            if name not in live:  # the service's answer_policy did without it
+                problems.append(f"{name} did not answer")
+                continue
+            listed = {one["index"]: float(one["probability"]) for one in live[name]}
+            is_right = listed.keys() == set(image.classes)
+            result.num_right[name] = result.num_right.get(name, 0) + is_right
+            if problem := self._other(listed, row):
+                problems.append(f"{name}: {problem}")
+        result.num_same += not problems
+        if problems:
+            result.differences.append(f"{image.path}: {'; '.join(problems)}")
+
+    def _other(self, listed: dict[int, float], row: Probabilities) -> str | None:
+        """Compare the listed scores with the row (C,) of this process."""
+        here = set(np.flatnonzero(above(row, self._threshold)).tolist())
+        for index in sorted(here ^ listed.keys()):
+            if not index < len(row) or abs(float(row[index]) - self._threshold) > TIE:
+                where = "in process alone" if index in here else "live alone"
+                return f"label {index} is listed {where}"
+        for index, score in listed.items():
+            off = abs(score - float(row[index]))
+            self.result.max_difference = max(self.result.max_difference, off)
+            if not off <= MAX_DIFFERENCE:
+                return f"score {score:.4f} of label {index} live, {float(row[index]):.4f} here"
+        return None

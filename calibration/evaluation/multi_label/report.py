@@ -1,0 +1,119 @@
+"""Renders a multi-label set's evaluation as tables for people and as JSON for scripts."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.evaluation.live import LiveResult
+from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation
+from calibration.evaluation.reports.tables import (
+    called,
+    cell,
+    interval_of,
+    points,
+    show_differences,
+    show_unreadable,
+)
+from models.accuracy import ENSEMBLE, AccuracyRecord, MultiLabelDrop, MultiLabelScore
+from models.manifest import Manifest
+
+
+def as_json(
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: MultiLabelEvaluation,
+    live: LiveResult | None,
+) -> dict[str, Any]:
+    """Return all there is to know, for a script; the same figures as the tables."""
+    content: dict[str, Any] = {"set": manifest.name, "task": manifest.task}
+    content |= {"threshold": manifest.threshold, "max_drop": manifest.max_drop}
+    content |= record.model_dump(mode="json")
+    content["num_labels"] = measured.num_labels
+    content["exact_match"] = {
+        precision: {name: round(n / measured.num_images, 4) for name, n in by_name.items()}
+        for precision, by_name in measured.num_exact.items()
+    }
+    content["notes"] = list(measured.dataset.notes)
+    content["unreadable"] = measured.unreadable
+    if live is not None:
+        content["live"] = asdict(live) | {"is_same": live.is_same}
+    return content
+
+
+def show(
+    console: Console,
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: MultiLabelEvaluation,
+    live: LiveResult | None,
+) -> None:
+    """Print the tables."""
+    console.print(_scores(record, measured))
+    if record.drops:
+        console.print(_drops(manifest, record))
+    console.print(
+        f"F1 and exact (all labels of an image right) at the threshold, {measured.threshold:g}; "
+        "95 %: bootstrap over images; CPU ms an image at batch 8"
+    )
+    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
+    for note in measured.dataset.notes:
+        console.print(note, style="yellow", markup=False)
+    show_unreadable(console, measured.unreadable)
+    if live is not None:
+        right = ", ".join(f"{n} {v / live.num_images:.4f}" for n, v in live.num_right.items())
+        console.print(f"live, {live.url}: exact {right}", markup=False)
+        show_differences(console, live)
+
+
+def _scores(record: AccuracyRecord, measured: MultiLabelEvaluation) -> Table:
+    told = f"{record.dataset}, {record.num_images} images, {measured.num_labels} labels"
+    table = Table(title=escape(told))
+    table.add_column("network", overflow="fold")
+    for column in ("as", "mAP", "95 %", "micro\nF1", "95 %", "macro\nF1", "exact", "MB", "CPU\nms"):
+        table.add_column(column, no_wrap=True)
+    for name in (*record.fingerprints, ENSEMBLE):
+        for precision, scores in record.scores.items():
+            score = scores.get(name)
+            if not isinstance(score, MultiLabelScore):  # absent
+                continue
+            table.add_row(
+                name,
+                called(record, precision),
+                f"{score.mean_average_precision:.4f}",
+                _range(score.mean_average_precision_interval),
+                f"{score.micro_f1:.4f}",
+                _range(score.micro_f1_interval),
+                f"{score.macro_f1:.4f}",
+                f"{measured.num_exact[precision][name] / measured.num_images:.4f}",
+                cell(record.size_mb, name, precision, 1),
+                cell(record.cpu_ms_per_image, name, precision, 1),
+            )
+    return table
+
+
+def _range(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{low:.3f}-{high:.3f}"
+
+
+def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
+    table = Table()
+    table.add_column("float - INT8", overflow="fold")
+    for column in ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", "allowed"):
+        table.add_column(column, no_wrap=True)
+    for name, drop in record.drops.items():
+        assert isinstance(drop, MultiLabelDrop)  # of a multi-label set
+        limit = points(manifest.max_drop)
+        is_over = drop.worst[1] > manifest.max_drop
+        table.add_row(
+            name,
+            points(drop.mean_average_precision),
+            interval_of(drop.mean_average_precision_interval),
+            points(drop.micro_f1),
+            interval_of(drop.micro_f1_interval),
+            f"[red]over {limit}[/]" if is_over else f"up to {limit}",
+        )
+    return table

@@ -1,0 +1,107 @@
+"""A multi-label set through the real commands: added, verified, served, evaluated, compared.
+
+In the fast tier: adding in tests/unit/calibration/sets/test_add_multi_label.py, answers in
+tests/unit/graph/test_multi_label.py, evaluation in tests/unit/calibration/evaluation/multi_label.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openvino as ov
+import pytest
+
+from models.manifest import read_manifest
+from tests.support.scored_sets import (
+    GAINS,
+    LABELS,
+    PICTURES,
+    average_score,
+    score,
+    scored_model,
+    scored_picture,
+    write_scored_images,
+)
+from tests.support.services.live_service import TANDEM, Start, changed_config
+
+pytestmark = pytest.mark.slow
+WEIGHTS = {"steep": 2.0, "flat": 1.0}
+
+
+def tandem(*arguments: object, home: Path) -> str:
+    done = subprocess.run(
+        [TANDEM, *(str(a) for a in arguments)],
+        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "140"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Add a set of two networks that end in a sigmoid; nobody says that it is multi-label."""
+    folder = tmp_path_factory.mktemp("multi-label")
+    (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
+    for name, gain in GAINS.items():
+        ov.save_model(scored_model(gain), folder / f"{name}.xml")
+    members = [f"--member={name}={folder / name}.xml" for name in GAINS]
+    said = tandem(
+        "models", "add", "colours", *members, "--weight", "steep=2",
+        "--labels", folder / "labels.txt", home=folder,
+    )  # fmt: skip
+    assert "multi_label, since every network ends in a sigmoid" in said
+    assert "labels with a score of 0.5 or more" in said
+    return folder
+
+
+def test_the_live_answer_is_the_average_of_sigmoids(home: Path, start_service: Start) -> None:
+    folder = home / "tandem" / "models" / "colours"
+    assert read_manifest(folder).task == "multi_label"
+    tandem("models", "verify", "colours", home=home)
+    images = write_scored_images(home / "images", num_per_picture=5)
+    said = tandem("evaluate", "colours", "--images", images, home=home)
+    assert "mAP" in said
+    with changed_config(home) as content:
+        content["applications"][0]["args"]["precision"] = "FP16"
+    service = start_service("--config", str(home / "serve_config.yaml"), "--model-set", str(folder))
+    service.wait_ready()
+    for name, (colour, labels) in PICTURES.items():
+        _check_answer(service.url, name, colour, labels)
+    live = ["--url", service.url, "--json", "-"]
+    report = json.loads(tandem("evaluate", "colours", "--images", images, *live, home=home))
+    assert report["live"]["num_same"] == report["num_images"] == 20
+    page = tandem("classify", _file(home, "black"), _file(home, "cyan"), "--url", service.url,
+                  "--top-k", "3", home=home)  # fmt: skip
+    assert "no label" in page
+    assert "has green" in page
+    service.stop()
+
+
+def _file(home: Path, name: str) -> Path:
+    path = home / f"{name}.png"
+    path.write_bytes(scored_picture(name))
+    return path
+
+
+def _check_answer(
+    url: str, name: str, colour: tuple[int, int, int], labels: tuple[str, ...]
+) -> None:
+    answer = httpx.post(f"{url}/v1/classify?top_k=3", content=scored_picture(name), timeout=60)
+    told = answer.json()
+    expected = average_score(colour, WEIGHTS)
+    assert {one["label"] for one in told["predictions"]} == set(labels)
+    scores = [one["probability"] for one in told["predictions"]]
+    assert scores == sorted(scores, reverse=True)
+    for one in told["predictions"]:
+        assert abs(one["probability"] - expected[one["index"]]) < 1e-5
+    for member, opinion in told["members"].items():
+        own = score(colour, GAINS[member])
+        found = {one["index"]: one["probability"] for one in opinion["predictions"]}
+        assert found.keys() == set(np.flatnonzero(own >= 0.5).tolist())
+        assert all(abs(value - own[index]) < 1e-5 for index, value in found.items())

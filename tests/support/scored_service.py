@@ -1,0 +1,18 @@
+"""The real service of a multi-label set made in code, in this process."""
+
+from app.deployments.classifier import Classifier
+from app.deployments.combiner import Combiner
+from app.deployments.decoder import Decoder
+from app.graph.service import EnsembleService
+from app.settings import Settings
+from tests.support.fakes import service_of
+from tests.support.scored_sets import GAINS
+
+
+def scored_service(folder: str, *, as_handles: bool = False, **more: object) -> EnsembleService:
+    """Return the service of a set that :func:`write_scored_set` wrote; ``more`` are settings."""
+    settings = Settings(model_set=folder, trace_exporter="none", compile_cache=None, **more)
+    members = {name: Classifier(settings, name) for name in GAINS}
+    return service_of(
+        settings, Decoder(settings), members, Combiner(settings), as_handles=as_handles
+    )

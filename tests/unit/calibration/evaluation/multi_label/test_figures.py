@@ -1,0 +1,129 @@
+"""Figures of scores against labels, compared with scikit-learn's, and what INT8 lost of them."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, f1_score
+
+from calibration.evaluation.multi_label import figures
+from calibration.evaluation.multi_label.figures import average_precision, drop_of, measured
+from models.answer_rule import above
+
+NUM_IMAGES, NUM_CLASSES = 300, 6
+
+
+def drawn(noise: float, seed: int = 0, decimals: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores that follow the labels more or less, and the labels."""
+    rng = np.random.default_rng(4)
+    truth = rng.random((NUM_IMAGES, NUM_CLASSES)) < np.linspace(0.02, 0.5, NUM_CLASSES)
+    wrong = np.random.default_rng((5, seed)).random(truth.shape)
+    scores = (1 - noise) * truth + noise * wrong
+    return np.round(scores, decimals).astype(np.float32), truth
+
+
+@pytest.mark.parametrize("decimals", [7, 1], ids=["all differ", "many tie"])
+@pytest.mark.parametrize("noise", [0.2, 0.7, 1.0])
+def test_the_figures_are_scikit_learns(noise, decimals):
+    scores, truth = drawn(noise, decimals=decimals)
+    score = measured(scores, truth, 0.4).score
+    answered = above(scores, 0.4)
+    mean = average_precision_score(truth, scores, average="macro")
+    assert score.mean_average_precision == pytest.approx(mean, abs=1e-4)
+    for average, found in (("micro", score.micro_f1), ("macro", score.macro_f1)):
+        expected = f1_score(truth, answered, average=average, zero_division=0)
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_class_without_images_is_not_in_the_means():
+    scores, truth = drawn(0.5)
+    truth[:, 0] = False
+    score = measured(scores, truth, 0.5).score
+    rest = slice(1, None)
+    mean = average_precision_score(truth[:, rest], scores[:, rest], average="macro")
+    assert score.mean_average_precision == pytest.approx(mean, abs=1e-4)
+    of_rest = f1_score(truth[:, rest], above(scores, 0.5)[:, rest], average="macro")
+    assert score.macro_f1 == pytest.approx(of_rest, abs=1e-4)
+
+
+def test_counting_an_image_twice_is_to_have_it_twice():
+    scores, truth = drawn(0.6, decimals=1)
+    counts = np.random.default_rng(1).integers(0, 4, NUM_IMAGES)
+    repeated = np.repeat(np.arange(NUM_IMAGES), counts)
+    for column in range(1, NUM_CLASSES):
+        (found,) = average_precision(
+            scores[:, column], truth[:, column], counts[None].astype(np.float32)
+        )
+        expected = average_precision_score(truth[repeated, column], scores[repeated, column])
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_right_answers_have_all_of_every_figure():
+    _, truth = drawn(0.5)
+    score = measured(truth.astype(np.float32), truth, 0.5).score
+    assert score.mean_average_precision == score.micro_f1 == score.macro_f1 == 1
+    assert score.mean_average_precision_interval == (1, 1)
+
+
+def test_nothing_listed_and_nothing_right_is_no_f1():
+    scores, truth = drawn(0.5)
+    score = measured(scores * 0.1, truth, 0.9).score
+    assert (score.micro_f1, score.macro_f1) == (0, 0)
+    assert score.mean_average_precision > 0.9  # their order is all right
+
+
+def test_an_interval_covers_the_figure_of_other_images_as_often_as_it_says():
+    """Of 60 samples of images, the population's mAP is outside of few intervals."""
+    rng = np.random.default_rng(6)
+    truth = rng.random((6000, 4)) < 0.3
+    scores = (0.45 * truth + 0.55 * rng.random(truth.shape)).astype(np.float32)
+    population = average_precision_score(truth, scores, average="macro")
+    missed = 0
+    for _ in range(60):
+        some = rng.choice(6000, 150, replace=False)
+        low, high = measured(scores[some], truth[some], 0.5).score.mean_average_precision_interval
+        missed += not low <= population <= high
+    assert missed <= 10  # 3 expected; more than 10 once in some 10,000 runs of such samples
+
+
+def test_a_label_so_rare_that_resamples_lack_it():
+    truth = np.zeros((40, 2), np.bool_)
+    truth[7, 1] = True
+    score = measured(np.random.default_rng(2).random((40, 2), np.float32), truth, 0.5).score
+    assert 0 < score.mean_average_precision <= 1
+    low, high = score.mean_average_precision_interval
+    assert 0 <= low <= score.mean_average_precision <= high <= 1
+
+
+def test_what_was_lost_is_of_the_same_images():
+    before, truth = drawn(0.7)
+    after, _ = drawn(0.72)
+    drop = drop_of(measured(before, truth, 0.5), measured(after, truth, 0.5))
+    first, second = measured(before, truth, 0.5).score, measured(after, truth, 0.5).score
+    lost = first.mean_average_precision - second.mean_average_precision
+    assert drop.mean_average_precision == pytest.approx(lost, abs=2e-4)
+    low, high = drop.mean_average_precision_interval
+    width = np.diff(first.mean_average_precision_interval)[0]
+    assert low <= drop.mean_average_precision <= high
+    assert high - low < width  # much of the chance is in both
+    same = drop_of(measured(before, truth, 0.5), measured(before, truth, 0.5))
+    assert (same.mean_average_precision, same.micro_f1_interval) == (0, (0, 0))
+
+
+def test_the_larger_loss_is_the_one_that_counts():
+    scores, truth = drawn(0.3)
+    before = measured(scores, truth, 0.5)
+    weaker = drop_of(before, measured(scores * 0.5, truth, 0.5))  # the same order
+    assert weaker.mean_average_precision == 0
+    assert weaker.worst == ("micro-F1", weaker.micro_f1)
+    assert weaker.micro_f1 > 0.1
+    rng = np.random.default_rng(8)
+    shuffled = np.where(scores >= 0.5, 0.5 + 0.5 * rng.random(scores.shape), scores)
+    worse = drop_of(before, measured(shuffled.astype(np.float32), truth, 0.5))
+    assert worse.micro_f1 == 0
+    assert worse.worst[0] == "mAP"
+
+
+def test_memory_is_bounded_and_changes_nothing(monkeypatch):
+    scores, truth = drawn(0.5)
+    at_once = measured(scores, truth, 0.5)
+    monkeypatch.setattr(figures, "MAX_CELLS", 7 * NUM_IMAGES)
+    np.testing.assert_allclose(measured(scores, truth, 0.5).resamples, at_once.resamples)
