@@ -13,8 +13,20 @@ Precision = Literal["INT8", "FP16"]
 # What layers that are not INT8 compute in; OpenVINO's names.
 FloatType = Literal["f32", "bf16"]
 # What runs a network; the file's suffix follows from it.
-RuntimeName = Literal["openvino", "onnxruntime", "torch"]
-SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx", "torch": ".pt2"}
+RuntimeName = Literal["openvino", "onnxruntime", "torch", "torchscript"]
+SUFFIXES: dict[RuntimeName, str] = {
+    "openvino": ".xml",
+    "onnxruntime": ".onnx",
+    "torch": ".pt2",
+    "torchscript": ".torchscript",
+}
+# The Python package of each; the extra that brings it is called the same.
+PACKAGES: dict[RuntimeName, str] = {
+    "openvino": "openvino",
+    "onnxruntime": "onnxruntime",
+    "torch": "torch",
+    "torchscript": "torch",
+}
 
 
 class Record(BaseModel):
