@@ -11,9 +11,11 @@ from rich.table import Table
 
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
+from models.extras import installed_version
 from models.ledger import current_records
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
+from models.record import PACKAGES
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 console = Console()
@@ -59,6 +61,11 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "fixed_batch": {m.name: m.fixed_batch for m in manifest.members if m.fixed_batch},
         "members": [member.name for member in manifest.members],
         "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
+        "runtime_versions": {
+            runtime: installed_version(PACKAGES[runtime])  # None: not installed
+            for member in manifest.members
+            for runtime in member.runtimes
+        },
         "top1": _top1(manifest),
     }
 

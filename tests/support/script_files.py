@@ -2,8 +2,10 @@
 
 import json
 import pickle
+import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,46 @@ from tests.support.tiny_networks import SIZE
 Change = Callable[[bytes], bytes]
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out that torch.jit is not developed any more, and what the tracer guesses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def traced(module: Any, sides: tuple[int, ...], *, is_float: bool = False) -> Any:
+    """Trace a module with zeros, uint8 unless told otherwise."""
+    import torch
+
+    example = torch.zeros(sides, dtype=torch.float32 if is_float else torch.uint8)
+    with quiet():
+        return torch.jit.trace(module, example, check_trace=False)
+
+
+def scripted(module: Any) -> Any:
+    """Compile a module's code."""
+    import torch
+
+    with quiet():
+        return torch.jit.script(module)
+
+
+def frozen(module: Any) -> Any:
+    """Put weights and functions in their places."""
+    import torch
+
+    with quiet():
+        return torch.jit.freeze(module)
+
+
 def save_script(module: Any, path: Path, extra: dict[str, Any] | None = None) -> Path:
     """Write a scripted or traced module; ``extra`` is what ``tandem models add`` notes of it."""
     import torch
 
     files = {} if extra is None else {"tandem.json": json.dumps(extra)}
-    torch.jit.save(module, str(path), _extra_files=files)
+    with quiet():
+        torch.jit.save(module, str(path), _extra_files=files)
     return path
 
 
@@ -35,10 +71,9 @@ def write_tiny_script(path: Path, gain: float = 4.0, batch: int | None = None) -
             rows = means.reshape(batch or -1, 3) * self.gain
             return torch.softmax(rows, 1)
 
-    example = torch.zeros(batch or 2, SIZE, SIZE, 3, dtype=torch.uint8)
-    traced = torch.jit.trace(Tiny().eval(), example)
+    made = traced(Tiny().eval(), (batch or 2, SIZE, SIZE, 3))
     facts = {"input": [batch, SIZE, SIZE, 3], "num_classes": 3}
-    return save_script(traced, path, facts)
+    return save_script(made, path, facts)
 
 
 def write_float_script(path: Path, gain: float = 4.0, how: str = "trace", batch: int = 0) -> Path:
@@ -63,11 +98,9 @@ def write_float_script(path: Path, gain: float = 4.0, how: str = "trace", batch:
             return image.mean((2, 3)).view(self.batch, 3) * self.gain
 
     module = Means().eval()
-    size = (batch or 2, 3, SIZE, SIZE)
-    made = (
-        torch.jit.trace(module, torch.zeros(size)) if "trace" in how else torch.jit.script(module)
-    )
-    return save_script(torch.jit.freeze(made) if "freeze" in how else made, path)
+    sides = (batch or 2, 3, SIZE, SIZE)
+    made = traced(module, sides, is_float=True) if "trace" in how else scripted(module)
+    return save_script(frozen(made) if "freeze" in how else made, path)
 
 
 def doctored(

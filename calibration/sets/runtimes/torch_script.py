@@ -27,7 +27,7 @@ from models.errors import ModelSetError
 from models.runtimes.torch_batches import last_line
 from models.runtimes.torchscript.checked import CheckedScript, checked_script
 from models.runtimes.torchscript.errors import ScriptError
-from models.runtimes.torchscript.frozen import frozen_module
+from models.runtimes.torchscript.frozen import frozen_module, loaded_module
 
 ANY_BATCH = (1, 2, 3)  # a network that takes these takes any number
 BUILT_IN = (1, 2, 4, 8, 16, 32, 64)
@@ -48,8 +48,8 @@ def import_script(path: Path, options: FileOptions) -> ImportedFile:
             "damaged"
         )
     layout, size, _ = layout_and_size(_sides(script, options), f"{path} takes images", options)
-    network = frozen_module(script)
-    batch, given = _batch_and_rows(network, path, layout, size)
+    network = loaded_module(script)
+    batch, given = _batch_and_rows(frozen_module(script, network), path, layout, size)
     told = "[" + ",".join(["?", *map(str, given[1:])]) + "]"
     num_classes = num_classes_of((None, *given[1:]), f"{path} gives {told}")
     make = partial(_made, network, options, layout, size, batch, num_classes, path)

@@ -174,5 +174,5 @@ def _nan(archive: ScriptArchive, pickles: dict[str, Any]) -> str | None:
             content = archive.read(f"{folder}/{storage.key}")
             numbers = np.frombuffer(content, kinds[storage.kind], storage.numel)
             if np.isnan(numbers).any():
-                return f"{folder} {name}"
+                return name if folder == "data" else f"CONSTANTS.c{name}"
     return None

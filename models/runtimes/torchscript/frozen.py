@@ -6,6 +6,7 @@ allow-list once more, keep nothing between runs, and be of a module in evaluatio
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,24 +28,40 @@ OF_THE_LANGUAGE = frozenset(
 TRAINING_INPUT = {"aten::batch_norm": 5, "aten::dropout": 2, "aten::dropout_": 2}
 
 
-def frozen_module(script: CheckedScript) -> torch.jit.ScriptModule:
-    """Load, freeze and check a module: floats or uint8 in, a tensor out.
+def loaded_module(script: CheckedScript) -> torch.jit.ScriptModule:
+    """Load what was written anew, as a module in evaluation mode.
 
     Raises:
-        ScriptError: this PyTorch cannot load it, or it is in training mode, or keeps state.
+        ScriptError: this PyTorch cannot.
 
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that torch.jit is not developed any more
-            loaded = torch.jit.load(script.content, map_location="cpu").eval()
-            module: torch.jit.ScriptModule = torch.jit.freeze(loaded)
-    except Exception as error:  # torch raises many kinds; all mean the same here
-        told = f"PyTorch {torch.__version__} cannot load {script.path}"
-        raise ScriptError(f"{told}: {last_line(error)}. {INSTEAD}") from error
+    with _told(script, "load"):
+        return torch.jit.load(script.content, map_location="cpu").eval()
+
+
+def frozen_module(script: CheckedScript, loaded: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """Return a loaded module frozen, its graph checked; ``loaded`` stays as it is.
+
+    Raises:
+        ScriptError: it is in training mode, keeps state, or runs what is not on the allow-list.
+
+    """
+    with _told(script, "freeze"):
+        module: torch.jit.ScriptModule = torch.jit.freeze(loaded)
     for node in _nodes(module.graph):
         _check_node(script, node)
     return module
+
+
+@contextmanager
+def _told(script: CheckedScript, what: str) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch.jit is not developed any more
+            yield
+    except Exception as error:  # torch raises many kinds; all mean the same here
+        told = f"PyTorch {torch.__version__} cannot {what} {script.path}"
+        raise ScriptError(f"{told}: {last_line(error)}. {INSTEAD}") from error
 
 
 def _nodes(block: Any) -> Iterator[Any]:

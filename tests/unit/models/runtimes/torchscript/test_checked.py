@@ -287,4 +287,4 @@ def test_nan_and_examples_are_found_for_an_import(path):
     write_by_hand(path, weights=b"\0\0\xc0\x7f" * 3)
     assert checked_script(path).nan is None
     found = checked_script(path, is_for_import=True)
-    assert (found.nan, found.example_sides) == ("data weight", None)
+    assert (found.nan, found.example_sides) == ("weight", None)
