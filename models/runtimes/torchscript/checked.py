@@ -17,18 +17,13 @@ from models.runtimes.torchscript.archive import (
 )
 from models.runtimes.torchscript.errors import ScriptError
 from models.runtimes.torchscript.functions import check_functions
-from models.runtimes.torchscript.pickled import (
-    Instance,
-    Tagged,
-    Tensor,
-    TypedList,
-    read_pickle,
-    tensors_in,
-)
+from models.runtimes.torchscript.pickled import read_pickle
 from models.runtimes.torchscript.rewritten import rewritten
 from models.runtimes.torchscript.source import Source, dotted, read_source
+from models.runtimes.torchscript.values import Instance, Tagged, Tensor, TypedList, tensors_in
 
 LISTED = {"int": "int", "double": "float", "bool": "bool", "tensor": "Tensor"}
+FLOATS = {"torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8", "torch.HalfStorage": "<f2"}
 NUMBERS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
@@ -92,7 +87,7 @@ def _check_module(source: Source, found: Any) -> None:
 
 def _check_instances(source: Source, root: Instance) -> None:
     """Check that every object has the attributes of its class, each of its type."""
-    seen, left = {id(root)}, [root]
+    seen, left, fitting = {id(root)}, [root], set[tuple[int, int]]()
     while left:
         instance = left.pop()
         if (script_class := source.classes.get(instance.name)) is None:
@@ -103,7 +98,7 @@ def _check_instances(source: Source, root: Instance) -> None:
                 f"{source.path} is damaged: {instance.name} has or lacks {min(differing)!r}"
             )
         for name, kind in script_class.attributes.items():
-            if not _fits(state[name], kind):
+            if not _fits(state[name], kind, fitting):
                 raise ScriptError(
                     f"{source.path} is damaged: {instance.name}.{name} is no {ast.unparse(kind)}"
                 )
@@ -113,10 +108,14 @@ def _check_instances(source: Source, root: Instance) -> None:
                 left.append(part)
 
 
-def _fits(value: Any, kind: ast.expr) -> bool:
-    """Whether a value of the pickle is of a type; no module is in a list or dictionary."""
+def _fits(value: Any, kind: ast.expr, fitting: set[tuple[int, int]]) -> bool:
+    """Whether a value of the pickle is of a type; ``fitting`` has those that were looked at."""
     if isinstance(kind, ast.Subscript):
-        return _fits_generic(value, kind, dotted(kind.value) or "")
+        pair = (id(value), id(kind))  # a list may be in many others
+        if pair not in fitting and not _fits_generic(value, kind, fitting):
+            return False
+        fitting.add(pair)
+        return True
     name = dotted(kind)
     if name == "Tensor":
         return isinstance(value, Tensor)
@@ -127,22 +126,26 @@ def _fits(value: Any, kind: ast.expr) -> bool:
     return value is None and name in (None, "NoneType", "None")
 
 
-def _fits_generic(value: Any, kind: ast.Subscript, name: str) -> bool:
+def _fits_generic(value: Any, kind: ast.Subscript, fitting: set[tuple[int, int]]) -> bool:
+    name = dotted(kind.value) or ""
     parts = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
     if name == "Optional":
-        return value is None or _fits(value, parts[0])
+        return value is None or _fits(value, parts[0], fitting)
     if name == "Tuple":
         is_long = isinstance(value, tuple) and len(value) == len(parts)
-        return is_long and all(map(_fits, value, parts))
+        return is_long and all(_fits(v, p, fitting) for v, p in zip(value, parts, strict=True))
     if isinstance(value, TypedList):
-        of, values = ast.Name(LISTED[value.kind]), value.values
-        return name == "List" and dotted(parts[0]) == of.id and all(_fits(v, of) for v in values)
+        of = ast.Name(LISTED[value.kind])
+        is_listed = name == "List" and dotted(parts[0]) == of.id
+        return is_listed and all(_fits(v, of, fitting) for v in value.values)
     if not isinstance(value, Tagged) or value.kind.replace(" ", "") != _plain(kind):
         return False
-    if name == "List":
-        return isinstance(value.value, list) and all(_fits(v, parts[0]) for v in value.value)
+    if name == "List" and isinstance(value.value, list):
+        return all(_fits(v, parts[0], fitting) for v in value.value)
     if name == "Dict" and isinstance(value.value, dict):
-        return all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.value.items())
+        return all(_fits(part, parts[0], fitting) for part in value.value) and all(
+            _fits(part, parts[1], fitting) for part in value.value.values()
+        )
     return False
 
 
@@ -165,14 +168,13 @@ def _example(archive: ScriptArchive) -> tuple[int, ...] | None:
 
 
 def _nan(archive: ScriptArchive, pickles: dict[str, Any]) -> str | None:
-    kinds = {"torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8", "torch.HalfStorage": "<f2"}
+    seen: set[str] = set()
     for folder, value in pickles.items():
         for name, tensor in tensors_in(value):
-            storage = tensor.storage
-            if storage.kind not in kinds:
+            kind, entry = tensor.storage.kind, f"{folder}/{tensor.storage.key}"
+            if kind not in FLOATS or entry in seen:
                 continue
-            content = archive.read(f"{folder}/{storage.key}")
-            numbers = np.frombuffer(content, kinds[storage.kind], storage.numel)
-            if np.isnan(numbers).any():
+            seen.add(entry)
+            if np.isnan(np.frombuffer(archive.read(entry), FLOATS[kind])).any():
                 return name if folder == "data" else f"CONSTANTS.c{name}"
     return None

@@ -4,6 +4,7 @@ Freezing puts weights and functions in their places: one graph of operators. It 
 allow-list once more, keep nothing between runs, and be of a module in evaluation mode.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from models.runtimes.torchscript.checked import CheckedScript
 from models.runtimes.torchscript.errors import INSTEAD, ScriptError
 from models.runtimes.torchscript.operators import FROZEN, RANDOM
 
+logger = logging.getLogger(__name__)
 OF_THE_LANGUAGE = frozenset(
     f"prim::{name}"
     for name in [
@@ -23,6 +25,14 @@ OF_THE_LANGUAGE = frozenset(
         *("DictConstruct", "If", "Loop", "RaiseException", "Uninitialized", "unchecked_cast"),
         *("NumToTensor", "TupleIndex", "device", "dtype", "is_nested", "requires_grad", "type"),
         *("layout", "shape", "min", "max", "abs"),
+    ]
+)
+VIEWS = frozenset(
+    f"aten::{name}"
+    for name in [
+        *("alias", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten"),
+        *("movedim", "narrow", "permute", "reshape", "select", "slice", "split", "squeeze", "t"),
+        *("to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as"),
     ]
 )
 TRAINING_INPUT = {"aten::batch_norm": 5, "aten::dropout": 2, "aten::dropout_": 2}
@@ -53,15 +63,34 @@ def frozen_module(script: CheckedScript, loaded: torch.jit.ScriptModule) -> torc
     return module
 
 
+def optimized_module(
+    script: CheckedScript, module: torch.jit.ScriptModule
+) -> torch.jit.ScriptModule:
+    """Return a frozen module with oneDNN's convolutions; as it is where PyTorch cannot do that."""
+    try:
+        with _quiet():
+            return torch.jit.optimize_for_inference(module)
+    except Exception as error:  # torch raises many kinds; all mean the same here
+        told = last_line(error)
+        logger.warning("%s is not optimised for inference, only frozen: %s", script.path, told)
+        return module
+
+
 @contextmanager
 def _told(script: CheckedScript, what: str) -> Iterator[None]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that torch.jit is not developed any more
+        with _quiet():
             yield
     except Exception as error:  # torch raises many kinds; all mean the same here
         told = f"PyTorch {torch.__version__} cannot {what} {script.path}"
         raise ScriptError(f"{told}: {last_line(error)}. {INSTEAD}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.jit is not developed any more
+        yield
 
 
 def _nodes(block: Any) -> Iterator[Any]:
@@ -79,15 +108,27 @@ def _check_node(script: CheckedScript, node: Any) -> None:
             f"{script.path} is in training mode ({kind}): call .eval() before it is traced or "
             "scripted, and save it again"
         )
-    if kind in ("prim::SetAttr", "prim::GetAttr"):
+    if (changed := _changed(node, kind, name)) is not None:
         raise ScriptError(
-            f"{script.path} changes {node.s('name')!r} as it runs, so an answer would depend on "
-            f"those before it. {INSTEAD}"
+            f"{script.path} changes {changed} as it runs, so an answer would depend on those "
+            f"before it. {INSTEAD}"
         )
     if kind not in OF_THE_LANGUAGE and not (space == "aten" and name in FROZEN):
         raise ScriptError(
             f"{script.path} runs {kind}, which is not among the operators of networks. {INSTEAD}"
         )
+
+
+def _changed(node: Any, kind: str, name: str) -> str | None:
+    """Return what of a module a node changes: an attribute, or weights in place."""
+    if kind in ("prim::SetAttr", "prim::GetAttr"):  # those that nothing changes are constants now
+        return repr(node.s("name"))
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    changed = next(node.inputs()).node()
+    while str(changed.kind()) in VIEWS:
+        changed = next(changed.inputs()).node()
+    return "its weights" if str(changed.kind()) == "prim::Constant" else None
 
 
 def _is_training(node: Any, kind: str, name: str) -> bool:

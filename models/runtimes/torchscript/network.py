@@ -39,8 +39,9 @@ class ScriptNetwork(TorchBatches):
         with needs_extra("torch", f"{path.name}: a member that runs on PyTorch"):
             import torch
 
-            from models.runtimes.torchscript.frozen import frozen_module, loaded_module
-        self._module = frozen_module(script, loaded_module(script))
+            from models.runtimes.torchscript import frozen
+        module = frozen.frozen_module(script, frozen.loaded_module(script))
+        self._module = frozen.optimized_module(script, module)
         self._use(torch, options.threads_each)
         self._takes(batch, input_shape, num_classes)
 

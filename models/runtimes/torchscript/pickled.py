@@ -7,12 +7,23 @@ PyTorch's unpickler does not look.
 """
 
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from reprlib import repr as shown  # cut short: a list may hold another one twice, many times over
 from typing import Any
 
 from models.runtimes.torchscript.archive import TRACED_INPUTS, ScriptArchive
 from models.runtimes.torchscript.errors import INSTEAD, ScriptError
+from models.runtimes.torchscript.values import (
+    HOLDERS,
+    Global,
+    Instance,
+    Storage,
+    Tagged,
+    Tensor,
+    TypedList,
+    parts_of,
+)
 
 TENSOR = "torch._utils._rebuild_tensor_v2"
 ORDERED = "collections.OrderedDict"
@@ -36,60 +47,6 @@ STORAGES = {
 CLASSES = "__torch__."
 MAX_DEPTH = 64  # of objects in objects
 MAX_SIDES = 16  # of a tensor
-
-
-@dataclass(frozen=True)
-class Global:
-    """A name that the pickle refers to."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Storage:
-    """Raw bytes of a tensor, somewhere in the archive."""
-
-    kind: str  # torch.FloatStorage
-    key: str
-    numel: int
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor: a view of a storage, in elements."""
-
-    storage: Storage
-    offset: int
-    sides: tuple[int, ...]
-    strides: tuple[int, ...]
-    requires_grad: bool
-
-
-@dataclass(frozen=True)
-class TypedList:
-    """A list of numbers or tensors: int, double, bool or tensor."""
-
-    kind: str
-    values: list[Any]
-
-
-@dataclass(frozen=True)
-class Tagged:
-    """A list or dictionary with its type in words."""
-
-    value: Any
-    kind: str
-
-
-@dataclass(eq=False)
-class Instance:
-    """An object of one of the file's own classes; its state is set once."""
-
-    name: str
-    state: dict[str, Any] | None = None
-
-
-HOLDERS = (Instance, TypedList, Tagged, dict, list, tuple)
 
 
 @dataclass
@@ -127,29 +84,6 @@ def read_pickle(archive: ScriptArchive, name: str) -> Any:
     return found
 
 
-def tensors_in(
-    value: Any, where: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with the name of its place, as ``conv1.weight``; each object once."""
-    seen = set() if seen is None else seen
-    if isinstance(value, Tensor):
-        yield where, value
-    elif isinstance(value, HOLDERS) and id(value) not in seen:
-        seen.add(id(value))
-        for name, part in _parts(value):
-            yield from tensors_in(part, f"{where}.{name}" if where else str(name), seen)
-
-
-def _parts(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Instance):
-        return list((value.state or {}).items())
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, TypedList):
-        return list(enumerate(value.values))
-    return [("", value.value)] if isinstance(value, Tagged) else list(enumerate(value))
-
-
 def _check_depth(found: Any) -> None:
     """Refuse what is nested too deep, or holds itself."""
     level: dict[int, Any] = {id(found): found}
@@ -158,7 +92,7 @@ def _check_depth(found: Any) -> None:
             id(part): part
             for value in level.values()
             if isinstance(value, HOLDERS)
-            for _, part in _parts(value)
+            for _, part in parts_of(value)
         }
         if not level:
             return
@@ -179,7 +113,14 @@ def _pop_mark(machine: _Machine) -> list[Any]:
     return found
 
 
-def _push(machine: _Machine, argument: Any) -> None:
+def _push_int(machine: _Machine, argument: int) -> None:
+    if not -(2**63) <= argument < 2**63:
+        raise OverflowError(f"a number of {argument.bit_length()} bits")
+    machine.stack.append(argument)
+
+
+def _push_text(machine: _Machine, argument: str) -> None:
+    argument.encode()  # or it is no text
     machine.stack.append(argument)
 
 
@@ -229,7 +170,7 @@ def _set_items(machine: _Machine, _: Any) -> None:
         raise TypeError("keys and values that do not fit")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, str | int) or key in found:
-            raise TypeError(f"the key {key!r} is no text or number, or is there twice")
+            raise TypeError(f"the key {shown(key)} is no text or number, or is there twice")
         found[key] = value
 
 
@@ -241,7 +182,7 @@ def _set_item(machine: _Machine, argument: Any) -> None:
 def _new_object(machine: _Machine, _: Any) -> None:
     arguments, kind = machine.stack.pop(), machine.stack.pop()
     if not isinstance(kind, Global) or not kind.name.startswith(CLASSES) or arguments != ():
-        raise _refused(machine, f"an object of {getattr(kind, 'name', kind)!r}")
+        raise _refused(machine, f"an object of {shown(kind)}")
     machine.stack.append(Instance(kind.name))
 
 
@@ -256,7 +197,7 @@ def _build(machine: _Machine, _: Any) -> None:
 
 def _reduce(machine: _Machine, _: Any) -> None:
     arguments, called = machine.stack.pop(), machine.stack.pop()
-    name = called.name if isinstance(called, Global) else repr(called)
+    name = called.name if isinstance(called, Global) else shown(called)
     if name == TENSOR:
         machine.stack.append(_tensor(machine, *arguments))
     elif name == ORDERED and arguments == ():
@@ -272,9 +213,9 @@ def _reduce(machine: _Machine, _: Any) -> None:
 def _storage(machine: _Machine, _: Any) -> None:
     word, kind, key, device, numel = machine.stack.pop()
     if word != "storage" or not isinstance(kind, Global) or kind.name not in STORAGES:
-        raise _refused(machine, f"a reference to {word!r} of {kind!r}")
+        raise _refused(machine, f"a reference to {shown(word)} of {shown(kind)}")
     if not isinstance(key, str) or not isinstance(device, str) or not _is_count(numel):
-        raise TypeError(f"the storage {key!r} of {numel!r} elements on {device!r}")
+        raise TypeError(f"the storage {shown(key)} of {shown(numel)} elements on {shown(device)}")
     there = machine.archive.size_of(machine.folder, key)
     is_there = there is not None and there >= numel * STORAGES[kind.name]
     if not is_there and machine.folder != TRACED_INPUTS:  # whose bytes are left out
@@ -290,7 +231,7 @@ def _tensor(machine: _Machine, *arguments: Any) -> Tensor:
         raise _refused(machine, "a tensor with hooks, or of no storage")
     is_shaped = len(sides) == len(strides) <= MAX_SIDES and _is_count(offset)
     if not is_shaped or not all(_is_count(number) for number in (*sides, *strides)):
-        raise ValueError(f"a tensor of {sides} with strides {strides} at {offset}")
+        raise ValueError(f"a tensor of {shown(sides)} with strides {shown(strides)}")
     last = sum((side - 1) * stride for side, stride in zip(sides, strides, strict=True))
     if 0 not in sides and offset + last >= storage.numel:
         raise ValueError(f"a tensor of {sides} outside its {storage.numel} elements")
@@ -307,7 +248,9 @@ STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "NONE": lambda machine, _: machine.stack.append(None),
     "NEWTRUE": lambda machine, _: machine.stack.append(True),
     "NEWFALSE": lambda machine, _: machine.stack.append(False),
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"), _push),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _push_int),
+    "BINFLOAT": lambda machine, argument: machine.stack.append(argument),
+    "BINUNICODE": _push_text,
     "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
     "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
     "EMPTY_DICT": lambda machine, _: machine.stack.append({}),

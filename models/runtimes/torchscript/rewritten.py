@@ -15,18 +15,9 @@ from typing import Any
 
 from models.runtimes.torchscript.archive import OWN_EXTRA, ScriptArchive
 from models.runtimes.torchscript.errors import ScriptError
-from models.runtimes.torchscript.pickled import (
-    LISTS,
-    ORDERED,
-    TAGGED,
-    TENSOR,
-    Instance,
-    Storage,
-    Tagged,
-    Tensor,
-    TypedList,
-)
+from models.runtimes.torchscript.pickled import LISTS, ORDERED, TAGGED, TENSOR
 from models.runtimes.torchscript.source import Source
+from models.runtimes.torchscript.values import Instance, Storage, Tagged, Tensor, TypedList
 
 MAKERS = {kind: name for name, kind in LISTS.items()}
 

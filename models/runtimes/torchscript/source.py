@@ -20,6 +20,7 @@ GENERIC = frozenset(["List", "Optional", "Tuple", "Dict", "Final"])
 DECLARATIONS = ("__parameters__", "__buffers__", "__annotations__")
 OF_CONTAINERS = ("__len__", "__contains__")
 RUN_AT_LOAD = ("__setstate__", "__getstate__")
+NATIVE = "__torch__.torch.classes."
 TEXT = re.compile(r"[\n\t\x20-\x7e]*")
 
 
@@ -78,6 +79,8 @@ def read_source(path: Path, code: dict[str, str]) -> Source:
     found: list[tuple[ScriptClass, ast.ClassDef]] = []
     for name, tree in source.trees.items():
         module = name.removesuffix(".py").replace("/", ".")
+        if f"{module}.".startswith(NATIVE):
+            raise source.refused(f"{name} stands for classes of PyTorch's own, in C++")
         for node in tree.body:
             full = f"{module}.{getattr(node, 'name', '')}"
             if full in source.classes or full in source.functions:
@@ -145,7 +148,9 @@ def _read_declaration(source: Source, script_class: ScriptClass, part: ast.Assig
         case ast.Name(id=name), ast.List(elts=values) if name in DECLARATIONS:
             if all(map(_is_text, values)):
                 return
-        case ast.Subscript(value=ast.Name("__annotations__"), slice=ast.Constant(str(name))), kind:
+        case ast.Subscript(
+            value=ast.Name("__annotations__"), slice=ast.Constant(str(name))
+        ), kind if is_plain(name):
             check_type(source, kind, script_class.name)
             script_class.attributes[name] = kind
             return

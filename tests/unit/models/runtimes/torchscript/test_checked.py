@@ -186,11 +186,35 @@ def data(weight: bytes) -> bytes:
         (data(TENSOR.replace(b"K\0(K", b"K\x01(K")), "outside its 3 elements"),
         (data(TENSOR.replace(b"(K\x01t", b"(J\xff\xff\xff\xfft")), "with strides"),
         (data(TENSOR.replace(b"K\x03tQ", b"K\x04tQ")), "4 elements of torch.FloatStorage in"),
+        (data(b"\x8a\x09" + b"\x01" * 9), "a number of 65 bits"),
+        (data(b"X\x03\0\0\0\xed\xa0\x80"), "is damaged: data.pkl: UnicodeEncodeError"),
         (data(TENSOR.replace(b"FloatS", b"UntypedS")), r"'torch\.UntypedStorage'"),
     ],
 )
 def test_pickles_that_are_more_than_weights(path, pickled, says):
     refused(write_by_hand(path, data=pickled), says)
+
+
+def test_classes_of_torchs_own_in_cpp_are_not_defined_anew(path):
+    entry = "net/code/__torch__/torch/classes/quantized.py"
+    code = CODE.replace("__torch__.Net", "__torch__.torch.classes.quantized.Net").encode()
+    refused(write_by_hand(path, more={entry: code}), "stands for classes of PyTorch's own")
+
+
+LIST = b"ctorch.jit._pickle\nrestore_type_tag\n(%sX%s%stR"
+
+
+def test_lists_in_lists_are_looked_at_once(path):
+    """Thirty levels, each of which has the one below twice: 2^30 values if they were walked."""
+    kind, value = "int", b"K\x01"
+    for level in range(30):
+        kind = f"List[{kind}]"
+        size = len(kind).to_bytes(4, "little")
+        value = LIST % (b"](%sq%ch%ce" % (value, level, level), size, kind.encode())
+    pickled = DATA.replace(TENSOR, TENSOR + b"X\x04\0\0\0more" + value)
+    code = CODE.replace("weight : Tensor", f"weight : Tensor\n  more : {kind}")
+    checked_script(write_by_hand(path, code, pickled))
+    refused(write_by_hand(path, code.replace("[int]", "[str]"), pickled), "more is no List")
 
 
 def test_constants_are_tensors(path):

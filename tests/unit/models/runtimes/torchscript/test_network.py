@@ -70,25 +70,7 @@ def test_what_the_network_says_of_itself(script):
         network.check_fits(SIZE, 4)
 
 
-def test_threads_run_it_at_the_same_time(script):
-    network, wrong = load(script, RuntimeOptions(2, (1, 2), num_streams=2)), list[int]()
-
-    def run(seed: int) -> None:
-        batch = np.random.default_rng(seed).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)
-        for _ in range(20):
-            if not np.allclose(network.predict(batch), expected(batch), atol=1e-5):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@pytest.mark.parametrize("how", ["trace", "script", "trace+freeze", "script+freeze"])
-def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path, how):
+def net_like_real_ones() -> Any:
     """Convolutions, batch norm, dropout, loops, sizes that are computed, several outputs."""
     import torch
 
@@ -110,13 +92,57 @@ def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path, how):
             return self.last(self.drop(pooled.view(pooled.shape[0], -1)))
 
     torch.manual_seed(0)
-    module = Net().eval()
+    return Net().eval()
+
+
+def answers_of(module: Any, batch: np.ndarray) -> np.ndarray:
+    import torch
+
+    with torch.inference_mode():
+        return module(torch.from_numpy(batch)).numpy()
+
+
+@pytest.mark.parametrize("how", ["trace", "script", "trace+freeze", "script+freeze"])
+def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path, how):
+    module = net_like_real_ones()
     made = traced(module, SIDES) if "trace" in how else scripted(module)
     made = frozen(made) if "freeze" in how else made
-    path = save_script(made, tmp_path / "net.torchscript", FACTS)
-    with torch.inference_mode():
-        answers = module(torch.from_numpy(images(3))).numpy()
-    np.testing.assert_allclose(load(path, OPTIONS).predict(images(3)), answers, atol=1e-6)
+    network = load(save_script(made, tmp_path / "net.torchscript", FACTS), OPTIONS)
+    for count in (1, 2, 3, 4):
+        expected_rows = answers_of(module, images(count))
+        np.testing.assert_allclose(network.predict(images(count)), expected_rows, atol=1e-6)
+
+
+def test_threads_run_it_at_the_same_time(tmp_path):
+    module = net_like_real_ones()
+    path = save_script(traced(module, SIDES), tmp_path / "net.torchscript", FACTS)
+    network, wrong = load(path, RuntimeOptions(2, (1, 4), num_streams=2)), list[int]()
+
+    def run(count: int) -> None:
+        batch = images(count)
+        rows = answers_of(module, batch)
+        for _ in range(20):
+            if not np.allclose(network.predict(batch), rows, atol=1e-5):
+                wrong.append(count)
+
+    threads = [threading.Thread(target=run, args=(count,)) for count in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_torch_cannot_optimise_runs_as_it_is(script, monkeypatch, caplog):
+    import torch
+
+    def cannot(_: Any) -> Any:
+        raise RuntimeError("no oneDNN\nin this build")
+
+    monkeypatch.setattr(torch.jit, "optimize_for_inference", cannot)
+    network = load(script, OPTIONS)
+    np.testing.assert_allclose(network.predict(images(2)), expected(images(2)), atol=1e-5)
+    assert "only frozen: no oneDNN" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -181,6 +207,20 @@ def changes_weights() -> Any:
     return scripted(Counts().eval())
 
 
+def with_a_constant() -> Any:
+    import torch
+
+    class Adds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("gain", torch.ones(3))
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels.float().mean((1, 2)) + self.gain
+
+    return frozen(scripted(Adds().eval()))
+
+
 def in_training(kind: str) -> Any:
     import torch
 
@@ -218,6 +258,16 @@ def of_uninitialised_memory() -> Any:
 def test_modules_whose_answers_are_not_the_images_alone(tmp_path, made, says):
     path = save_script(made(), tmp_path / "net.torchscript", FACTS)
     with pytest.raises(ScriptError, match=says):
+        load(path, OPTIONS)
+
+
+def test_weights_that_are_changed_in_place(tmp_path):
+    source = save_script(with_a_constant(), tmp_path / "source.torchscript", FACTS)
+    path = tmp_path / "net.torchscript"
+    before, after = b"CONSTANTS.c0", b"torch.add_(CONSTANTS.c0, 1)"
+    load(source, OPTIONS)
+    doctored(source, path, {".py": lambda code: code.replace(before, after)})
+    with pytest.raises(ScriptError, match="changes its weights as it runs"):
         load(path, OPTIONS)
 
 
