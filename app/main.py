@@ -24,6 +24,7 @@ from app.oip.shared_memory import shared_memory_of
 from app.setting_values import check_redis_client
 from app.settings import Settings
 from models.extras import check_installed
+from models.record import PACKAGES
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
@@ -39,7 +40,8 @@ def build(settings: Settings) -> Application:
     for member in manifest.members:
         precision = member.precision_of(settings.precision)
         if (network := member.networks.get(precision)) is not None:
-            check_installed(network.runtime, network.runtime, f"member {member.name}")
+            package = PACKAGES[network.runtime]
+            check_installed(package, package, f"member {member.name}")
     verdict = check_accuracy(manifest, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)

@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.messages import Combined, Fault
 from models.ensemble import Prediction
+from models.record import RuntimeName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +125,14 @@ class Results:
 
 
 @dataclass(slots=True)
+class ServedRuntime:
+    """What runs a member's network."""
+
+    name: RuntimeName
+    version: Annotated[str, Field(description="of its package, where the Gateway runs")]
+
+
+@dataclass(slots=True)
 class ServedMember:
     """One member of the served set."""
 
@@ -132,6 +141,7 @@ class ServedMember:
     input_size: int  # px, of its square
     weight: float
     source: str
+    runtime: ServedRuntime
 
 
 @dataclass(slots=True, kw_only=True)

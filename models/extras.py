@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from models.errors import TandemError
@@ -32,3 +33,11 @@ def check_installed(package: str, extra: str, what: str) -> None:
             f"{what} needs {package}, which is not installed; "
             f"pip install -c constraints.txt 'tandem[{extra}]' (in a checkout: -e '.[{extra}]')"
         )
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version, without a build's own suffix; None: it is not installed."""
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None

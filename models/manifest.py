@@ -33,7 +33,7 @@ class Network(Record):
     runtime: RuntimeName = "openvino"
     xml: FileRecord | None = None
     bin: FileRecord | None = None
-    file: FileRecord | None = None  # .onnx with all its weights, or .pt2 of torch.export
+    file: FileRecord | None = None  # .onnx with all its weights, .pt2 or .torchscript
 
     @model_validator(mode="after")
     def _files_are_the_runtimes_own(self) -> "Network":

@@ -14,7 +14,7 @@ from models.errors import ModelSetError
 from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
-from models.record import FileRecord, Precision, sha256_of
+from models.record import PACKAGES, FileRecord, Precision, sha256_of
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
 PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
@@ -124,7 +124,8 @@ class ModelSet:
 
         """
         network = self.manifest.member(member).network(precision)
-        check_installed(network.runtime, network.runtime, f"member {member} of {self.name}")
+        package = PACKAGES[network.runtime]
+        check_installed(package, package, f"member {member} of {self.name}")
         opened, *_ = [self.verified(file) for file in network.files]
         return opened
 

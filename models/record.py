@@ -15,8 +15,20 @@ FloatType = Literal["f32", "bf16"]
 # What a set's rows are: a distribution over classes, or a score for each class by itself.
 Task = Literal["classification", "multi_label"]
 # What runs a network; the file's suffix follows from it.
-RuntimeName = Literal["openvino", "onnxruntime", "torch"]
-SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx", "torch": ".pt2"}
+RuntimeName = Literal["openvino", "onnxruntime", "torch", "torchscript"]
+SUFFIXES: dict[RuntimeName, str] = {
+    "openvino": ".xml",
+    "onnxruntime": ".onnx",
+    "torch": ".pt2",
+    "torchscript": ".torchscript",
+}
+# The Python package of each; the extra that brings it is called the same.
+PACKAGES: dict[RuntimeName, str] = {
+    "openvino": "openvino",
+    "onnxruntime": "onnxruntime",
+    "torch": "torch",
+    "torchscript": "torch",
+}
 
 
 class Record(BaseModel):

@@ -11,9 +11,11 @@ from rich.table import Table
 
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
+from models.extras import installed_version
 from models.ledger import current_records
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
+from models.record import PACKAGES
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 console = Console()
@@ -63,6 +65,11 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "threshold": manifest.threshold,
         "top1": _figures(manifest, "top-1"),
         "mean_average_precision": _figures(manifest, "mAP"),
+        "runtime_versions": {
+            runtime: installed_version(PACKAGES[runtime])  # None: not installed
+            for member in manifest.members
+            for runtime in member.runtimes
+        },
     }
 
 

@@ -21,12 +21,15 @@ from app.messages import Fault
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.concurrency_limit import limit_of
-from app.responses import Classified, ServedMember, ServedModels
+from app.responses import Classified, ServedMember, ServedModels, ServedRuntime
 from app.scaling.costs import gateway_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
+from models.extras import installed_version
 from models.ledger import judge
+from models.manifest import MemberRecord
 from models.model_set import ModelSet
+from models.record import PACKAGES, Precision
 
 
 class EnsembleService:
@@ -144,6 +147,7 @@ class EnsembleService:
                     input_size=manifest.image_of(m.name).input_size,
                     weight=m.weight,
                     source=m.source,
+                    runtime=_runtime_of(m, precision),
                 )
                 for m in manifest.members
             ],
@@ -152,6 +156,12 @@ class EnsembleService:
             preprocess=self.settings.preprocess,
             combine=self.settings.combine,
         )
+
+
+def _runtime_of(member: MemberRecord, precision: Precision) -> ServedRuntime:
+    """Return what runs a member, by what is installed here: nothing is imported for it."""
+    name = member.network(precision).runtime
+    return ServedRuntime(name, installed_version(PACKAGES[name]) or "unknown")
 
 
 def _is_whole(answer: Classified | Fault) -> bool:

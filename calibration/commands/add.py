@@ -24,8 +24,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
 MembersOption = Annotated[
     list[str],
     typer.Option(
-        help="NAME=PATH of an ONNX, OpenVINO IR, TFLite or torch.export (.pt2) classifier; once "
-        "per member (1 to 8), twice for one that has a float and an INT8 network"
+        help="NAME=PATH of an ONNX, OpenVINO IR, TFLite, torch.export (.pt2) or TorchScript (.pt) "
+        "classifier; once per member (1 to 8), twice for one that has a float and an INT8 network"
     ),
 ]
 Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
@@ -69,8 +69,9 @@ Outputs = Annotated[
 Runtimes = Annotated[
     list[str] | None,
     typer.Option(
-        help="NAME=openvino, onnxruntime or torch, what runs the member  (default: torch for .pt2, "
-        "openvino for all else); the others are extras: pip install 'tandem[onnxruntime]'"
+        help="NAME=openvino, onnxruntime, torch or torchscript, what runs the member  (default: "
+        "torch for .pt2, torchscript for .pt, openvino for all else); the others are extras: "
+        "pip install 'tandem[onnxruntime]'"
     ),
 ]
 Architectures = Annotated[

@@ -1,4 +1,4 @@
-"""Runtimes of members: OpenVINO, ONNX Runtime and PyTorch behind one interface.
+"""Runtimes of members: OpenVINO, ONNX Runtime, PyTorch and TorchScript behind one interface.
 
 ``load(path, options)`` gives a network that answers uint8 images with probabilities; the file's
 suffix says which runtime it is for. ONNX Runtime and PyTorch are extras: each is imported when the

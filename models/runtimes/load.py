@@ -15,6 +15,7 @@ STATM = Path("/proc/self/statm")  # pages: size, resident, ...
 EXTRAS: dict[RuntimeName, tuple[str, str]] = {
     "onnxruntime": ("models.runtimes.onnx_runtime", "OnnxNetwork"),
     "torch": ("models.runtimes.torch_network", "TorchNetwork"),
+    "torchscript": ("models.runtimes.torchscript.network", "ScriptNetwork"),
 }
 
 

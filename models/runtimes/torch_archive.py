@@ -64,9 +64,8 @@ def _check_entries(opened: zipfile.ZipFile, path: Path) -> None:
     names = opened.namelist()
     if any("/code/" in f"/{name}" for name in names):
         raise ArchiveError(
-            f"{path} is TorchScript: loading it unpickles its data and runs the __setstate__ of "
-            "its classes, so no model set may have it. Save the module with torch.export.save("
-            "torch.export.export(...)) instead, or export ONNX"
+            f"{path} is TorchScript, not of torch.export: call it {path.stem}.torchscript, and "
+            "give it to tandem models add, which checks it as such"
         )
     packed = [entry.filename for entry in opened.infolist() if entry.compress_type]
     if packed:

@@ -4,24 +4,20 @@ A member's file is an ExportedProgram (``.pt2``) with its preprocessing folded i
 (N, H, W, 3) BGR to float32 (N, C) probabilities. N may be built in.
 """
 
-import threading
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-
-from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.record import RuntimeName
-from models.runtimes.batches import BatchedNetwork
-from models.runtimes.options import Pixels, RuntimeOptions
+from models.runtimes.options import RuntimeOptions
 from models.runtimes.torch_archive import read_archive
+from models.runtimes.torch_batches import TorchBatches
 
 UINT8 = 1  # torch._export.serde.schema.ScalarType.BYTE
 
 
-class TorchNetwork(BatchedNetwork):
+class TorchNetwork(TorchBatches):
     """One program, which any number of threads may run: it keeps no state between runs."""
 
     runtime: ClassVar[RuntimeName] = "torch"
@@ -40,10 +36,8 @@ class TorchNetwork(BatchedNetwork):
             import torch
 
             from models.runtimes.torch_program import Program
-        self._torch, self._program = torch, Program(archive)
-        self.version = str(torch.__version__).partition("+")[0]
-        self._threads_each = options.threads_each
-        self._of_thread = threading.local()
+        self._program = Program(archive)
+        self._use(torch, options.threads_each)
         self._check_ends()
 
     def _check_ends(self) -> None:
@@ -59,20 +53,5 @@ class TorchNetwork(BatchedNetwork):
             raise ModelSetError(f"{self.path} gives {given['sizes']}; a member gives [N,C]")
         self._takes(sides[0], tuple(sides[1:]), classes[0])
 
-    def _run(self, batch: Pixels) -> Probabilities:
-        torch = self._torch
-        if getattr(self._of_thread, "num_threads", None) != self._threads_each:
-            torch.set_num_threads(self._threads_each)  # of this thread's runs
-            self._of_thread.num_threads = self._threads_each
-        images = torch.from_numpy(batch if batch.flags.writeable else batch.copy())
-        try:
-            with torch.inference_mode():
-                rows = self._program(images)
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise ModelSetError(f"PyTorch cannot run {self.path}: {first_line}") from error
-        if tuple(rows.shape) != (len(batch), self.num_classes):
-            told = f"{self.path} answers {tuple(rows.shape)} to {len(batch)} images"
-            raise ModelSetError(told)
-        found: Probabilities = rows.float().numpy()
-        return np.array(found, np.float32)  # the caller's own, whatever tensor it was a view of
+    def _forward(self, images: Any) -> Any:
+        return self._program(images)

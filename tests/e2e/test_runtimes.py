@@ -1,4 +1,4 @@
-"""A set that mixes three runtimes, through the real command: added, verified, served, compared.
+"""A set that mixes all runtimes, through the real command: added, verified, served, compared.
 
 In the fast tier: each runtime and a mixed set within one process in tests/unit/models/runtimes, and
 ``models add`` in tests/unit/calibration/sets/test_add_runtimes.py.
@@ -16,12 +16,14 @@ import pytest
 
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
+from tests.support.script_files import write_float_script
 from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.processes import descendants
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 GAIN = 8.0
+RUNTIMES = ("openvino", "onnxruntime", "torch", "torchscript")
 PLAIN = ("--mean", "0,0,0", "--scale", "255,255,255", "--color-order", "BGR")
 
 
@@ -51,12 +53,13 @@ def libraries(service: Service) -> set[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Add a set of three members that compute the same, each on another runtime."""
+    """Add a set of four members that compute the same, each on another runtime."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
     ov.save_model(tiny_model(gain=GAIN), folder / "a.xml")
     (folder / "b.onnx").write_bytes(float_onnx(GAIN))
     write_float_pt2(folder / "c.pt2", GAIN)
+    write_float_script(folder / "d.pt", GAIN)
     members = [f"--member={path.stem}={path}" for path in sorted(folder.glob("?.*"))]
     members = [member for member in members if not member.endswith(".bin")]
     said = tandem(
@@ -65,13 +68,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert f"b: FP16 on onnxruntime, {SIZE} px" in said
     assert f"c: FP16 on torch, {SIZE} px" in said
+    assert f"d: FP16 on torchscript, {SIZE} px" in said
     return folder
 
 
 def test_the_live_service_answers_as_in_process(home: Path, start_service: Start) -> None:
     folder = home / "tandem" / "models" / "mixed"
     manifest = read_manifest(folder)
-    assert [m.runtimes for m in manifest.members] == [("openvino",), ("onnxruntime",), ("torch",)]
+    assert [m.runtimes for m in manifest.members] == [(runtime,) for runtime in RUNTIMES]
+    assert "torchscript" in tandem("models", "list", home=home)
     tandem("models", "verify", "mixed", home=home)
     pictures = write_pictures(home / "pictures", num_per_color=10)
     said = tandem("evaluate", "mixed", "--images", pictures, home=home)
@@ -86,10 +91,13 @@ def test_the_live_service_answers_as_in_process(home: Path, start_service: Start
     picture = next(pictures.glob("*/*.png")).read_bytes()
     answer = httpx.post(f"{service.url}/v1/classify", content=picture, timeout=60).json()
     members = answer["members"].values()
-    assert len(members) == 3
+    assert len(members) == 4
     probabilities = [member["predictions"][0]["probability"] for member in members]
     assert max(probabilities) - min(probabilities) < 1e-3  # the IR's weights are FP16
     assert libraries(service) == {"torch", "onnxruntime"}
+    served = httpx.get(f"{service.url}/v1/models", timeout=60).json()["members"]
+    assert [member["runtime"]["name"] for member in served] == list(RUNTIMES)
+    assert all(member["runtime"]["version"][0].isdigit() for member in served)
     service.stop()
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 
 import httpx
 import numpy as np
@@ -93,6 +94,8 @@ def test_what_is_served(client):
     assert served["labels"] == list(LABELS)
     weights = {member["name"]: member["weight"] for member in served["members"]}
     assert weights == {"sure": 3.0, "unsure": 1.0}
+    runtimes = {(m["runtime"]["name"], m["runtime"]["version"]) for m in served["members"]}
+    assert runtimes == {("openvino", version("openvino"))}
 
 
 def test_ready_and_alive(client):

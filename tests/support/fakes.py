@@ -21,7 +21,15 @@ from app.messages import Combined, Decoded, Fault, MemberAnswer
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.priority import Lane
-from app.responses import Classified, MemberOpinion, Prediction, ServedModels, Timings
+from app.responses import (
+    Classified,
+    MemberOpinion,
+    Prediction,
+    ServedMember,
+    ServedModels,
+    ServedRuntime,
+    Timings,
+)
 from app.settings import Settings
 from models.ensemble import average, top_k
 from models.model_set import load_model_set
@@ -119,7 +127,9 @@ class FakeService:
             labels=["x"],
             max_drop=0.005,
             verified="unmeasured",
-            members=[],
+            members=[
+                ServedMember("a", "INT8", 8, 1.0, "fake", ServedRuntime("openvino", "2026.0.0"))
+            ],
             accuracy=[],
         )
 

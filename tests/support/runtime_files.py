@@ -13,6 +13,7 @@ from typing import Any
 from models.manifest import MemberRecord, Network, read_manifest, write_manifest
 from models.record import SUFFIXES, FileRecord, RuntimeName
 from tests.support.calibration.onnx_file import onnx_value, proto
+from tests.support.script_files import write_tiny_script
 from tests.support.tiny_networks import SIZE, record_golden, write_tiny_set
 
 UINT8, FLOAT = 2, 1  # onnx.TensorProto.DataType
@@ -145,6 +146,8 @@ def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: fl
             path.write_bytes(tiny_onnx(gain))
         elif runtime == "torch":
             write_tiny_pt2(path, gain)
+        elif runtime == "torchscript":
+            write_tiny_script(path, gain)
         if runtime != "openvino":
             file = FileRecord.of(folder, path.name)
             networks[runtime] = Network(runtime=runtime, file=file)

@@ -1,1 +1,1 @@
-"""Imports classifiers for other runtimes than OpenVINO: ONNX Runtime and PyTorch."""
+"""Imports classifiers for other runtimes than OpenVINO: ONNX Runtime, PyTorch and TorchScript."""

@@ -6,16 +6,23 @@ from calibration.sets.import_network import Imported
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError
 from models.extras import check_installed, needs_extra
-from models.record import SUFFIXES, RuntimeName
+from models.record import PACKAGES, RuntimeName
+from models.runtimes.torchscript.errors import INSTEAD
 
-# Loading one of these runs what is in it: a pickle calls any function; TorchScript unpickles its
-# data and runs its classes' __setstate__.
+# Loading one of these runs what is in it: a pickle calls any function.
+REFUSED = (".pkl", ".pickle", ".ckpt", ".joblib")
 STATE = ".safetensors"
-REFUSED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+# TorchScript, or a pickle of torch.save: what is inside says which.
+SCRIPTS = (".pt", ".pth", ".ts", ".torchscript")
+TAKES: dict[RuntimeName, tuple[str, ...]] = {
+    "onnxruntime": (".onnx",),
+    "torch": (".pt2",),
+    "torchscript": SCRIPTS,
+}
 
 
 def runtime_for(path: Path, asked: RuntimeName | None) -> RuntimeName:
-    """Return the runtime of a member: what was asked for, else PyTorch for .pt2, else OpenVINO.
+    """Return a member's runtime: what was asked for, else PyTorch for its files, else OpenVINO.
 
     Raises:
         ModelSetError: the file is none of that runtime, or one that is never opened.
@@ -23,18 +30,26 @@ def runtime_for(path: Path, asked: RuntimeName | None) -> RuntimeName:
     """
     if path.suffix in REFUSED:
         raise ModelSetError(
-            f"{path}: a {path.suffix} is a pickle or TorchScript, and to load one is to run what "
-            "is in it, so it is not opened. Where it was made, write torch.export.save("
-            "torch.export.export(module.eval(), (example,), dynamic_shapes=...), 'net.pt2'), or "
-            "export ONNX, and give that"
+            f"{path}: a {path.suffix} is a pickle, and to load one is to run what is in it, so it "
+            f"is not opened. {INSTEAD}"
         )
-    runtime: RuntimeName = asked or ("torch" if path.suffix == ".pt2" else "openvino")
-    if path.suffix == STATE or (runtime == "openvino" and path.suffix != ".pt2"):
+    runtime: RuntimeName = asked or _usual(path.suffix)
+    if runtime == "torch" and path.suffix in SCRIPTS:
+        return "torchscript"
+    is_torchs = path.suffix in (*SCRIPTS, *TAKES["torch"])
+    if path.suffix == STATE or (runtime == "openvino" and not is_torchs):
         return runtime
-    if path.suffix != SUFFIXES[runtime] or runtime == "openvino":
-        takes = "an IR, ONNX or TFLite" if runtime == "openvino" else f"a {SUFFIXES[runtime]}"
+    if path.suffix not in TAKES.get(runtime, ()):
+        *others, last = TAKES.get(runtime, ("IR", "ONNX", "TFLite"))
+        takes = f"{', '.join(others)} or {last}" if others else last
         raise ModelSetError(f"{path} is no file for {runtime}, which takes {takes}")
     return runtime
+
+
+def _usual(suffix: str) -> RuntimeName:
+    if suffix in SCRIPTS:
+        return "torchscript"
+    return "torch" if suffix in TAKES["torch"] else "openvino"
 
 
 def import_weights(
@@ -69,12 +84,17 @@ def import_file(path: Path, runtime: RuntimeName, options: FileOptions) -> Impor
         ModelSetError: it is no such classifier, or more than one.
 
     """
-    check_installed(runtime, runtime, f"models add of {path.name} for {runtime}")
-    with needs_extra(runtime, f"models add of {path.name}"):
+    package = PACKAGES[runtime]
+    check_installed(package, package, f"models add of {path.name} for {runtime}")
+    with needs_extra(package, f"models add of {path.name}"):
         if runtime == "onnxruntime":
             from calibration.sets.runtimes.onnx_graph import import_onnx
 
             return import_onnx(path, options)
+        if runtime == "torchscript":
+            from calibration.sets.runtimes.torch_script import import_script
+
+            return import_script(path, options)
         from calibration.sets.runtimes.torch_export import import_program
 
         return import_program(path, options)

@@ -33,8 +33,8 @@ def import_state(
         ModelSetError: no such network, or the weights are not of it.
 
     """
-    if runtime == "onnxruntime":
-        raise ModelSetError(f"{path} is weights alone: openvino and torch take it, not onnxruntime")
+    if runtime not in ("openvino", "torch"):
+        raise ModelSetError(f"{path} is weights alone: openvino and torch take it, not {runtime}")
     classes, size = options.classes, options.input_size or USUAL_SIZE
     num = num_classes if classes is None else len(classes.own)
     module = build_network(architecture, num, size)

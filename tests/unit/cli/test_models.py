@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
         "fixed_batch": {},
         "members": ["sure", "unsure"],
         "runtimes": {"sure": ["openvino"], "unsure": ["openvino"]},
+        "runtime_versions": {"openvino": version("openvino")},
         "top1": {},
         "mean_average_precision": {},
         "task": "classification",

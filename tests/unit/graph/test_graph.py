@@ -1,6 +1,7 @@
 """The Gateway's way through the stages, which are plain objects here."""
 
 import asyncio
+from importlib.metadata import version
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
@@ -181,4 +182,7 @@ def test_what_is_served(graph):
     served = graph.service.served_models()
     assert (served.model_set, served.input_size, served.labels) == ("tiny", 16, list(LABELS))
     assert [(m.name, m.precision) for m in served.members] == [("sure", "INT8"), ("unsure", "INT8")]
+    assert {(m.runtime.name, m.runtime.version) for m in served.members} == {
+        ("openvino", version("openvino"))
+    }
     assert graph.service.num_classes == 3

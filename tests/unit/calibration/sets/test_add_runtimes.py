@@ -183,12 +183,14 @@ def test_programs_that_are_no_classifiers(tmp_path, end, says):
 @pytest.mark.parametrize(
     ("name", "runtime", "says"),
     [
-        ("net.pt", None, "a pickle or TorchScript, .* not opened.* torch.export.save"),
-        ("net.pth", "torch", "a pickle or TorchScript"),
-        ("net.pkl", "onnxruntime", "a pickle or TorchScript"),
-        ("net.onnx", "torch", "is no file for torch, which takes a .pt2"),
-        ("net.pt2", "onnxruntime", "is no file for onnxruntime, which takes a .onnx"),
-        ("net.pt2", "openvino", "is no file for openvino, which takes an IR, ONNX or TFLite"),
+        ("net.pkl", "onnxruntime", "a .pkl is a pickle, .* not opened.* torch.export.save"),
+        ("net.ckpt", None, "a .ckpt is a pickle"),
+        ("net.pt", "onnxruntime", "is no file for onnxruntime, which takes .onnx"),
+        ("net.pt", "openvino", "is no file for openvino, which takes IR, ONNX or TFLite"),
+        ("net.onnx", "torchscript", "takes .pt, .pth, .ts or .torchscript"),
+        ("net.onnx", "torch", "is no file for torch, which takes .pt2"),
+        ("net.pt2", "onnxruntime", "is no file for onnxruntime, which takes .onnx"),
+        ("net.pt2", "openvino", "is no file for openvino, which takes IR, ONNX or TFLite"),
     ],
 )
 def test_a_file_of_another_kind(tmp_path, name, runtime, says):

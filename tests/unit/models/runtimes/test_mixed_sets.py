@@ -32,7 +32,7 @@ from models.runtimes.options import RuntimeOptions
 from tests.support.runtime_files import tiny_onnx, write_mixed_set
 from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set
 
-ALL: tuple[RuntimeName, ...] = ("openvino", "onnxruntime", "torch")
+ALL: tuple[RuntimeName, ...] = ("openvino", "onnxruntime", "torch", "torchscript")
 WITHOUT_TORCH: tuple[RuntimeName, ...] = ("openvino", "onnxruntime")
 FILE = FileRecord(path="net.onnx", sha256="0" * 64)
 
@@ -88,6 +88,7 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
         model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
     )
     graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
+    told = {m.name: m.runtime for m in graph.service.served_models().members}
     bodies = [picture(color) for color in ("blue", "green", "red")]
     request = ClassifyRequest(bodies, 3, 30.0, "test", Timeline(), cache_use="off")
     found = await graph.service.classify(request)
@@ -100,6 +101,9 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
         expected = np.mean([n.predict(image)[0] for n in networks.values()], axis=0)
         assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
         assert set(answer.members) == set(networks)
+    for name, network in networks.items():
+        assert told[name].name == network.runtime
+        assert network.version.startswith(told[name].version)  # OpenVINO's own tells the build too
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 2, 4)], ids=str)
@@ -188,9 +192,13 @@ def test_an_altered_file_is_not_loaded(tmp_path):
     [
         ({"runtime": "onnxruntime"}, "is one file, a .onnx"),
         ({"runtime": "torch", "file": FILE}, "'net.onnx' is for torch: it must end in .pt2"),
+        ({"runtime": "torchscript", "file": FILE}, "it must end in .torchscript"),
         ({"file": FILE}, "an OpenVINO network is xml and bin"),
         ({}, "an OpenVINO network is xml and bin"),
-        ({"runtime": "tensorrt", "file": FILE}, "'openvino', 'onnxruntime' or 'torch'"),
+        (
+            {"runtime": "tensorrt", "file": FILE},
+            "'openvino', 'onnxruntime', 'torch' or 'torchscript'",
+        ),
     ],
 )
 def test_a_network_whose_files_are_not_its_runtimes(facts, says):
