@@ -1,4 +1,4 @@
-"""Folds preprocessing and softmax into a TorchScript module, for a member of that runtime.
+"""Folds preprocessing and softmax or sigmoid into TorchScript, for a member that runs as that.
 
 The file is checked as data before PyTorch opens anything of it, and what is written is a file of
 the same kind: traced, frozen, and read by the same check again.
@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from calibration.sets.batch import TensorLayout
-from calibration.sets.classes import ClassMap
 from calibration.sets.runtimes.imported_file import (
     FileOptions,
+    Finish,
     ImportedFile,
     Sides,
     layout_and_size,
@@ -27,7 +27,7 @@ from models.errors import ModelSetError
 from models.runtimes.torch_batches import last_line
 from models.runtimes.torchscript.checked import CheckedScript, checked_script
 from models.runtimes.torchscript.errors import ScriptError
-from models.runtimes.torchscript.frozen import frozen_module, loaded_module
+from models.runtimes.torchscript.frozen import frozen_module, last_operator, loaded_module
 
 ANY_BATCH = (1, 2, 3)  # a network that takes these takes any number
 BUILT_IN = (1, 2, 4, 8, 16, 32, 64)
@@ -49,11 +49,12 @@ def import_script(path: Path, options: FileOptions) -> ImportedFile:
         )
     layout, size, _ = layout_and_size(_sides(script, options), f"{path} takes images", options)
     network = loaded_module(script)
-    batch, given = _batch_and_rows(frozen_module(script, network), path, layout, size)
+    frozen = frozen_module(script, network)
+    batch, given = _batch_and_rows(frozen, path, layout, size)
     told = "[" + ",".join(["?", *map(str, given[1:])]) + "]"
     num_classes = num_classes_of((None, *given[1:]), f"{path} gives {told}")
     make = partial(_made, network, options, layout, size, batch, num_classes, path)
-    return tried(make, path, options)
+    return tried(make, path, options, has_sigmoid=last_operator(frozen) == "aten::sigmoid")
 
 
 def _sides(script: CheckedScript, options: FileOptions) -> Sides:
@@ -100,14 +101,13 @@ def _made(
     batch: int | None,
     num_classes: int,
     path: Path,
-    has_softmax: bool,
-    classes: ClassMap | None,
+    finish: Finish,
 ) -> ImportedFile:
-    folded = Folded(network, options.normalisation, layout, classes, has_softmax=has_softmax)
-    num = num_classes if classes is None else len(classes.wanted)
+    folded = Folded(network, options.normalisation, layout, finish)
+    num = num_classes if finish.classes is None else len(finish.classes.wanted)
     facts = {"input": [batch, size, size, 3], "num_classes": num}
     content = scripted(folded.eval(), size, batch, json.dumps(facts).encode(), path)
-    return ImportedFile("torchscript", content, size, num, "FP16", batch)
+    return ImportedFile("torchscript", content, size, num, "FP16", batch, finish.task)
 
 
 def scripted(

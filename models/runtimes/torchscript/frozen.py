@@ -63,6 +63,14 @@ def frozen_module(script: CheckedScript, loaded: torch.jit.ScriptModule) -> torc
     return module
 
 
+def last_operator(module: torch.jit.ScriptModule) -> str:
+    """Return the operator of a frozen module's output, as ``aten::sigmoid``; views left out."""
+    node = next(module.graph.outputs()).node()
+    while str(node.kind()) in VIEWS:
+        node = next(node.inputs()).node()
+    return str(node.kind())
+
+
 def optimized_module(
     script: CheckedScript, module: torch.jit.ScriptModule
 ) -> torch.jit.ScriptModule:

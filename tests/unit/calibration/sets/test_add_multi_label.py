@@ -53,7 +53,7 @@ def onnx_network(path: Path, *, has_sigmoid: bool, is_square: bool = False) -> P
     return path
 
 
-def pt2_network(path: Path, *, has_sigmoid: bool) -> Path:
+def torch_network(path: Path, *, has_sigmoid: bool) -> Path:
     import torch
 
     class Net(torch.nn.Module):
@@ -65,7 +65,11 @@ def pt2_network(path: Path, *, has_sigmoid: bool) -> Path:
             logits = image.mean((2, 3)) * self.gain
             return torch.sigmoid(logits).reshape(-1, 3) if has_sigmoid else logits
 
-    export_module(Net(), path, torch.zeros(2, 3, SIZE, SIZE))
+    example = torch.zeros(2, 3, SIZE, SIZE)
+    if path.suffix == ".ts":
+        torch.jit.save(torch.jit.trace(Net(), example), str(path))
+    else:
+        export_module(Net(), path, example)
     return path
 
 
@@ -121,9 +125,11 @@ def test_logits_get_a_sigmoid(tmp_path, runtime):
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 @pytest.mark.parametrize("has_sigmoid", [True, False])
-def test_a_program_for_torch(tmp_path, has_sigmoid):
-    path = pt2_network(tmp_path / "net.pt2", has_sigmoid=has_sigmoid)
+@pytest.mark.parametrize("suffix", [".pt2", ".ts"])
+def test_a_network_of_torch(tmp_path, suffix, has_sigmoid):
+    path = torch_network(tmp_path / f"net{suffix}", has_sigmoid=has_sigmoid)
     made = added(tmp_path, path, task=None if has_sigmoid else "multi_label")
     assert made.manifest.task == "multi_label"
     np.testing.assert_allclose(rows_of(made), expected(bias=0), atol=1e-5)
