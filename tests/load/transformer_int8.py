@@ -36,6 +36,9 @@ from models.manifest import Manifest, MemberRecord, QuantizationOptions
 NAME, ARCHITECTURE = "vit", "vit_tiny_patch16_224"
 SIZE = 64  # px
 SHAPE = {"img_size": SIZE, "patch_size": 8, "depth": 4}
+# Of what ``tandem evaluate`` tells; the average of a network with itself says nothing.
+KEPT = ("dataset", "images_sha256", "num_images", "max_drop", "float_type", "int8_kernels")
+BY_MEMBER = ("drops", "size_mb", "cpu_ms_per_image")
 # By member: what NNCF is told that the network is.
 MODEL_TYPES = {"recommended": "transformer", "as_convolutional": "convolutional"}
 TANDEM = Path(sys.executable).with_name("tandem")
@@ -58,13 +61,13 @@ def main(
     with TemporaryDirectory() as work:
         folder = Path(work) / "transformer"
         _make_set(folder, run_dir / f"{NAME}.safetensors", classes)
-        _tandem("quantize", folder, "--images", data / "calibration")
+        _tandem("quantize", folder, "--images", data / "calibration", "--json")
         record = _tandem("evaluate", folder, "--images", data / "eval", "--json", "-")
     result = {
         "machine": describe() | {"timm": version("timm"), "torch": version("torch")},
         "network": {"architecture": ARCHITECTURE, **SHAPE, "classes": len(classes)},
         "training": {"epochs": epochs, "cpu_seconds": seconds, "from": "random weights"},
-        "evaluated": record,
+        "evaluated": _of_members(record),
     }
     write_result(result, json_file)
 
@@ -131,13 +134,25 @@ def _make_set(folder: Path, weights: Path, classes: tuple[str, ...]) -> None:
         finish(staging, manifest)
 
 
-def _tandem(*arguments: object) -> dict[str, Any] | None:
+def _of_members(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what the evaluation says of each member, and of what it was measured on."""
+    kept = {key: record[key] for key in (*KEPT, "versions")}
+    kept["image"] = record["conditions"]["image"]
+    kept["scores"] = {
+        precision: {name: scores[name] for name in MODEL_TYPES}
+        for precision, scores in record["scores"].items()
+    }
+    return kept | {key: {name: record[key][name] for name in MODEL_TYPES} for key in BY_MEMBER}
+
+
+def _tandem(*arguments: object) -> dict[str, Any]:
     """Run a command; return its JSON. Exit code 1 is a drop over the limit: that is a result."""
     command = [TANDEM, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(done.returncode)
-    return json.loads(done.stdout) if "--json" in arguments else None
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 if __name__ == "__main__":
