@@ -104,7 +104,7 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     assert vit.image is not None
     assert (vit.image.input_size, vit.image.interpolation) == (160, "bicubic")
     told = f"timm {VIT}, {VIT}.safetensors, sha256 {sha256(data).hexdigest()}"
-    assert vit.source == told
+    assert vit.source == f"{told}, license apache-2.0"
     assert not (tmp_path / "none").exists()
 
 
@@ -127,7 +127,7 @@ def test_a_set_from_the_hub(
     data = files[f"timm/{VIT}/model.safetensors"]
     assert vit.source == (
         f"timm {VIT}, {hub.url}/timm/{VIT}/resolve/{COMMIT}/model.safetensors, "
-        f"sha256 {sha256(data).hexdigest()}"
+        f"sha256 {sha256(data).hexdigest()}, license apache-2.0"
     )
     assert heard[-1][0] == heard[-1][1]  # the last file came whole
     pixels = np.random.default_rng(1).integers(0, 256, (2, 160, 160, 3), np.uint8)  # BGR

@@ -24,6 +24,7 @@ from models.runtime import CompiledNetwork, RuntimeOptions
 
 NAME = "imagenet1k"
 DESCRIPTION = "ImageNet's 1000 classes: published weights of torchvision and timm."
+NUM_CHANNELS = 3
 NUM_TRIED = 2  # images that a conversion is compared with: more than one shows a built-in batch
 TOLERANCE = 0.02  # of the largest probability, both in float32
 
@@ -93,10 +94,13 @@ def _member(
 
 def _converted(name: str, module: torch.nn.Module, own: Input) -> ov.Model:
     """Convert a network; whether what was traced holds for other images is seen afterwards."""
+    size = own.image.input_size
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            return convert_module(module, name, own.image.input_size, own.normalisation)
+            with torch.no_grad():  # some keep what their first image makes: not part of the trace
+                module.eval()(torch.zeros(1, NUM_CHANNELS, size, size))
+            return convert_module(module, name, size, own.normalisation)
     except Exception as error:  # torch and OpenVINO raise many kinds
         last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise ModelSetError(

@@ -61,11 +61,16 @@ class TimmWeights:
             if not path.is_file():
                 url = f"{source.hub.rstrip('/')}/{self.repository}/resolve/main/{FILE}"
                 raise DownloadError(f"{path} is not there; fetch {url} and put it there so named")
-            return WeightsFile(path, f"timm {self.model}, {path.name}, sha256 {sha256_of(path)}")
+            return WeightsFile(path, self._told(path.name, sha256_of(path)))
         found = hub_file(source.hub, self.repository, FILE, what_next(name))
         path = source.cache_dir / found.sha256[:16] / name
-        told = f"timm {self.model}, {found.url}, sha256 {found.sha256}"
-        return WeightsFile(download(found.url, path, found.sha256, report), told)
+        got = download(found.url, path, found.sha256, report)
+        return WeightsFile(got, self._told(found.url, found.sha256))
+
+    def _told(self, where: str, sha256: str) -> str:
+        terms = self.config["license"]
+        license_ = f", license {terms}" if terms else ""
+        return f"timm {self.model}, {where}, sha256 {sha256}{license_}"
 
     def build(self, path: Path) -> torch.nn.Module:
         """Load the tensors and let timm fit them to its network, as it does its own downloads."""
