@@ -18,7 +18,7 @@ serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 unt
 
 tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 
-training-tools: $(VENV)/.train ## add torch, for tandem models fetch and for training
+training-tools: $(VENV)/.train ## add torch and timm, for tandem models fetch and for training
 
 # $(1) are further arguments of pytest. The unit tests run in two processes; the others, which start
 # services and measure, need the ports and the cores for themselves. The second part runs whatever
@@ -90,5 +90,5 @@ $(VENV)/.test: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test
-	$(INSTALL) -e '.[test,ladder]'
+	$(INSTALL) -e '.[test,ladder,timm]'
 	@touch $@

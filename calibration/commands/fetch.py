@@ -1,4 +1,4 @@
-"""The command ``tandem models fetch``: makes a model set of torchvision's ImageNet networks."""
+"""The command ``tandem models fetch``: makes a model set of published ImageNet networks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,9 @@ def fetch(
         list[str] | None,
         typer.Option(
             help="NAME or NAME=WEIGHTS, any classification network of torchvision and which of its "
-            "weights, else its best; once per member  (default: resnet50 and densenet169)"
+            "weights, else its best; or timm:MODEL, as timm:mobilenetv3_small_100.lamb_in1k, any "
+            "of timm's with ImageNet-1k's classes (the extra timm); NAME=timm:MODEL calls it NAME; "
+            "once per member  (default: resnet50 and densenet169)"
         ),
     ] = None,
     resnet50: Annotated[
@@ -37,36 +39,42 @@ def fetch(
     ] = "V1",
     weights_dir: Annotated[
         Path | None,
-        typer.Option(help="folder with the .pth files, fetched elsewhere; nothing is downloaded"),
+        typer.Option(
+            help="folder with the .pth files, and timm's as MODEL.safetensors, fetched elsewhere; "
+            "nothing is downloaded"
+        ),
     ] = None,
     mirror: Annotated[
-        str | None, typer.Option(help="base URL that has the files, instead of the publisher's")
+        str | None, typer.Option(help="base URL that has torchvision's files, instead of its own")
     ] = None,
+    hub: Annotated[
+        str, typer.Option(envvar="HF_ENDPOINT", help="base URL of the Hugging Face hub: timm's")
+    ] = "https://huggingface.co",
     into: Into = None,
     replace: Replace = False,
 ) -> None:
     """Fetch float networks, convert them to OpenVINO with preprocessing folded in, write the set.
 
     Size, resizing, mean and scale of each are those of its weights. The files, about 155 MB without
-    --member, come from download.pytorch.org, are checked by hash and kept in the user's cache; a
-    broken download goes on where it was. HTTPS_PROXY is honoured. Next: tandem quantize.
+    --member, come from download.pytorch.org, timm's (safetensors alone) from the Hugging Face hub;
+    they are checked by hash and kept in the user's cache; a broken download goes on where it was.
+    HTTPS_PROXY is honoured. Next: tandem quantize.
     """
     from calibration.commands.add import tell
 
     one_of(name, ("imagenet1k",), "SET")
     version = one_of(resnet50.upper(), ("V1", "V2"), "--resnet50")
     if weights_dir is not None and not weights_dir.is_dir():
-        raise ModelSetError(f"{weights_dir} is not a folder; give the one with the .pth files")
+        raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
     with needs_extra("train", "models fetch"):
-        from calibration.sets.torchvision_set import (
-            Source,
-            fetch_set,
-            published_weights,
-            weights_of,
-        )
+        from calibration.sets.published.fetched_set import fetch_set
+        from calibration.sets.published.interface import Source
+        from calibration.sets.published.members import read_members
+        from calibration.sets.published.torchvision_weights import usual_weights
 
-        weights = weights_of(member) if member else published_weights(f"IMAGENET1K_{version}")
-    source = Source(user_cache_path("tandem") / "weights", weights_dir, mirror)
+        usual = f"IMAGENET1K_{version}"
+        networks = read_members(member) if member else usual_weights(usual)
+    source = Source(user_cache_path("tandem") / "weights", weights_dir, mirror, hub)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
     with progress:
@@ -75,5 +83,5 @@ def fetch(
         def report(there: int, total: int | None) -> None:
             progress.update(task, completed=there, total=total, visible=True)
 
-        made = fetch_set(weights, into or user_sets_dir(), source, report, is_replaced=replace)
+        made = fetch_set(networks, into or user_sets_dir(), source, report, is_replaced=replace)
     tell(made)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -16,6 +17,7 @@ from models.errors import TandemError
 TIMEOUT_S = 30.0
 NUM_TRIES = 4  # each goes on where the last one broke off
 MAX_BYTES = 2**31  # no float classifier of this kind is larger
+T = TypeVar("T")
 ReportProgress = Callable[[int, int | None], None]  # bytes there, bytes in all if known
 
 
@@ -76,21 +78,35 @@ def _sha256_of(path: Path) -> str:
 
 def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float], None]) -> None:
     """Go on from what is in ``part`` until the file is whole."""
+    hint = what_next(part.name.removesuffix(".part"))
+    trying(url, lambda client: _once(client, url, part, report), hint, wait)
+
+
+def trying(
+    url: str, once: Callable[[httpx.Client], T], hint: str, wait: Callable[[float], None]
+) -> T:
+    """Do ``once``, again after what may pass: no connection, a status of 500 and more.
+
+    Raises:
+        DownloadError: it did not pass, or the status is below 500; ``hint`` ends its message.
+
+    """
     with _client() as client:
         for attempt in range(NUM_TRIES):
+            is_last = attempt == NUM_TRIES - 1
             try:
-                _once(client, url, part, report)
-                return
+                return once(client)
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
-                if status < 500 or attempt == NUM_TRIES - 1:
-                    raise DownloadError(f"{url} answers {status}; {_what_next(part)}") from error
+                if status < 500 or is_last:
+                    raise DownloadError(f"{url} answers {status}; {hint}") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                if attempt == NUM_TRIES - 1:
+                if is_last:
                     raise DownloadError(
-                        f"cannot reach {url} ({type(error).__name__}: {error}); {_what_next(part)}"
+                        f"cannot reach {url} ({type(error).__name__}: {error}); {hint}"
                     ) from error
             wait(2.0**attempt)
+    raise AssertionError("the last try returns or raises")
 
 
 def _client() -> httpx.Client:
@@ -103,10 +119,11 @@ def _client() -> httpx.Client:
         ) from error
 
 
-def _what_next(part: Path) -> str:
+def what_next(name: str) -> str:
+    """Advise somebody who cannot fetch the file ``name`` from here."""
     return (
-        "behind a proxy, set HTTPS_PROXY; with a mirror, give --mirror URL; offline, fetch "
-        f"{part.name.removesuffix('.part')} elsewhere and give its folder: --weights-dir DIR"
+        "behind a proxy, set HTTPS_PROXY; with a mirror, give --mirror URL (timm's: --hub URL); "
+        f"offline, fetch {name} elsewhere and give its folder: --weights-dir DIR"
     )
 
 

@@ -41,6 +41,12 @@ def torchvision_models() -> Any:
     return module
 
 
+def timm_module() -> Any:
+    """Import ``timm``, which imports torchvision: see :func:`torchvision_models`."""
+    torchvision_models()
+    return importlib.import_module("timm")
+
+
 def known_networks() -> list[str]:
     """Return the names of torchvision's classification networks."""
     models = torchvision_models()

@@ -1,6 +1,6 @@
 """Trains one network: its weights, their moving average, the optimizer, checkpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,11 +29,13 @@ class Trainer:
         recipe: Recipe,
         run_dir: Path,
         teacher: Teacher | None = None,
+        build: Callable[[str, int], torch.nn.Module] = build_network,
     ) -> None:
+        """``build(name, num_classes)``: float32 (N, 3, H, W) RGB to logits; torchvision's."""
         torch.manual_seed(recipe.seed)
         self.name, self.recipe, self.run_dir = name, recipe, run_dir
-        self.network = build_network(name, num_classes).to(memory_format=torch.channels_last)
-        self.average = build_network(name, num_classes).to(memory_format=torch.channels_last).eval()
+        self.network = build(name, num_classes).to(memory_format=torch.channels_last)
+        self.average = build(name, num_classes).to(memory_format=torch.channels_last).eval()
         self.average.load_state_dict(self.network.state_dict())
         kernels = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim <= 1]

@@ -17,13 +17,10 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from calibration.sets.download import DownloadError
 from calibration.sets.networks import build_network, torchvision_models
-from calibration.sets.torchvision_set import (
-    Source,
-    _input,
-    fetch_set,
-    published_weights,
-    weights_of,
-)
+from calibration.sets.published.fetched_set import fetch_set
+from calibration.sets.published.interface import Source
+from calibration.sets.published.members import read_members
+from calibration.sets.published.torchvision_weights import TorchvisionWeights, usual_weights
 from calibration.training.augment import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
@@ -66,19 +63,22 @@ def weights_dir(
     return folder
 
 
-def entries(folder: Path, base: str) -> dict[str, Any]:
+def entries(folder: Path, base: str) -> list[TorchvisionWeights]:
     """Make entries with torchvision's own classes, for the files in ``folder``."""
     models = torchvision_models()
     from torchvision.transforms._presets import ImageClassification
 
-    return {
-        path.name.partition("-")[0]: models.Weights(
-            url=f"{base}/{path.name}",
-            transforms=partial(ImageClassification, crop_size=SIZE, resize_size=73),
-            meta={"categories": list(CLASSES)},
+    return [
+        TorchvisionWeights(
+            path.name.partition("-")[0],
+            models.Weights(
+                url=f"{base}/{path.name}",
+                transforms=partial(ImageClassification, crop_size=SIZE, resize_size=73),
+                meta={"categories": list(CLASSES)},
+            ),
         )
         for path in sorted(folder.iterdir(), reverse=True)
-    }
+    ]
 
 
 @pytest.fixture
@@ -185,18 +185,18 @@ def test_an_existing_set_is_replaced_only_when_asked(weights_dir: Path, tmp_path
 
 def test_the_published_entries_are_what_the_code_takes_them_for() -> None:
     for version in ("IMAGENET1K_V1", "IMAGENET1K_V2"):
-        weights = published_weights(version)
-        assert [len(entry.meta["categories"]) for entry in weights.values()] == [1000, 1000]
-        assert all(entry.url.startswith("https://") for entry in weights.values())
+        weights = usual_weights(version)
+        assert [len(network.labels) for network in weights] == [1000, 1000]
+        assert all(network.entry.url.startswith("https://") for network in weights)
     with pytest.raises(ModelSetError, match="IMAGENET1K_V1"):
-        published_weights("V9")
+        usual_weights("V9")
 
 
-def test_any_network_with_published_weights_and_its_own_preprocessing(tmp_path: Path) -> None:
-    weights = weights_of(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
-    assert list(weights) == ["efficientnet_b0", "vit_b_16", "resnet50"]
-    assert weights["resnet50"].name == "IMAGENET1K_V2"  # the best
-    found = {name: _input(entry)[0] for name, entry in weights.items()}
+def test_any_network_with_published_weights_and_its_own_preprocessing() -> None:
+    networks = read_members(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
+    assert [network.name for network in networks] == ["efficientnet_b0", "vit_b_16", "resnet50"]
+    assert networks[2].entry.name == "IMAGENET1K_V2"  # the best
+    found = {network.name: network.input.image for network in networks}
     assert {n: (r.input_size, r.resize_shorter, r.interpolation) for n, r in found.items()} == {
         "efficientnet_b0": (224, 256, "bicubic"),
         "vit_b_16": (384, 384, "bicubic"),
@@ -216,7 +216,7 @@ def test_any_network_with_published_weights_and_its_own_preprocessing(tmp_path: 
 )
 def test_members_that_cannot_be_fetched(members: list[str], says: str) -> None:
     with pytest.raises(ModelSetError, match=says):
-        weights_of(members)
+        read_members(members)
 
 
 def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
@@ -235,17 +235,18 @@ def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
             "mean": (0, 0, 0),
         },
     }
-    weights = {}
+    weights = []
     with served_folder(folder) as url:
         for name, module in modules.items():
             torch.save(module.state_dict(), folder / name)
             digest = sha256((folder / name).read_bytes()).hexdigest()
             file = (folder / name).rename(folder / f"{name}-{digest[:8]}.pth")
-            weights[name] = torchvision_models().Weights(
+            entry = torchvision_models().Weights(
                 url=f"{url}/{file.name}",
                 transforms=partial(ImageClassification, **presets[name]),
                 meta={"categories": list(CLASSES)},
             )
+            weights.append(TorchvisionWeights(name, entry))
         made = fetch_set(weights, tmp_path / "sets", Source(tmp_path / "cache"))
     first, second = made.manifest.members
     assert (first.image, made.manifest.image.input_size) == (None, 32)

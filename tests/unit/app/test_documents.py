@@ -35,3 +35,19 @@ def test_what_is_said_of_the_tflite_set_is_in_its_result():
         for name in ("v2", "v1", "small", "ensemble")
     )
     assert f"{v2}, {v1}, {small} on 1,000 photographs; their average {ensemble}" in told
+
+
+def test_what_is_said_of_transformers_is_in_the_result():
+    told = " ".join((ROOT / "calibration/README.md").read_text("utf-8").split())
+    path = ROOT / "tests/load/results/transformer_int8.json"
+    found = json.loads(path.read_text("utf-8"))["evaluated"]
+    exact, so = (found["scores"][p]["recommended"]["top1"] for p in ("FP16", "INT8"))
+    otherwise = found["scores"]["INT8"]["as_convolutional"]["top1"]
+    assert (
+        f"{found['num_images']:,} photographs: top-1 {exact:.3f} in float, {so:.3f} in INT8 so, "
+        f"{otherwise:.3f} in INT8 as a convolutional network, a loss over the limit"
+    ) in told
+    drops = {name: drop["top1"] for name, drop in found["drops"].items()}
+    assert drops["recommended"] <= found["max_drop"] < drops["as_convolutional"]
+    cpu_ms = found["cpu_ms_per_image"]["recommended"]
+    assert f"{cpu_ms['FP16']:.2f} CPU-ms an image in float, {cpu_ms['INT8']:.2f} in INT8" in told

@@ -22,8 +22,11 @@ from tests.support.tiny_networks import (
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def attention_model() -> ov.Model:
-    """u8 [?,16,16,3] -> the tiny network's answer, after pixels have attended to each other."""
+def attention_model(is_fused: bool = False) -> ov.Model:
+    """u8 [?,16,16,3] -> the tiny network's answer, after pixels have attended to each other.
+
+    ``is_fused``: in one operation, as PyTorch's scaled_dot_product_attention is converted.
+    """
     pixels = ops.parameter([-1, SIZE, SIZE, 3], ov.Type.u8, name="pixels")
     tokens = ops.reshape(
         ops.multiply(ops.convert(pixels, "f32"), np.float32(1 / 255)),
@@ -32,14 +35,18 @@ def attention_model() -> ov.Model:
     )
     eye = np.eye(3, dtype=np.float32)
     query, key, value = (ops.matmul(tokens, eye * g, False, False) for g in (1.0, 1.0, 8.0))
-    weights = ops.softmax(ops.matmul(query, key, False, True), 2)
-    attended = ops.matmul(weights, value, False, False)
+    if is_fused:
+        attended = ops.scaled_dot_product_attention(query, key, value)
+    else:
+        weights = ops.softmax(ops.matmul(query, key, False, True), 2)
+        attended = ops.matmul(weights, value, False, False)
     logits = ops.reduce_mean(attended, np.array([1]), keep_dims=False)
     return ov.Model([ops.softmax(logits, 1)], [pixels], "attention")
 
 
 def test_attention_is_seen_in_the_graph():
     assert has_attention(attention_model())
+    assert has_attention(attention_model(is_fused=True))
     assert not has_attention(tiny_model())
     assert not has_attention(tiny_model(num_convolutions=2))
 

@@ -1,0 +1,1 @@
+"""Makes a set of networks with published weights: torchvision's, and timm's as an extra."""
