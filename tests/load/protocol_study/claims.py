@@ -121,7 +121,7 @@ def overhead(figures: Figures) -> Verdict:
         "A served pipeline adds about 5 ms",
         3 <= served - alone <= 7,
         f"one client over HTTP {served:.1f} ms, in process {alone:.1f} ms: {served - alone:.1f} ms "
-        "(measured in turns: tests/load/results/overhead.json)",
+        "(measured in turns: tests/load/results/overhead-vnni.json)",
     )
 
 

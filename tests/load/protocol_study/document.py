@@ -12,7 +12,7 @@ from protocol_study.figures import Figures, Row
 from protocol_study.plots import write_plots
 
 TEMPLATE = "protocols.md.j2"
-OVERHEAD = Path(__file__).parent.parent / "results" / "overhead.json"
+OVERHEAD = Path(__file__).parent.parent / "results" / "overhead-vnni.json"
 NOT_TOLD = "-"
 
 

@@ -13,7 +13,7 @@ class Figures:
         self, result: Mapping[str, Any], overhead: Mapping[str, Any] | None = None
     ) -> None:
         self.result = result
-        self.overhead = overhead or {}  # tests/load/results/overhead.json
+        self.overhead = overhead or {}  # tests/load/results/overhead-vnni.json
         self.rows: Sequence[Row] = result["rows"]
 
     def of(self, section: str, **wanted: Any) -> list[Row]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 DOCUMENT, FIGURES = ROOT / "docs/protocols.md", ROOT / "tests/load/results/protocols.json"
 
@@ -19,12 +21,24 @@ def test_the_study_of_protocols_is_written_from_its_figures(tmp_path):
     assert all(f"(protocols/{name})" in written.read_text("utf-8") for name in names)
 
 
-def test_what_is_said_of_the_ladder_is_in_its_result():
-    told = " ".join((ROOT / "calibration/README.md").read_text("utf-8").split())
-    result = json.loads((ROOT / "docs/ladder/resnet50.json").read_text("utf-8"))
+@pytest.mark.parametrize(
+    ("network", "linked"),
+    [
+        ("resnet50", "[resnet50](../docs/ladder/resnet50.html)"),
+        ("densenet169", "[densenet169](../docs/ladder/densenet169.html)"),
+        ("vit_b_16", "[vit_b_16](../docs/ladder/vit_b_16.html)"),
+        ("resnet50-vnni", "[resnet50](../docs/ladder/resnet50-vnni.json), EPYC without AMX"),
+    ],
+)
+def test_what_is_said_of_the_ladder_is_in_its_result(network, linked):
+    told = (ROOT / "calibration/README.md").read_text("utf-8")
+    result = json.loads((ROOT / f"docs/ladder/{network}.json").read_text("utf-8"))
     rates = {r["name"]: r["images_per_s"] for r in result["rungs"] if "images_per_s" in r}
-    eager, int8, service = (f"{rates[name]:.0f}" for name in ("eager", "int8", "service"))
-    assert f"{eager} images/s eagerly, one by one; {int8} in INT8; {service} through" in told
+    figures = [f"{rates[name]:.1f}" for name in ("eager", "torch_bf16", "onnxruntime", "openvino")]
+    times = f"{rates['int8'] / rates['eager']:.1f}"
+    figures += [f"{rates[name]:.0f}" for name in ("low_precision", "int8")]
+    row = [*figures, times, f"{rates['service']:.0f}"]
+    assert f"| {linked} | {' | '.join(row)} |" in told, row
 
 
 def test_what_is_said_of_the_tflite_set_is_in_its_result():
