@@ -77,13 +77,28 @@ def node_environment(haproxy: Path) -> dict[str, str]:
     }
 
 
+# What Ray does several times a second, for clusters and a dashboard. On one machine at rest that is
+# a sixth of all it costs (DECISIONS.md); milliseconds.
+AT_REST = {
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # never: for the dashboard
+    "RAY_event_stats": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the dashboard agent's look at all processes
+}
+
+
 def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
     """Return the environment of a Ray of our own, on a machine that it may share.
 
     ``run_dir`` and ``free_ports`` (metrics, statistics) keep two services on one machine apart:
     HAProxy's files and ports are fixed otherwise.
     """
-    return _fast_environment(run_dir / HAPROXY_COMMAND) | {
+    return {
+        **_fast_environment(run_dir / HAPROXY_COMMAND),
+        **AT_REST,
         # Nobody joins it: let it listen on loopback alone, as Ray does on a Mac.
         RAY_ON_ALL_INTERFACES: "0",
         # Ray gives a node up whose answers are late five times, and with it all that runs there. On

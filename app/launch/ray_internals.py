@@ -48,6 +48,7 @@ VARIABLES = (
     "serve/_private/constants.py",
     "_private/ray_constants.py",
     "_common/usage/usage_constants.py",
+    "dashboard/modules/reporter/reporter_consts.py",
 )
 GCS = "core/src/ray/gcs/gcs_server"
 
