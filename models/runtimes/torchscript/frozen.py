@@ -72,16 +72,30 @@ def last_operator(module: torch.jit.ScriptModule) -> str:
 
 
 def optimized_module(
-    script: CheckedScript, module: torch.jit.ScriptModule
+    script: CheckedScript, loaded: torch.jit.ScriptModule, example: torch.Tensor
 ) -> torch.jit.ScriptModule:
-    """Return a frozen module with oneDNN's convolutions; as it is where PyTorch cannot do that."""
+    """Return a loaded module frozen, with oneDNN's convolutions where PyTorch can do that.
+
+    Args:
+        script: the file.
+        loaded: its module.
+        example: images that it takes. With some sides oneDNN's layers are found to lack something
+            only when they run, as AlexNet's pooling at 64 px.
+
+    Raises:
+        ScriptError: as :func:`frozen_module`.
+
+    """
+    module = frozen_module(script, loaded)
     try:
-        with _quiet():
-            return torch.jit.optimize_for_inference(module)
+        with _quiet(), torch.inference_mode():
+            optimized: torch.jit.ScriptModule = torch.jit.optimize_for_inference(module)
+            optimized(example)
+            return optimized
     except Exception as error:  # torch raises many kinds; all mean the same here
         told = last_line(error)
         logger.warning("%s is not optimised for inference, only frozen: %s", script.path, told)
-        return module
+        return frozen_module(script, loaded)  # anew: what was to be optimised has been changed
 
 
 @contextmanager

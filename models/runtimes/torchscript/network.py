@@ -40,8 +40,8 @@ class ScriptNetwork(TorchBatches):
             import torch
 
             from models.runtimes.torchscript import frozen
-        module = frozen.frozen_module(script, frozen.loaded_module(script))
-        self._module = frozen.optimized_module(script, module)
+        example = torch.zeros((batch or 1, *input_shape), dtype=torch.uint8)
+        self._module = frozen.optimized_module(script, frozen.loaded_module(script), example)
         self._use(torch, options.threads_each)
         self._takes(batch, input_shape, num_classes)
 

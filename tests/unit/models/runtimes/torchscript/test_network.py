@@ -145,6 +145,25 @@ def test_what_torch_cannot_optimise_runs_as_it_is(script, monkeypatch, caplog):
     assert "only frozen: no oneDNN" in caplog.text
 
 
+def test_what_fails_only_once_it_runs_optimised_is_frozen_alone(script, monkeypatch, caplog):
+    """As AlexNet at 64 px, whose pooling oneDNN has not; what PyTorch had changed is not used."""
+    import torch
+
+    def broken(module: Any) -> Any:
+        torch.jit.optimize_for_inference.called_with = module
+
+        def run(_: Any) -> Any:
+            raise RuntimeError("input size is not divisible by the output size")
+
+        return run
+
+    monkeypatch.setattr(torch.jit, "optimize_for_inference", broken)
+    network = load(script, OPTIONS)
+    assert network._module is not torch.jit.optimize_for_inference.called_with
+    np.testing.assert_allclose(network.predict(images(2)), expected(images(2)), atol=1e-5)
+    assert "only frozen: input size is not divisible" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
