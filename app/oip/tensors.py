@@ -105,7 +105,7 @@ def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
             raise BadTensorError(
                 f"{where}: shape has {shown(size)}; sizes are whole numbers from 0"
             )
-    if math.prod(shape) > MAX_ELEMENTS:
+    if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:  # NumPy has no larger empty one
         raise BadTensorError(
             f"{where}: its shape has more elements than {MAX_ELEMENTS}; send smaller requests"
         )

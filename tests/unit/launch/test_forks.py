@@ -48,10 +48,12 @@ def server(
     """One that has imported a module that nobody else here imports, and its process id."""
     monkeypatch.setattr(running, "MODULES", ("colorsys",))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
+    others = {child.pid for child in psutil.Process().children()}
     with fork_server(tmp_path) as started:
         ENVIRONMENT.clear()
         ENVIRONMENT.update({**os.environ})  # pytest changes a variable between setup and call
-        yield started, psutil.Process().children()[-1].pid
+        (own,) = {child.pid for child in psutil.Process().children()} - others
+        yield started, own
 
 
 def client(script: Path, *arguments: str, **options: Any) -> "subprocess.Popen[str]":

@@ -113,6 +113,8 @@ def test_text_is_no_image():
         ("x", "UINT8", [2**31], "more elements than 2147483647"),
         ("x", "UINT8", [2**16, 2**16], "more elements than"),
         ("x", "UINT8", [2**63, 2**63, 2**63], "more elements than"),
+        ("x", "UINT8", [0, 2**63], "more elements than"),
+        ("x", "UINT8", [2**31 - 1, 0, 2**31 - 1, 2**31 - 1], "more elements than"),
         ("x", "UINT8", [1] * 9, "9 dimensions, the limit is 8"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_what_was_added_is_listed_and_verified(home):
         "fixed_batch": {},
         "members": ["a", "b"],
         "runtimes": {"a": ["openvino"], "b": ["openvino"]},
+        "runtime_versions": {"openvino": version("openvino")},
         "top1": {},
         "mean_average_precision": {},
         "task": "classification",
