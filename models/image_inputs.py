@@ -8,6 +8,7 @@ member's part.
 
 from collections.abc import Mapping, Sequence
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,6 +81,11 @@ class ImageInputs:
     def read(self, data: bytes | memoryview) -> Pixels:
         """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""
         return self.decode(data, self.check(data))
+
+    def warm_up(self) -> None:
+        """Read a small picture: the first one imports and sets up what the others find."""
+        _, file = cv2.imencode(".jpg", np.zeros((8, 8, COLORS), np.uint8))
+        self.read(file.tobytes())
 
     def of(self, member: str, images: Pixels) -> Pixels:
         """Return what a member takes of a batch: (N, H, W, 3), a view.

@@ -43,6 +43,7 @@ class Decoder:
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         model_set = model_set or settings.load_set()
         self._inputs = model_set.manifest.inputs
+        self._inputs.warm_up()
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._settings = settings
         self._queue: DecodeQueue[_Outcome] = DecodeQueue(

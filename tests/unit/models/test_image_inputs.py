@@ -1,5 +1,8 @@
 """Several inputs of one picture: each as if it had been made alone, of one decode."""
 
+import subprocess
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -103,3 +106,16 @@ def test_several_views_of_each_image_are_cut_by_member_too(inputs):
         own = inputs.of(name, views)
         assert own.shape == (2, 2, rule.input_size, rule.input_size, 3)
         np.testing.assert_array_equal(own[:, 1], inputs.of(name, batch)[:, :, ::-1])
+
+
+def test_scipy_is_imported_by_who_reads_images_and_before_the_first():
+    script = """
+import sys
+from models.image import ImageRule
+from models.image_inputs import ImageInputs
+inputs = ImageInputs({"one": ImageRule(24, 28)})
+assert "scipy" not in sys.modules
+inputs.warm_up()
+assert "scipy.sparse" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
