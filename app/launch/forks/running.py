@@ -14,21 +14,31 @@ CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
 ENDS_WITHIN_S = 10.0  # it gives its forks five
-# What the agents, the controller, the proxies and the replicas import. Never Ray: its library seeds
-# its random numbers when it is loaded, and forks of it would draw the same identities of tasks.
+# What the agents, the controller, the proxies and the replicas import: what is imported before the
+# fork they share. Never Ray: its library seeds its random numbers when it is loaded, and forks of
+# it would draw the same identities of tasks. One that is not installed (tqdm) is left out.
 MODULES = (
     "aiohttp.web",
     "fastapi",
+    "filelock",
     "grpc.aio",
+    "grpc_reflection.v1alpha.reflection",
+    "jsonschema",
+    "msgpack",
     "numpy",
     "opencensus.stats.stats",
     "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+    "opentelemetry.sdk.metrics",
     "opentelemetry.sdk.trace",
+    "pdb",
     "prometheus_client.parser",
     "psutil",
     "pydantic",
     "requests",
     "starlette.routing",
+    "tarfile",
+    "tqdm.auto",
+    "unittest",
     "uvicorn",
     "uvloop",
     "yaml",

@@ -11,7 +11,7 @@ imported the modules. It ends when its standard input does; what it forked and i
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import os
 import selectors
 import signal
@@ -127,9 +127,10 @@ class ForkServer:
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules for this process and those that it will fork."""
+    """Import modules, of those that are installed, for this process and what it will fork."""
     for module in modules:
-        importlib.import_module(module)
+        if importlib.util.find_spec(module.partition(".")[0]) is not None:
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every page that is shared
 

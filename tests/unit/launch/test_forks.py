@@ -46,7 +46,7 @@ def server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[RunningForkServer, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
-    monkeypatch.setattr(running, "MODULES", ("colorsys",))
+    monkeypatch.setattr(running, "MODULES", ("not_installed_anywhere.part", "colorsys"))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     others = {child.pid for child in psutil.Process().children()}
     with fork_server(tmp_path) as started:
@@ -172,7 +172,8 @@ def test_the_server_ends_with_its_forks(
 def test_what_the_server_imports_is_never_ray() -> None:
     """Forks of a process that has loaded Ray's library draw the same identities of tasks."""
     script = (
-        f"import sys, {', '.join(running.MODULES)}; print([m for m in sys.modules if m == 'ray'])"
+        "import sys; from app.launch.forks.server import import_all;"
+        f"import_all({running.MODULES}); print([m for m in sys.modules if m == 'ray'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
