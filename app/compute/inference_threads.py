@@ -28,7 +28,7 @@ class InferenceThreads:
 
     def __init__(self, num: int, threads_each: int = 1) -> None:
         self.num, self.threads_each = num, threads_each
-        self.scheduler = BatchScheduler(num)
+        self.scheduler = BatchScheduler(num, threads_each)
         self._threads: WorkerThreads[Any] = WorkerThreads(num, "infer")
 
     @property

@@ -43,10 +43,8 @@ def assemble(
     """Build the graph; a stage without a handle is made in this process, and shares its cores."""
     model_set = settings.load_set()
     own: dict[str, Classifier] = {}
-    cores = 1  # without members of its own a process computes on its one event loop
-    if members is None:
-        threads = replica_inference_threads(settings)
-        cores = threads.cores
+    threads = None if members is not None else replica_inference_threads(settings)
+    if threads is not None:
         names = [member.name for member in model_set.manifest.members]
         own = {name: Classifier(settings, name, threads, model_set) for name in names}
     stages: Mapping[str, MemberStage] = own
@@ -58,7 +56,11 @@ def assemble(
     decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
     combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
     ensemble = Ensemble(settings, model_set, decoding, stages, combining)
-    service = EnsembleService(settings, model_set, ensemble, cores)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
+    if threads is not None and own_decoder is not None:
+        threads.scheduler.share_cores_with(own_decoder.queue)
+    # Without members of its own a process computes on its one event loop.
+    cores = threads.cores if threads is not None else 1
+    service = EnsembleService(settings, model_set, ensemble, cores)
     own_combiner = combining if isinstance(combining, Combiner) else None
     return Assembly(service, tuple(own.values()), own_decoder, own_combiner)

@@ -46,7 +46,7 @@ class Decoder:
         self._inputs.warm_up()
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._settings = settings
-        self._queue: DecodeQueue[_Outcome] = DecodeQueue(
+        self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels
         )
         self._health = Health("file that is decoded", counts_failures=False)
@@ -84,7 +84,7 @@ class Decoder:
         """
         observed = self._observer.begin()
         call = DecodeCall(lane, time.monotonic() + left_s)
-        jobs = [self._queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
+        jobs = [self.queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
         try:
             with self.usage.under_way(len(files)):
                 outcomes = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)

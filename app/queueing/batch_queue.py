@@ -133,6 +133,10 @@ class BatchQueue:
         else:
             self._service_rate.done()
 
+    def would_grow(self, num_more: int) -> bool:
+        """Whether the next batch would be larger if so many more images waited."""
+        return self._size_for(len(self._waiting) + num_more) > self._size_for(len(self._waiting))
+
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
         self._drop_the_late()

@@ -75,13 +75,25 @@ class DecodeQueue(Generic[R]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._threads: WorkerThreads[_Ended[R] | None] = WorkerThreads(num_threads, "decode")
+        self.num_threads = num_threads
+        self._num_open = 0  # files that have not ended; of the loop
+        self._on_end: Callable[[], None] = lambda: None
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
         self._lock = threading.Lock()  # of all that follows
-        self._num_heavy_free = max(1, num_threads - 1)
+        self._max_heavy = self._num_heavy_free = max(1, num_threads - 1)
         self._light: PriorityQueue[_Job[R]] = PriorityQueue()
         self._heavy: deque[_Job[R]] = deque()
         self._since_heavy = 0  # light files begun since a heavy one was
         self._heavy_pixels = 0  # waiting or being decoded
+
+    @property
+    def num_coming(self) -> int:
+        """Images that wait or are decoded, but for the heavy ones: nobody should wait for those."""
+        return self._num_open - len(self._heavy) - (self._max_heavy - self._num_heavy_free)
+
+    def tell(self, ended: Callable[[], None]) -> None:
+        """Call ``ended`` on the loop whenever a file has ended, and its future has a result."""
+        self._on_end = ended
 
     def submit(self, call: DecodeCall, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
         """Queue a file; ``run`` decodes it, or returns what is :class:`Heavy`.
@@ -95,6 +107,7 @@ class DecodeQueue(Generic[R]):
         job = _Job(call, run, asyncio.get_running_loop().create_future())
         with self._lock:
             self._light.extend([job], call.lane)
+        self._num_open += 1
         self._call_thread()
         return job.future
 
@@ -167,11 +180,12 @@ class DecodeQueue(Generic[R]):
         if ended is None:
             return
         job = ended.job
+        self._num_open -= 1
         if job.pixels and self._heavy:  # whose threads may have found enough heavy ones running
             self._call_thread()
-        if job.is_gone():
-            return
-        if ended.error is not None:
-            job.future.set_exception(ended.error)
-        else:
-            job.future.set_result(cast(R, ended.result))
+        if not job.is_gone():
+            if ended.error is not None:
+                job.future.set_exception(ended.error)
+            else:
+                job.future.set_result(cast(R, ended.result))
+        self._on_end()  # after the result: who waits for it goes on first

@@ -96,7 +96,7 @@ async def test_large_pictures_of_one_request_have_a_limit_together(tiny_set):
     with pytest.raises(TooManyPixelsError, match="send fewer at a time"):
         await decoder.decode([large_png()] * 3)
     async with asyncio.timeout(60):  # what had begun goes on until it has been decoded
-        while decoder._queue._heavy_pixels:
+        while decoder.queue._heavy_pixels:
             await asyncio.sleep(0.001)
     assert len((await decoder.decode([large_png()] * 2)).images) == 2
 

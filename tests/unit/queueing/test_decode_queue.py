@@ -208,3 +208,42 @@ async def test_what_a_file_raises_is_its_own(threads):
     photo = threads.submit("photo")
     threads.end("photo")
     assert await photo == "photo"
+
+
+async def test_images_that_are_coming_are_counted_without_the_heavy_ones(threads):
+    photos = [threads.submit(f"photo{i}") for i in range(3)]
+    assert threads.queue.num_coming == 3
+    threads.end_all()
+    await asyncio.gather(*photos)
+    assert threads.queue.num_coming == 0
+    large = [threads.submit(f"large{i}", heavy_pixels=10) for i in range(2)]
+    await threads.wait_begun("large0")
+    async with asyncio.timeout(WITHIN_S):
+        while threads.queue.num_coming:  # until its header has been looked at
+            await asyncio.sleep(0.001)
+    photo = threads.submit("photo")
+    assert threads.queue.num_coming == 1
+    threads.end("photo", "large0")
+    await threads.wait_begun("large1")
+    threads.end_all()
+    await asyncio.gather(photo, *large)
+    assert threads.queue.num_coming == 0
+
+
+async def test_the_end_of_every_file_is_told_after_its_result(threads):
+    told: list[list[bool]] = []
+    photos: list[asyncio.Future[str]] = []
+    threads.queue.tell(lambda: told.append([photo.done() for photo in photos]))
+    photos += [threads.submit("one"), threads.submit("gone"), threads.submit("late")]
+    await threads.wait_begun("one", "gone")
+    photos[1].cancel()
+    threads.clock.now += 11
+    threads.end("one", "gone")
+    with pytest.raises(DeadlineError):
+        await photos[2]
+    assert await photos[0] == "one"
+    async with asyncio.timeout(WITHIN_S):
+        while len(told) < 3:
+            await asyncio.sleep(0.001)
+    assert told[-1] == [True, True, True]
+    assert threads.queue.num_coming == 0
