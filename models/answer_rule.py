@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.ensemble import Flags, Prediction, Probabilities, entropy, top_k
+from models.ensemble import Flags, Prediction, Probabilities, entropy, likeliest, top_k
 
 DEFAULT_THRESHOLD = 0.5
 
@@ -52,7 +52,7 @@ class AnswerRule:
         However many an answer lists.
         """
         if self.threshold is None:
-            return len({int(row.argmax()) for row in rows}) == 1
+            return len({likeliest(row) for row in rows}) == 1
         first, *others = [above(row, self.threshold) for row in rows]
         return all(bool((first == other).all()) for other in others)
 

@@ -91,11 +91,13 @@ def _resample_rows(pixels: NDArray[np.uint8], taps: _Taps) -> NDArray[np.uint8]:
     source = pixels[: taps.weights.shape[1]]  # the last rows may have no weight
     total: NDArray[Any] = taps.weights @ source.reshape(source.shape[0], -1)  # (size, width * 3)
     total += 1 << (taps.bits - 1)
-    total >>= taps.bits
+    rounded = np.empty(total.shape, np.uint8)
     if total.dtype == np.int32:
-        np.clip(total, 0, 255, out=total)
-    rounded: NDArray[np.uint8] = total.astype(np.uint8).reshape(-1, *pixels.shape[1:])
-    return rounded
+        total >>= taps.bits
+        np.clip(total, 0, 255, out=rounded, casting="unsafe")
+    else:
+        np.right_shift(total, taps.bits, out=rounded, casting="unsafe")  # at most 255
+    return rounded.reshape(-1, *pixels.shape[1:])
 
 
 @lru_cache(maxsize=_CACHED_AXES)

@@ -1,7 +1,9 @@
 """What every replica does beside its stage's work: started once per process, reported to Serve."""
 
+import logging
 from typing import Any
 
+from app.deployments.access_log import skip_filtered_access_log
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -18,6 +20,7 @@ from app.tracing.pipeline import pipeline
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
     keep_to_loopback()
+    skip_filtered_access_log(logging.getLogger("ray.serve"))
     if is_ingress:
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.ensemble import average, entropy, is_sure, margins, top_k
+from models.ensemble import average, entropy, is_sure, likeliest, margins, top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 POSITIVE = st.floats(0.01, 100.0)
@@ -132,10 +132,20 @@ def test_the_best_of_few_and_of_many_classes_are_those_of_a_stable_sort(num_clas
         assert [p.index for p in top_k(row, labels, k)] == expected.tolist()
 
 
+@pytest.mark.parametrize("num_classes", [1, 3, 64, 65, 1000])
+def test_the_likeliest_is_the_first_of_those_that_tie(num_classes):
+    rows = np.random.default_rng(5).integers(0, 5, (50, num_classes)).astype(np.float32)
+    assert [likeliest(row) for row in rows] == rows.argmax(axis=1).tolist()
+    assert [top_k(row, list(map(str, range(num_classes))), 1)[0].index for row in rows] == [
+        likeliest(row) for row in rows
+    ]
+
+
 def test_rows_of_nan_have_an_order_all_the_same():
     for num_classes in (5, 100):
         row = np.full(num_classes, np.nan, np.float32)
         assert len(top_k(row, [str(i) for i in range(num_classes)], 3)) == 3
+        assert 0 <= likeliest(row) < num_classes
 
 
 @pytest.mark.parametrize("num_classes", [10, 1000])
