@@ -79,7 +79,7 @@ def likeliest(row: Probabilities) -> int:
     """
     if len(row) > FEW_CLASSES:
         return int(row.argmax())
-    values = row.tolist()
+    values: list[float] = row.tolist()
     return values.index(max(values))
 
 
