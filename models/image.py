@@ -153,28 +153,47 @@ def decode_image(
         TandemError: OpenCV could not get the memory it needs.
 
     """
-    return decode_images(data, (rule,), checked)[0]
+    size = rule.input_size
+    return decode_images(data, (rule,), checked).reshape(size, size, 3)
 
 
 def decode_images(
     data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
-) -> list[NDArray[np.uint8]]:
+) -> NDArray[np.uint8]:
     """Decode a file once and make the input of each rule of it; see :func:`decode_image`.
 
     ``checked`` is :func:`check_image`'s answer for the rule with the largest ``resize_shorter``.
+
+    Returns:
+        uint8 BGR: the inputs one after the other, flat.
+
     """
     header, reduction = checked.header, checked.reduction
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
-    return [_square(pixels, header, rule, reduction) for rule in rules]
+    flat = np.empty(sum(3 * rule.input_size**2 for rule in rules), np.uint8)
+    start = 0
+    for rule in rules:
+        size = rule.input_size
+        out = flat[start : start + 3 * size**2].reshape(size, size, 3)
+        _square(pixels, header, rule, reduction, out)
+        start += out.size
+    return flat
 
 
 def _square(
-    pixels: NDArray[np.uint8], header: ImageHeader, rule: ImageRule, reduction: int
-) -> NDArray[np.uint8]:
-    """Resize, crop and turn decoded pixels: (input_size, input_size, 3) uint8 BGR."""
+    pixels: NDArray[np.uint8],
+    header: ImageHeader,
+    rule: ImageRule,
+    reduction: int,
+    out: NDArray[np.uint8],
+) -> None:
+    """Resize, crop and turn decoded pixels into ``out``: (input_size, input_size, 3) uint8 BGR."""
     y, x = _crop_axes(header, rule, reduction)
     region = lay_over_white(pixels[source_region(y, x)], header)
-    return _turn_upright(resize_region(region, y, x), header.orientation)
+    if header.orientation == 1:
+        resize_region(region, y, x, out)
+    else:
+        out[...] = _upright(resize_region(region, y, x), header.orientation)
 
 
 def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
@@ -222,10 +241,8 @@ def _crop_axes(header: ImageHeader, rule: ImageRule, reduction: int) -> tuple[Ax
     return axis(header.height, is_y_mirrored), axis(header.width, is_x_mirrored)
 
 
-def _turn_upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn the crop as EXIF's orientation (1 to 8) asks: mirror the stored axes, then transpose."""
     is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
     square = square[:: -1 if is_y_mirrored else 1, :: -1 if is_x_mirrored else 1]
-    if orientation >= 5:
-        square = square.transpose(1, 0, 2)
-    return np.ascontiguousarray(square)
+    return square.transpose(1, 0, 2) if orientation >= 5 else square

@@ -73,10 +73,8 @@ class ImageInputs:
             TandemError: OpenCV could not get the memory it needs.
 
         """
-        made = decode_images(data, self.rules, checked)
-        if len(made) == 1:
-            return made[0]
-        return np.concatenate([pixels.reshape(-1) for pixels in made])
+        flat = decode_images(data, self.rules, checked)
+        return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
 
     def read(self, data: bytes | memoryview) -> Pixels:
         """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""

@@ -30,6 +30,7 @@ _CACHED_AXES = 1024  # about 10 KB each
 _BITS = {"bilinear": 8, "bicubic": 14}  # of a weight
 _TYPES = {"bilinear": np.uint16, "bicubic": np.int32}
 
+Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
 
 
@@ -65,10 +66,10 @@ def source_region(y: Axis, x: Axis) -> tuple[slice, slice]:
     return slice(down.first, down.stop), slice(across.first, across.stop)
 
 
-def resize_region(region: NDArray[np.uint8], y: Axis, x: Axis) -> NDArray[np.uint8]:
+def resize_region(region: Pixels, y: Axis, x: Axis, out: Pixels | None = None) -> Pixels:
     """Resize the source's ``source_region``: (rows, columns, 3) uint8 -> (y.size, x.size, 3) uint8.
 
-    The order of the colours is kept.
+    The order of the colours is kept. ``out``: where the result goes, contiguous and of its shape.
     """
     down, across = _taps(y), _taps(x)
     if down.block > 1 or across.block > 1:
@@ -76,22 +77,22 @@ def resize_region(region: NDArray[np.uint8], y: Axis, x: Axis) -> NDArray[np.uin
         region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
     if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
         half = _resample_rows(_transpose(region), across)  # (x.size, rows, 3)
-        return _resample_rows(_transpose(half), down)
+        return _resample_rows(_transpose(half), down, out)
     half = _transpose(_resample_rows(region, down))  # (columns, y.size, 3)
-    return _transpose(_resample_rows(half, across))
+    return _transpose(_resample_rows(half, across), out)
 
 
-def _transpose(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _transpose(pixels: Pixels, out: Pixels | None = None) -> Pixels:
     """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
-    return np.asarray(cv2.transpose(pixels), np.uint8)
+    return np.asarray(cv2.transpose(pixels, out), np.uint8)
 
 
-def _resample_rows(pixels: NDArray[np.uint8], taps: _Taps) -> NDArray[np.uint8]:
+def _resample_rows(pixels: Pixels, taps: _Taps, out: Pixels | None = None) -> Pixels:
     """Combine rows: (source rows, width, 3) uint8 -> (size, width, 3) uint8."""
     source = pixels[: taps.weights.shape[1]]  # the last rows may have no weight
     total: NDArray[Any] = taps.weights @ source.reshape(source.shape[0], -1)  # (size, width * 3)
     total += 1 << (taps.bits - 1)
-    rounded = np.empty(total.shape, np.uint8)
+    rounded = np.empty(total.shape, np.uint8) if out is None else out.reshape(total.shape)
     if total.dtype == np.int32:
         total >>= taps.bits
         np.clip(total, 0, 255, out=rounded, casting="unsafe")

@@ -2,9 +2,9 @@
 
 python tests/load/sizes.py PHOTOS SET > tests/load/results/sizes.json
 
-CPU-ms an image, on one thread beside the main one, the best of a few passes, in turns. ``over``:
+CPU-ms an image, on one thread beside the main one, the median of some passes, in turns. ``over``:
 reading for all inputs and running all networks, over reading for the largest alone and running all
-networks, whose other inputs were made before.
+networks, whose other inputs were made before; the median of each turn's.
 """
 
 import json
@@ -12,18 +12,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import truediv
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import cv2
 import typer
 from machine import describe
 
+from app.bench.photos import photos_in
 from models.image_inputs import ImageInputs
+from models.memory import keep_freed_memory
 from models.model_set import ModelSet, load_model_set
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
-ROUNDS = 7
+ROUNDS = 15
 BATCH = 8
 
 
@@ -33,9 +37,10 @@ def main(
     num_photos: Annotated[int, typer.Option()] = 64,
 ) -> None:
     """Measure, and print JSON."""
-    cv2.setNumThreads(1)
+    cv2.setNumThreads(1)  # as a Decoder sets its process up
+    keep_freed_memory()
     loaded = load_model_set(model_set)
-    bodies = [path.read_bytes() for path in sorted(photos.rglob("*.JPEG"))[:num_photos]]
+    bodies = photos_in(photos)[:num_photos]
     work = Work(loaded, bodies)
     with ThreadPoolExecutor(1) as thread:  # as in the service: memory is a thread's
         found = thread.submit(measured, work.parts(), len(bodies)).result()
@@ -43,8 +48,8 @@ def main(
         **describe(),
         "model_set": loaded.manifest.name,
         "num_photos": len(bodies),
-        "cpu_ms_per_image": {name: round(ms, 3) for name, ms in found.items()},
-        "over": round(found["all"] / found["all of one read"] - 1, 4),
+        "cpu_ms_per_image": {name: round(median(ms), 3) for name, ms in found.items()},
+        "over": round(median(map(truediv, found["all"], found["all of one read"])) - 1, 4),
     }
     typer.echo(json.dumps(result, indent=1))
 
@@ -104,15 +109,15 @@ class Work:
         return [self._inputs.of(name, image[None])[0] for image in images]
 
 
-def measured(work: dict[str, Callable[[], None]], num_images: int) -> dict[str, float]:
-    """Return the CPU-ms an image of each, the best of ``ROUNDS``."""
-    best = dict.fromkeys(work, float("inf"))
+def measured(work: dict[str, Callable[[], None]], num_images: int) -> dict[str, list[float]]:
+    """Return the CPU-ms an image of each, of each of ``ROUNDS`` turns."""
+    found: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(ROUNDS):
         for name, run in work.items():
             started = time.process_time()
             run()
-            best[name] = min(best[name], (time.process_time() - started) / num_images * 1e3)
-    return best
+            found[name].append((time.process_time() - started) / num_images * 1e3)
+    return found
 
 
 if __name__ == "__main__":
