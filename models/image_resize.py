@@ -31,6 +31,7 @@ _BITS = {"bilinear": 8, "bicubic": 14}  # of a weight
 _TYPES = {"bilinear": np.uint16, "bicubic": np.int32}
 
 Pixels = NDArray[np.uint8]
+Wide = NDArray[Any]  # pixels in the type of the weights: uint16, or int32
 Interpolation = Literal["bilinear", "bicubic"]
 
 
@@ -75,30 +76,32 @@ def resize_region(region: Pixels, y: Axis, x: Axis, out: Pixels | None = None) -
     if down.block > 1 or across.block > 1:
         blocks = region.shape[1] // across.block, region.shape[0] // down.block
         region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
+    wide = region.astype(down.weights.dtype)  # once: a product would cast it each time
+    if out is None:
+        out = np.empty((y.size, x.size, 3), np.uint8)
     if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
-        half = _resample_rows(_transpose(region), across)  # (x.size, rows, 3)
-        return _resample_rows(_transpose(half), down, out)
-    half = _transpose(_resample_rows(region, down))  # (columns, y.size, 3)
-    return _transpose(_resample_rows(half, across), out)
-
-
-def _transpose(pixels: Pixels, out: Pixels | None = None) -> Pixels:
-    """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
-    return np.asarray(cv2.transpose(pixels, out), np.uint8)
-
-
-def _resample_rows(pixels: Pixels, taps: _Taps, out: Pixels | None = None) -> Pixels:
-    """Combine rows: (source rows, width, 3) uint8 -> (size, width, 3) uint8."""
-    source = pixels[: taps.weights.shape[1]]  # the last rows may have no weight
-    total: NDArray[Any] = taps.weights @ source.reshape(source.shape[0], -1)  # (size, width * 3)
-    total += 1 << (taps.bits - 1)
-    rounded = np.empty(total.shape, np.uint8) if out is None else out.reshape(total.shape)
-    if total.dtype == np.int32:
-        total >>= taps.bits
-        np.clip(total, 0, 255, out=rounded, casting="unsafe")
+        half = _combined(_transposed(wide), across)  # (x.size, rows, 3)
+        out[...] = _combined(_transposed(half), down)
     else:
-        np.right_shift(total, taps.bits, out=rounded, casting="unsafe")  # at most 255
-    return rounded.reshape(-1, *pixels.shape[1:])
+        half = _transposed(_combined(wide, down))  # (columns, y.size, 3)
+        cv2.transpose(_combined(half, across).astype(np.uint8), out)
+    return out
+
+
+def _transposed(pixels: Wide) -> Wide:
+    """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
+    return np.asarray(cv2.transpose(pixels))
+
+
+def _combined(pixels: Wide, taps: _Taps) -> Wide:
+    """Combine rows: (source rows, width, 3) of 0..255 -> (size, width, 3) of 0..255."""
+    source = pixels[: taps.weights.shape[1]]  # the last rows may have no weight
+    total: Wide = taps.weights @ source.reshape(source.shape[0], -1)  # (size, width * 3)
+    total += 1 << (taps.bits - 1)
+    total >>= taps.bits
+    if total.dtype == np.int32:
+        np.clip(total, 0, 255, out=total)
+    return total.reshape(-1, *pixels.shape[1:])
 
 
 @lru_cache(maxsize=_CACHED_AXES)
