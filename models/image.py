@@ -18,7 +18,7 @@ from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
 from models.image_header import ImageHeader, read_header
 from models.image_limits import check_complete, check_full_pixels, check_limits
-from models.image_resize import Axis, Interpolation, resize_region, source_region
+from models.image_resize import Axis, Interpolation, Source, common_region
 
 Resize = Literal["crop", "stretch"]
 
@@ -170,30 +170,20 @@ def decode_images(
     """
     header, reduction = checked.header, checked.reduction
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
+    crops = [_crop_axes(header, rule, reduction) for rule in rules]
+    rows, columns = common_region(crops)
+    source = Source(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
     flat = np.empty(sum(3 * rule.input_size**2 for rule in rules), np.uint8)
     start = 0
-    for rule in rules:
+    for rule, (y, x) in zip(rules, crops, strict=True):
         size = rule.input_size
         out = flat[start : start + 3 * size**2].reshape(size, size, 3)
-        _square(pixels, header, rule, reduction, out)
+        if header.orientation == 1:
+            source.resize(y, x, out)
+        else:
+            out[...] = _upright(source.resize(y, x), header.orientation)
         start += out.size
     return flat
-
-
-def _square(
-    pixels: NDArray[np.uint8],
-    header: ImageHeader,
-    rule: ImageRule,
-    reduction: int,
-    out: NDArray[np.uint8],
-) -> None:
-    """Resize, crop and turn decoded pixels into ``out``: (input_size, input_size, 3) uint8 BGR."""
-    y, x = _crop_axes(header, rule, reduction)
-    region = lay_over_white(pixels[source_region(y, x)], header)
-    if header.orientation == 1:
-        resize_region(region, y, x, out)
-    else:
-        out[...] = _upright(resize_region(region, y, x), header.orientation)
 
 
 def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:

@@ -12,6 +12,7 @@ Resizing along an axis is a sparse matrix (size, source rows) times the rows: Sc
 of one row to another in one go, where NumPy makes a copy of each row first (DECISIONS.md).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,31 +62,53 @@ class _Taps:
     bits: int
 
 
-def source_region(y: Axis, x: Axis) -> tuple[slice, slice]:
-    """Return the rows and columns of the source that the crop is made of."""
-    down, across = _taps(y), _taps(x)
-    return slice(down.first, down.stop), slice(across.first, across.stop)
+class Source:
+    """What crops of one picture are made of, (rows, columns, 3) uint8, widened once for all.
 
+    Args:
+        region: the source's :func:`common_region`, opaque; the order of the colours is kept.
+        first_row: the region's first row in the source.
+        first_column: and column.
 
-def resize_region(region: Pixels, y: Axis, x: Axis, out: Pixels | None = None) -> Pixels:
-    """Resize the source's ``source_region``: (rows, columns, 3) uint8 -> (y.size, x.size, 3) uint8.
-
-    The order of the colours is kept. ``out``: where the result goes, contiguous and of its shape.
     """
-    down, across = _taps(y), _taps(x)
-    if down.block > 1 or across.block > 1:
-        blocks = region.shape[1] // across.block, region.shape[0] // down.block
-        region = np.asarray(cv2.resize(region, blocks, interpolation=cv2.INTER_AREA), np.uint8)
-    wide = region.astype(down.weights.dtype)  # once: a product would cast it each time
-    if out is None:
-        out = np.empty((y.size, x.size, 3), np.uint8)
-    if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
-        half = _combined(_transposed(wide), across)  # (x.size, rows, 3)
-        out[...] = _combined(_transposed(half), down)
-    else:
-        half = _transposed(_combined(wide, down))  # (columns, y.size, 3)
-        cv2.transpose(_combined(half, across).astype(np.uint8), out)
-    return out
+
+    def __init__(self, region: Pixels, first_row: int, first_column: int) -> None:
+        self._region, self._first_row, self._first_column = region, first_row, first_column
+        self._widened: dict[np.dtype[Any], Wide] = {}
+
+    def resize(self, y: Axis, x: Axis, out: Pixels | None = None) -> Pixels:
+        """Return a crop, (y.size, x.size, 3) uint8; ``out``: where it goes, contiguous."""
+        down, across = _taps(y), _taps(x)
+        if out is None:
+            out = np.empty((y.size, x.size, 3), np.uint8)
+        rows = slice(down.first - self._first_row, down.stop - self._first_row)
+        columns = slice(across.first - self._first_column, across.stop - self._first_column)
+        if down.block > 1 or across.block > 1:
+            blocks = self._region[rows, columns]
+            size = blocks.shape[1] // across.block, blocks.shape[0] // down.block
+            blocks = np.asarray(cv2.resize(blocks, size, interpolation=cv2.INTER_AREA), np.uint8)
+            wide, columns = blocks.astype(down.weights.dtype), slice(None)
+        else:
+            wide = self._wide(down.weights.dtype)[rows]
+        if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
+            half = _combined(_transposed(wide)[columns], across)  # (x.size, rows, 3)
+            out[...] = _combined(_transposed(half), down)
+        else:
+            half = _transposed(_combined(wide, down))[columns]  # (columns, y.size, 3)
+            cv2.transpose(_combined(half, across).astype(np.uint8), out)
+        return out
+
+    def _wide(self, dtype: "np.dtype[Any]") -> Wide:
+        if dtype not in self._widened:
+            self._widened[dtype] = self._region.astype(dtype)
+        return self._widened[dtype]
+
+
+def common_region(crops: Iterable[tuple[Axis, Axis]]) -> tuple[slice, slice]:
+    """Return the source's rows and columns that crops, each of y and x, are made of together."""
+    taps = [(_taps(y), _taps(x)) for y, x in crops]
+    rows = slice(min(y.first for y, _ in taps), max(y.stop for y, _ in taps))
+    return rows, slice(min(x.first for _, x in taps), max(x.stop for _, x in taps))
 
 
 def _transposed(pixels: Wide) -> Wide:

@@ -24,7 +24,7 @@ from models.image import (
     check_image,
     read_image,
 )
-from models.image_resize import Axis, resize_region, source_region
+from models.image_resize import Axis, Source, common_region
 from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
@@ -275,9 +275,10 @@ def test_threads_share_the_function():
 def test_a_large_shrink_allocates_a_fraction_of_its_source():
     source = np.zeros((2400, 2400, 3), np.uint8)
     axis = Axis(length=2400, scale=2400 / 64, offset=4, size=56)
-    region = source[source_region(axis, axis)]
+    rows, columns = common_region([(axis, axis)])
+    region = source[rows, columns]
     tracemalloc.start()
-    resize_region(region, axis, axis)
+    Source(region, rows.start, columns.start).resize(axis, axis)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < region.nbytes / 4
