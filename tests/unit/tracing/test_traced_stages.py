@@ -87,9 +87,10 @@ async def test_a_header_is_never_read_on_the_event_loop(
         readers.append(threading.current_thread())
         return read(data)
 
+    decoder = Decoder(settings)  # it reads a picture of its own
     monkeypatch.setattr("app.deployments.decoder.read_header", noting)
     monkeypatch.setattr("models.image.read_header", noting)
-    await Decoder(settings).decode([file])
+    await decoder.decode([file])
     assert readers
     assert threading.main_thread() not in readers
     assert exported.get_finished_spans()
