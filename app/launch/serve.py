@@ -30,6 +30,7 @@ from app.launch.stop_request import StopRequest
 from app.launch.tls import tls_of
 from app.setting_values import check_redis_client
 from models.cpus import available_cpus
+from models.memory import give_back_memory
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -76,6 +77,7 @@ def run_service(options: ServeOptions) -> None:
                     status.stop()
                     _welcome(config, has_keys=wants_key(client))
             if is_ready:
+                give_back_memory()  # nothing is left to do but to wait
                 stop.wait()
             status.stop()
             console.print("stopping")

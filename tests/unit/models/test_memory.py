@@ -1,7 +1,10 @@
-"""Memory given back after compiling: pages of mapped files, and only of those that were named."""
+"""Memory given back after compiling, only of the files that were named; and what decoding keeps."""
 
+import ctypes
 import mmap
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +86,39 @@ def test_a_compiled_network_holds_no_pages_and_answers_as_before(tmp_path):
     assert blobs
     assert sum(map(resident_kib, blobs)) == 0
     np.testing.assert_array_equal(cached.predict(images), expected)
+
+
+FAULTS = """
+import sys, threading
+from resource import RUSAGE_THREAD, getrusage
+import numpy as np
+from models import memory
+
+def photo():
+    return [np.ones(size, np.uint8) for size in (560_000, 300_000, 150_000)]
+
+def faults_of_100():
+    for _ in range(20):
+        photo()
+    before = getrusage(RUSAGE_THREAD).ru_minflt
+    for _ in range(100):
+        photo()
+    print((getrusage(RUSAGE_THREAD).ru_minflt - before) / 100)
+
+if "keep" in sys.argv:
+    memory.keep_freed_memory()
+thread = threading.Thread(target=faults_of_100)  # as a decoding thread: an arena of its own
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's")
+def test_a_photo_finds_the_memory_that_the_last_one_has_freed():
+    def faults(*arguments: str) -> float:
+        command = [sys.executable, "-c", FAULTS, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return float(done.stdout)
+
+    assert faults("keep") < 2
+    assert faults() > 20  # or there is nothing to do any more
