@@ -24,7 +24,7 @@ from app.tracing.decodes import DecodedFile
 from models.errors import TandemError
 from models.image import CheckedImage
 from models.image_header import ImageHeader, read_header
-from models.memory import keep_freed_memory
+from models.memory import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
 from models.runtime import Pixels
 
@@ -42,6 +42,7 @@ class Decoder:
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
         """Make the threads; ``model_set`` is the settings', if it has been loaded already."""
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
+        give_back_memory()  # what the members of this process took to compile and check
         keep_freed_memory()
         model_set = model_set or settings.load_set()
         self._inputs = model_set.manifest.inputs

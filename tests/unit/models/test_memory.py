@@ -95,7 +95,7 @@ import numpy as np
 from models import memory
 
 def photo():
-    return [np.ones(size, np.uint8) for size in (560_000, 300_000, 150_000)]
+    return [np.ones(size, np.uint8) for size in (560_000, 560_000, 560_000, 300_000)]
 
 def faults_of_100():
     for _ in range(20):
