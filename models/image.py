@@ -49,6 +49,8 @@ _MIRRORED = {
     8: (False, True),
 }
 
+COLORS = 3  # blue, green, red
+
 
 @dataclass(frozen=True)
 class ImageRule:
@@ -75,6 +77,16 @@ class ImageRule:
                 f"resize_shorter is {self.resize_shorter} and input_size {self.input_size}; with "
                 "resize stretch both are the same"
             )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The input's: rows, columns, colours."""
+        return self.input_size, self.input_size, COLORS
+
+    @property
+    def num_bytes(self) -> int:
+        """The input's size."""
+        return self.input_size**2 * COLORS
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,7 @@ def decode_image(
         TandemError: OpenCV could not get the memory it needs.
 
     """
-    size = rule.input_size
-    return decode_images(data, (rule,), checked).reshape(size, size, 3)
+    return decode_images(data, (rule,), checked).reshape(rule.shape)
 
 
 def decode_images(
@@ -173,16 +184,15 @@ def decode_images(
     crops = [_crop_axes(header, rule, reduction) for rule in rules]
     rows, columns = common_region(crops)
     source = Source(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
-    flat = np.empty(sum(3 * rule.input_size**2 for rule in rules), np.uint8)
+    flat = np.empty(sum(rule.num_bytes for rule in rules), np.uint8)
     start = 0
     for rule, (y, x) in zip(rules, crops, strict=True):
-        size = rule.input_size
-        out = flat[start : start + 3 * size**2].reshape(size, size, 3)
+        out = flat[start : start + rule.num_bytes].reshape(rule.shape)
         if header.orientation == 1:
             source.resize(y, x, out)
         else:
             out[...] = _upright(source.resize(y, x), header.orientation)
-        start += out.size
+        start += rule.num_bytes
     return flat
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.image import (
+    COLORS,
     DEFAULT_MAX_FULL_PIXELS,
     DEFAULT_MAX_PIXELS,
     CheckedImage,
@@ -22,7 +23,6 @@ from models.image import (
 )
 
 Pixels = NDArray[np.uint8]
-COLORS = 3
 
 
 class ImageInputs:
@@ -37,10 +37,10 @@ class ImageInputs:
         self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
         # Who can be decoded at reduced scale for the largest, can be for all.
         self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
-        ends = np.cumsum([_num_bytes(rule) for rule in self.rules]).tolist()
+        ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
         self.num_bytes: int = ends[-1]  # of an image
         self._parts = {
-            name: (ends[place := self.rules.index(rule)] - _num_bytes(rule), ends[place], rule)
+            name: (ends[place := self.rules.index(rule)] - rule.num_bytes, ends[place], rule)
             for name, rule in rules.items()
         }
 
@@ -100,7 +100,7 @@ class ImageInputs:
         """Return a batch's distinct inputs, each (N, H, W, 3), in the order of ``rules``."""
         if images.ndim > 3:
             return [images]
-        ends = np.cumsum([_num_bytes(rule) for rule in self.rules])[:-1]
+        ends = np.cumsum([rule.num_bytes for rule in self.rules])[:-1]
         parts = np.split(images, ends, axis=-1)
         sizes = (rule.input_size for rule in self.rules)
         return [_squares(part, size) for part, size in zip(parts, sizes, strict=True)]
@@ -116,12 +116,7 @@ class ImageInputs:
         """Return a batch without images."""
         if len(self.rules) > 1:
             return np.empty((0, self.num_bytes), np.uint8)
-        size = self.rules[0].input_size
-        return np.empty((0, size, size, COLORS), np.uint8)
-
-
-def _num_bytes(rule: ImageRule) -> int:
-    return COLORS * rule.input_size**2
+        return np.empty((0, *self.rules[0].shape), np.uint8)
 
 
 def _squares(images: Pixels, size: int) -> Pixels:

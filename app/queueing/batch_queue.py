@@ -133,8 +133,14 @@ class BatchQueue:
         else:
             self._service_rate.done()
 
-    def would_grow(self, num_more: int) -> bool:
-        """Whether the next batch would be larger if so many more images waited."""
+    def would_grow(self, num_more: int, within_s: float) -> bool:
+        """Whether the next batch would be larger if so many more images came ``within_s``.
+
+        Not if one that waits would be too late by then.
+        """
+        ends = self._clock() + within_s + self.fastest_s
+        if any(entry.expires <= ends for entry in self._waiting.heads()):
+            return False
         return self._size_for(len(self._waiting) + num_more) > self._size_for(len(self._waiting))
 
     def take(self) -> Coroutine[Any, Any, None] | None:

@@ -28,8 +28,8 @@ class Queue(Protocol):
         """Form the next batch and return its run, not yet started; None if nobody wants one."""
         ...
 
-    def would_grow(self, num_more: int) -> bool:
-        """Whether the next batch would be larger if so many more images were there."""
+    def would_grow(self, num_more: int, within_s: float) -> bool:
+        """Whether the next batch would be larger, and none late, if so many more came by then."""
         ...
 
 
@@ -100,7 +100,7 @@ class BatchScheduler:
         since = [(queue.waiting_since, queue) for queue in self._queues]
         waiting = [(when, queue) for when, queue in since if when is not None]
         if waiting and (num_coming := self._num_worth_waiting_for()):
-            waiting = [pair for pair in waiting if not pair[1].would_grow(num_coming)]
+            waiting = [pair for pair in waiting if not pair[1].would_grow(num_coming, MAX_HOLD_S)]
             if not waiting:
                 self._begin_hold()
         return min(waiting, key=lambda pair: pair[0])[1] if waiting else None

@@ -1,6 +1,7 @@
 """The batch scheduler beside decoding: a batch that would grow waits while no core stands still."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -47,8 +48,10 @@ class Cores:
         """How large each network's batches were."""
         return [[len(batch) for batch in network.batches] for network in self.networks]
 
-    async def submit(self, which: int, num: int) -> Sequence[asyncio.Future]:
-        futures = self.queues[which].submit([image(n) for n in range(num)])
+    async def submit(
+        self, which: int, num: int, timeout_s: float = math.inf
+    ) -> Sequence[asyncio.Future]:
+        futures = self.queues[which].submit([image(n) for n in range(num)], timeout_s)
         await settle()
         return futures
 
@@ -125,6 +128,20 @@ async def test_it_never_waits_for_long(monkeypatch):
             while len(cores.batches[0]) < num_batches:
                 await asyncio.sleep(0.001)
         await cores.networks[0].finish_all()
+
+
+async def test_an_image_whose_time_would_pass_meanwhile_does_not_wait(monkeypatch):
+    monkeypatch.setattr(scheduler, "MAX_HOLD_S", 1.0)
+    cores = Cores()
+    cores.decoding.num_coming = 9
+    await cores.submit(0, 1, timeout_s=1.5)
+    assert cores.batches == [[]]
+    await cores.submit(0, 1, timeout_s=0.9)  # it came later, and there is only one batch of both
+    cores.networks[0].now = 0.7
+    cores.decoding.end()
+    await settle()
+    assert cores.batches == [[1, 1]]
+    await cores.networks[0].finish_all()
 
 
 async def test_a_batch_that_keeps_two_cores_busy_counts_for_two():

@@ -235,9 +235,10 @@ import sys
 from app.deployments.assembly import assemble
 from app.settings import Settings
 assemble(Settings(model_set=sys.argv[1], compile_cache=None, trace_dir=None))
-import app.main, app.bench.upper_bound, app.launch.forks.running
-for module in app.launch.forks.running.MODULES:
-    __import__(module)
+import app.main, app.bench.upper_bound
+from app.launch.forks.running import MODULES
+from app.launch.forks.server import import_all
+import_all(MODULES)
 print([name for name in ("torch", "onnxruntime", "onnx") if name in sys.modules])
 """
 
