@@ -99,7 +99,9 @@ class BatchScheduler:
     def _next(self) -> Queue | None:
         since = [(queue.waiting_since, queue) for queue in self._queues]
         waiting = [(when, queue) for when, queue in since if when is not None]
-        if waiting and (num_coming := self._num_worth_waiting_for()):
+        if not waiting:
+            self._end_hold()  # of images that are gone
+        elif num_coming := self._num_worth_waiting_for():
             waiting = [pair for pair in waiting if not pair[1].would_grow(num_coming, MAX_HOLD_S)]
             if not waiting:
                 self._begin_hold()

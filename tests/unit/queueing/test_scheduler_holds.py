@@ -144,6 +144,20 @@ async def test_an_image_whose_time_would_pass_meanwhile_does_not_wait(monkeypatc
     await cores.networks[0].finish_all()
 
 
+async def test_what_waits_next_waits_as_long_as_if_none_had_waited_before():
+    """A hold ends with the images it was for, and leaves no time that runs."""
+    cores = Cores(num_cores=1)
+    cores.decoding.num_coming = 9
+    (future,) = await cores.submit(0, 1)
+    assert cores.scheduler._hold is not None
+    future.cancel()
+    cores.queues[0]._waiting.forget_the_gone()
+    cores.decoding.end()
+    await settle()
+    assert cores.scheduler._hold is None
+    assert cores.batches == [[]]
+
+
 async def test_a_batch_that_keeps_two_cores_busy_counts_for_two():
     turns, decoding = BatchScheduler(2, threads_each=2), Decoding()
     turns.share_cores_with(decoding)
