@@ -13,6 +13,9 @@ from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
 from app.settings import Settings
 
+# A loop that decodes serves some 400 images a second: as many as two cores' networks.
+MAX_CORES_OF_LOOP = 2
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -59,6 +62,9 @@ def assemble(
     own_decoder = decoding if isinstance(decoding, Decoder) else None
     if threads is not None and own_decoder is not None:
         threads.scheduler.share_cores_with(own_decoder.queue)
+        if threads.cores <= MAX_CORES_OF_LOOP:
+            most = threads.cores * max(settings.batch_sizes)
+            own_decoder.use_loop(lambda: all(one.num_waiting < most for one in own.values()))
     # Without members of its own a process computes on its one event loop.
     cores = threads.cores if threads is not None else 1
     service = EnsembleService(settings, model_set, ensemble, cores)

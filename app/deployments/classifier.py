@@ -142,6 +142,11 @@ class Classifier:
         if changed.max_batch_size is not None:
             self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
 
+    @property
+    def num_waiting(self) -> int:
+        """How many images wait for a batch."""
+        return len(self._queue)
+
     def report(self) -> QueueReport:
         """Return how the queue fares."""
         return self._queue.report()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ from models.model_set import ModelSet
 from models.runtime import Pixels
 
 HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
+# Up to which a JPEG is a small photo, decoded in a few milliseconds.
+SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
+MAX_AT_ONCE = 8  # images that the loop decodes in one turn: what else it has to do waits so long
 
 
 class _Outcome(NamedTuple):
@@ -37,7 +41,10 @@ class _Outcome(NamedTuple):
 
 
 class Decoder:
-    """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free."""
+    """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free.
+
+    While the loop has time enough (:meth:`use_loop`) small photos are decoded on it.
+    """
 
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
         """Make the threads; ``model_set`` is the settings', if it has been loaded already."""
@@ -52,12 +59,22 @@ class Decoder:
         self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels
         )
+        self._num_at_once = 0  # in this turn of the loop
         self._health = Health("file that is decoded", counts_failures=False)
         self._observer = DecoderObserver()
+        self._has_time: Callable[[], bool] = lambda: False
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
         expected_ms = decoder_cpu_ms(model_set.manifest)
         self.usage = Usage(replica_cores(settings.decode_threads), expected_ms)
+
+    def use_loop(self, has_time: Callable[[], bool]) -> None:
+        """Decode small photos on the event loop whenever ``has_time`` says so.
+
+        A thread would wait for the interpreter a dozen times in each, and the loop would be woken
+        for its outcome.
+        """
+        self._has_time = has_time
 
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; one that does not is replaced.
@@ -86,16 +103,46 @@ class Decoder:
 
         """
         observed = self._observer.begin()
+        with self.usage.under_way(len(files)):
+            outcomes = self._at_once(files, left_s, lane)
+            if outcomes is None:
+                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+        self._observer.decoded(observed, [outcome.file for outcome in outcomes])
+        return self._stacked(outcomes)
+
+    def _at_once(self, files: list[bytes], left_s: float, lane: Lane) -> list[_Outcome] | None:
+        """Decode a small photo here; None: the files are for the threads, where they take turns."""
+        is_for_loop = len(files) == 1 and lane == "interactive"
+        is_room = self._num_at_once < MAX_AT_ONCE and self._has_time()
+        if not (is_for_loop and is_room and left_s > 0):
+            return None
+        data = files[0]
+        if len(data) > SMALL_BYTES:
+            return None
+        try:
+            checked = self._check(data)
+        except TandemError:
+            return None  # a thread tells what is wrong with it
+        if not _is_small(checked.header):
+            return None
+        if not self._num_at_once:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._num_at_once += 1
+        return [self._finish(data, checked)]
+
+    def _next_turn(self) -> None:
+        self._num_at_once = 0
+
+    async def _by_turns(
+        self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool
+    ) -> list[_Outcome]:
         call = DecodeCall(lane, time.monotonic() + left_s)
         jobs = [self.queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
         try:
-            with self.usage.under_way(len(files)):
-                outcomes = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
+            return [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
         finally:
             for job in jobs:
                 job.cancel()  # of a request that has failed, what still waits is of no use
-        self._observer.decoded(observed, [outcome.file for outcome in outcomes])
-        return self._stacked(outcomes)
 
     def _stacked(self, outcomes: list[_Outcome]) -> Decoded:
         pixels: list[Pixels] = []
@@ -115,16 +162,19 @@ class Decoder:
             return pixels[0][None]
         return np.stack(pixels) if pixels else self._inputs.none()
 
+    def _check(self, data: bytes) -> CheckedImage:
+        limits = self._settings
+        return self._inputs.check(
+            data, max_pixels=limits.max_pixels, max_full_pixels=limits.max_full_pixels
+        )
+
     def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
         """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""
-        started, limits = time.monotonic(), self._settings
+        started = time.monotonic()
         try:
-            checked = self._inputs.check(
-                data, max_pixels=limits.max_pixels, max_full_pixels=limits.max_full_pixels
-            )
+            checked = self._check(data)
         except TandemError as error:
-            ended = time.monotonic()
-            header = _header_of(data)
+            ended, header = time.monotonic(), _header_of(data)
             return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
         if checked.full_pixels > HEAVY_PIXELS:
             if not takes_heavy:
@@ -142,6 +192,12 @@ class Decoder:
             fault = Fault.of(error)
         ended = time.monotonic()
         return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
+
+
+def _is_small(header: ImageHeader) -> bool:
+    """Whether it is a JPEG that takes a few milliseconds, at whatever scale it is decoded."""
+    is_plain = header.format == "jpeg" and not header.has_many_scans
+    return is_plain and header.width * header.height <= SMALL_PIXELS
 
 
 def _header_of(data: bytes) -> ImageHeader | None:
