@@ -22,6 +22,7 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.memory import give_back_memory
 from models.network_shapes import check_network, fixed_batch
+from models.process_locale import kept_locale
 from models.record import RuntimeName
 from models.runtimes.interface import check_fits
 from models.runtimes.options import Pixels, RuntimeOptions
@@ -65,7 +66,8 @@ def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledM
 
     What is served is compiled by :class:`CompiledNetwork`.
     """
-    return _core().compile_model(model, "CPU", dict(properties))
+    with kept_locale:
+        return _core().compile_model(model, "CPU", dict(properties))
 
 
 class CompiledNetwork:
@@ -94,7 +96,7 @@ class CompiledNetwork:
             model.reshape([size, *self.input_shape])
         properties = options.properties
         # One compilation, and reading one from the cache, is mostly one thread's work.
-        with ThreadPoolExecutor(options.num_threads) as threads:
+        with kept_locale, ThreadPoolExecutor(options.num_threads) as threads:
             self._compiled: list[ov.CompiledModel] = list(
                 threads.map(lambda model: core.compile_model(model, "CPU", properties), models)
             )
