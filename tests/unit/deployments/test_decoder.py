@@ -165,7 +165,7 @@ async def test_a_decoder_that_hangs_is_unhealthy_and_so_is_the_gateway_that_has_
         decoding.cancel()
 
 
-def threads_used(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of the thread that decodes each file from now on."""
     used: list[str] = []
     decode = ImageInputs.decode
@@ -185,7 +185,7 @@ MAIN = threading.main_thread().name
 async def test_while_the_loop_has_time_it_decodes_small_photos(tiny_set, monkeypatch, has_time):
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     decoder.use_loop(lambda: has_time)
-    used = threads_used(decoder, monkeypatch)
+    used = threads_used(monkeypatch)
     decoded = await decoder.decode([picture("red", suffix=".jpg")])
     np.testing.assert_allclose(decoded.images[0, 0, 0], COLORS["red"], atol=2)
     assert len(decoded.decode_ms) == 1
@@ -211,7 +211,7 @@ def progressive() -> bytes:
 async def test_what_may_take_longer_is_for_the_threads(tiny_set, monkeypatch, files, lane):
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     decoder.use_loop(lambda: True)
-    used = threads_used(decoder, monkeypatch)
+    used = threads_used(monkeypatch)
     decoded = await decoder.decode(files, lane=lane)
     assert len(decoded.images) == len(files)
     assert MAIN not in used
@@ -220,7 +220,7 @@ async def test_what_may_take_longer_is_for_the_threads(tiny_set, monkeypatch, fi
 async def test_one_turn_of_the_loop_decodes_a_batch_at_most(tiny_set, monkeypatch):
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     decoder.use_loop(lambda: True)
-    used = threads_used(decoder, monkeypatch)
+    used = threads_used(monkeypatch)
     photo = picture("red", suffix=".jpg")
     for _ in range(2):  # the next turn may again
         await asyncio.gather(*(decoder.decode([photo]) for _ in range(MAX_AT_ONCE + 3)))
@@ -228,10 +228,17 @@ async def test_one_turn_of_the_loop_decodes_a_batch_at_most(tiny_set, monkeypatc
     assert len(used) == 2 * (MAX_AT_ONCE + 3)
 
 
-async def test_on_the_loop_too_faults_are_told_and_what_is_late_is_not_decoded(tiny_set):
+async def test_on_the_loop_too_faults_are_told_and_what_is_late_is_not_decoded(
+    tiny_set, monkeypatch
+):
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     decoder.use_loop(lambda: True)
+    used = threads_used(monkeypatch)
     photo = picture("red", suffix=".jpg")
+    tables = photo.index(b"\xff\xdb")
+    damaged = photo[: tables + 4] + b"\x09" + photo[tables + 5 :]  # no such quantisation table
+    assert (await decoder.decode([damaged])).faults[0].code == "corrupt_image"
+    assert used == [MAIN]
     assert (await decoder.decode([photo[:-4]])).faults[0].code == "corrupt_image"
     assert (await decoder.decode([b""])).faults[0].code == "not_an_image"
     with pytest.raises(DeadlineError):
@@ -246,7 +253,7 @@ async def test_the_loop_decodes_only_where_it_keeps_up_with_the_cores(
     monkeypatch.setattr(assembly, "replica_inference_threads", lambda _: threads)
     graph = assemble(Settings(model_set=str(tiny_set)))
     assert graph.own_decoder is not None
-    used = threads_used(graph.own_decoder, monkeypatch)
+    used = threads_used(monkeypatch)
     await graph.own_decoder.decode([picture("red", suffix=".jpg")])
     assert (used == [MAIN]) is uses_loop
     for member in graph.own_members:  # a queue of more than fills the cores' batches
