@@ -86,6 +86,11 @@ class Settings(BaseModel):
     combiner: Place = Field(
         "gateway", description="where the Combiner runs: the Gateway's process, or its own replicas"
     )
+    local_channels: bool = Field(
+        True,
+        description="call the Decoder's and the members' replicas on the Gateway's own node over "
+        "Unix-domain sockets; false: through Ray, as those of other nodes",
+    )
     streams: int = Field(
         0, ge=0, description="batches that run at a time in a replica; 0: one on each of its cores"
     )

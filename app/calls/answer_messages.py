@@ -38,7 +38,9 @@ class _Answer(NamedTuple):
     def errors(self) -> list[TandemError | None]:
         """Return each part's error; None if it was answered."""
         found = self.notes["errors"]
-        return [_error(*found[str(i)]) if str(i) in found else None for i in range(self.num_parts)]
+        return [
+            error_named(*found[str(i)]) if str(i) in found else None for i in range(self.num_parts)
+        ]
 
     @property
     def num_parts(self) -> int:
@@ -168,13 +170,18 @@ def _notes(text: memoryview) -> Notes:
 def _errors(answers: Sequence[object]) -> dict[str, list[Any]]:
     """Return the errors among the answers, by place: the class's name and its arguments."""
     return {
-        str(place): [type(one).__name__, list(one.args) if isinstance(one, TandemError) else []]
+        str(place): named_error(one)
         for place, one in enumerate(answers)
         if isinstance(one, BaseException)
     }
 
 
-def _error(name: str, arguments: Sequence[str | float]) -> TandemError:
+def named_error(error: BaseException) -> list[Any]:
+    """Return the name of an error's class, and its arguments if it is one of ours."""
+    return [type(error).__name__, list(error.args) if isinstance(error, TandemError) else []]
+
+
+def error_named(name: str, arguments: Sequence[str | float]) -> TandemError:
     """Return an error of ours anew; any other means that the stage failed."""
     found = next((one for one in _tree(TandemError) if one.__name__ == name), None)
     if found is None:

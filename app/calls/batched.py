@@ -15,9 +15,10 @@ from ray.serve.handle import DeploymentHandle
 
 from app.calls.answer_messages import calls_at_once
 from app.calls.call_messages import Call, Question, pack_call
+from app.calls.channels.pool import ChannelPool
 from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
+from app.calls.known_replicas import known_replicas
 from app.calls.message_reader import MessageError, check
-from app.calls.replica_counts import num_replicas
 from app.calls.retry import retry
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
@@ -38,6 +39,7 @@ class SharedCalls(Generic[A]):
         method: that answers a message of :mod:`app.calls.call_messages`.
         read: takes an answer apart, a part for each question.
         sizes: of calls, in images.
+        channels: to replicas on this node; None: every call goes through Ray.
 
     """
 
@@ -47,7 +49,9 @@ class SharedCalls(Generic[A]):
         method: str,
         read: Callable[[bytes], Sequence[A | TandemError]],
         sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
     ) -> None:
+        self._channels = channels
         self._handle, self._name, self._read = handle, method, read
         self._untraced = untraced()
         self._batcher: CallBatcher[Asked, A] = CallBatcher(
@@ -83,7 +87,7 @@ class SharedCalls(Generic[A]):
             question._replace(left_s=expires - now)
             for question, expires in (part.content for part in parts)
         ]
-        message = await self._method.remote(pack_call(Call(questions, lane, is_alone)))
+        message = await self._call(pack_call(Call(questions, lane, is_alone)))
         try:
             answers = self._read(message)
             check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
@@ -91,6 +95,14 @@ class SharedCalls(Generic[A]):
             raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
         self._batcher.calls_per_replica = calls_at_once(message)
         return answers
+
+    async def _call(self, message: bytes) -> bytes:
+        """Make a call over a channel, or through Ray if none is to be chosen."""
+        channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
+        if channel is not None:
+            return await channel.call(message)
+        answer: bytes = await self._method.remote(message)
+        return answer
 
     @cached_property
     def _method(self) -> DeploymentHandle[Any]:
@@ -103,7 +115,7 @@ class SharedCalls(Generic[A]):
         )
 
     def _num_replicas(self) -> int:
-        return num_replicas(self._handle.app_name, self._handle.deployment_name)
+        return known_replicas(self._handle.app_name, self._handle.deployment_name).num
 
     def _context(self) -> Context:
         """Return a context for a call: of no request, whose end Serve would let end the call."""

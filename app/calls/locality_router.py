@@ -26,7 +26,7 @@ from ray.serve.request_router import (
 )
 
 from app.calls.failure_detector import FailureDetector
-from app.calls.replica_counts import note_replicas
+from app.calls.known_replicas import KnownReplicas, channel_calls, is_silent, note_replicas
 
 T = TypeVar("T")
 
@@ -91,7 +91,9 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take what Serve says there is."""
         super().update_replicas(replicas)
-        note_replicas(self._called.app_name, self._called.name, len(replicas))
+        near = tuple(r.replica_id.unique_id for r in replicas if r.node_id == self._node_id)
+        known = KnownReplicas(len(replicas), near)
+        note_replicas(self._called.app_name, self._called.name, known)
         self._failure_detector.retain(one.replica_id for one in replicas)
 
     async def choose_replicas(
@@ -105,13 +107,16 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
         candidates = self._speaking(candidate_replicas)
         near = [one for one in candidates if one.node_id == self._node_id]
         far = [one for one in candidates if one.node_id != self._node_id]
-        return rank_replicas(
-            near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id)
-        )
+        return rank_replicas(near, far, self._queue_len)
+
+    def _queue_len(self, replica: RunningReplica) -> int | None:
+        """Return the calls under way at a replica: what it has said, and what goes past Serve."""
+        told = self.replica_queue_len_cache.get(replica.replica_id)
+        return None if told is None else told + channel_calls(replica.replica_id.unique_id)
 
     def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
         """Return those that are not silent, or all if all are; ask the silent ones how they are."""
-        silent = [one for one in replicas if self._failure_detector.is_suspected(one.replica_id)]
+        silent = [one for one in replicas if self._is_silent(one.replica_id)]
         if not silent:
             return replicas
         for replica in silent:
@@ -120,6 +125,9 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
         return [one for one in replicas if one not in silent] or replicas
+
+    def _is_silent(self, replica_id: ReplicaID) -> bool:
+        return self._failure_detector.is_suspected(replica_id) or is_silent(replica_id.unique_id)
 
     async def _ask(self, replica: RunningReplica) -> None:
         """Ask how long its queue is; one that does not answer in time stays under suspicion."""

@@ -67,7 +67,7 @@ ROUTER = "ray.serve.request_router"
 REPLICA_NAMES = (
     RayName(ROUTER, "FIFOMixin"),
     RayName(ROUTER, "MultiplexMixin"),
-    RayName(ROUTER, "ReplicaID"),
+    RayName(ROUTER, "ReplicaID.unique_id"),
     RayName(ROUTER, "LocalityMixin", parameters=("self_node_id",)),
     RayName(ROUTER, "RequestRouter", ("deployment_id",)),
     RayName(ROUTER, "RequestRouter.choose_replicas", ("candidate_replicas", "pending_request")),

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from app.calls.answer_messages import read_classified, read_decoded
 from app.calls.batched import SharedCalls, hedge_budget
 from app.calls.call_messages import Question
+from app.calls.channels.pool import ChannelPool
 from app.calls.hedge import HEDGE_AFTER_SHARE, hedged
 from app.calls.retry import retry
 from app.messages import Combined, Decoded, MemberAnswer
@@ -32,8 +33,10 @@ StageHandle: TypeAlias = DeploymentHandle[Any]
 class RemoteDecoder:
     """The Decoder deployment; its answers have images of ``image_bytes``."""
 
-    def __init__(self, handle: StageHandle, image_bytes: int = 0) -> None:
-        self._calls = SharedCalls(handle, "decode_many", read_decoded)
+    def __init__(
+        self, handle: StageHandle, image_bytes: int = 0, channels: ChannelPool | None = None
+    ) -> None:
+        self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
         self._image_bytes = image_bytes
 
     async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
@@ -46,8 +49,13 @@ class RemoteDecoder:
 class RemoteMember:
     """A Classifier deployment, whose batches have ``sizes``."""
 
-    def __init__(self, handle: StageHandle, sizes: Sequence[int] = SIZES) -> None:
-        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes)
+    def __init__(
+        self,
+        handle: StageHandle,
+        sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Run a member; see :meth:`app.deployments.classifier.Classifier.classify`."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.calls.channels.pool import ChannelPool
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
 from app.compute.inference_threads import replica_inference_threads
 from app.deployments.classifier import Classifier
@@ -53,10 +54,15 @@ def assemble(
     stages: Mapping[str, MemberStage] = own
     if members is not None:
         stages = {
-            name: RemoteMember(handle, settings.batch_sizes) for name, handle in members.items()
+            name: RemoteMember(handle, settings.batch_sizes, _channels(handle, settings))
+            for name, handle in members.items()
         }
     image_bytes = model_set.manifest.inputs.num_bytes
-    decoding = RemoteDecoder(decoder, image_bytes) if decoder else Decoder(settings, model_set)
+    decoding = (
+        RemoteDecoder(decoder, image_bytes, _channels(decoder, settings))
+        if decoder
+        else Decoder(settings, model_set)
+    )
     combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
     ensemble = Ensemble(settings, model_set, decoding, stages, combining)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
@@ -70,3 +76,9 @@ def assemble(
     service = EnsembleService(settings, model_set, ensemble, cores)
     own_combiner = combining if isinstance(combining, Combiner) else None
     return Assembly(service, tuple(own.values()), own_decoder, own_combiner)
+
+
+def _channels(handle: StageHandle, settings: Settings) -> ChannelPool | None:
+    if not settings.local_channels:
+        return None
+    return ChannelPool(handle.app_name, handle.deployment_name)

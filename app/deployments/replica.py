@@ -3,6 +3,10 @@
 import logging
 from typing import Any
 
+from ray import serve
+
+from app.calls.channels.address import address_of
+from app.calls.channels.server import ChannelServer
 from app.deployments.access_log import skip_filtered_access_log
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
@@ -41,20 +45,46 @@ class StageReplica:
         return self.usage.figures()
 
 
-class DecoderReplica(StageReplica, Decoder):
+class SharedStageReplica(StageReplica):
+    """A stage whose calls many requests share; Gateways on its node make them over a channel."""
+
+    def __init__(self, settings: Settings, *args: Any) -> None:
+        super().__init__(settings, *args)
+        self._has_channel = settings.local_channels
+        self._channel: ChannelServer | None = None
+
+    async def answer_many(self, message: bytes) -> bytes:
+        """Answer a call of many requests; see :mod:`app.deployments.many`."""
+        raise NotImplementedError
+
+    async def check_health(self) -> None:
+        """Tell Serve whether this replica works; the first time, begin to listen."""
+        if self._has_channel and self._channel is None:
+            replica = serve.get_replica_context()
+            address = address_of(replica.app_name, replica.deployment, replica.replica_id.unique_id)
+            self._channel = ChannelServer(address, self.answer_many)
+            await self._channel.start()
+        await super().check_health()  # type: ignore[misc]  # the stage's
+
+
+class DecoderReplica(SharedStageReplica, Decoder):
     """The Decoder as a deployment."""
 
     async def decode_many(self, message: bytes) -> bytes:
         """Answer a call of many requests; see :mod:`app.deployments.many`."""
         return await decode_many(self, message)
 
+    answer_many = decode_many
 
-class ClassifierReplica(StageReplica, Classifier):
+
+class ClassifierReplica(SharedStageReplica, Classifier):
     """One member as a deployment."""
 
     async def classify_many(self, message: bytes) -> bytes:
         """Answer a call of many requests; see :mod:`app.deployments.many`."""
         return await classify_many(self, message)
+
+    answer_many = classify_many
 
 
 class CombinerReplica(StageReplica, Combiner):

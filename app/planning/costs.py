@@ -21,7 +21,7 @@ from models.record import Precision
 
 AROUND = ("Ray", "HAProxy")  # as tandem bench names them
 MAX_CPU_MS = 1e6  # of an image in a stage; more is no measurement
-REST = "photos of 15 to 240 KB on two cores with AVX512-VNNI"
+REST = "photos of 15 to 240 KB on two cores with AVX512-VNNI and AMX"
 
 Form = Literal["whole", "members", "stages"]
 FORMS: Mapping[Form, str] = {

@@ -2,7 +2,7 @@
 
 The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
 for photos of 15 to 240 KB and 16 clients (tests/load/results/apart.json; two cores with
-AVX512-VNNI). Tracing every request, which clusters do not, is in it, 2 % (tracing.json).
+AVX512-VNNI and AMX). Tracing every request, which clusters do not, is in it, 2 % (tracing.json).
 """
 
 from app.settings import Settings
@@ -11,17 +11,17 @@ from models.manifest import Manifest
 from models.record import Precision
 
 DECODE_CPU_MS = 1.8  # on the Gateway's threads
-DECODER_CPU_MS = 2.6  # in a process of its own, its calls included
+DECODER_CPU_MS = 2.4  # in a process of its own, its calls included
 INPUT_CPU_MS = 0.3  # of each further input, where members differ (results/sizes.json)
 # HTTP, and the graph's calls: to stages in other processes, or in the same one.
-GATEWAY_APART_CPU_MS = 2.2
+GATEWAY_APART_CPU_MS = 1.7
 GATEWAY_TOGETHER_CPU_MS = 1.4
 COMBINE_CPU_MS = 0.5
 MEMBER_CPU_MS = 20.0  # of a member that has no record
 # A record is of full batches in one process; in one of its own a member has its calls too, and
 # batches that are a little smaller.
 MEMBER_APART = 1.1
-AROUND_CPU_MS = 0.7  # Ray's processes and HAProxy, which no replica's figures show
+AROUND_CPU_MS = 0.55  # Ray's processes and HAProxy, which no replica's figures show
 
 
 def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
+from app.calls.known_replicas import forget_channel, known_replicas, note_channel
 from app.calls.locality_router import LOCALITY_SLACK, LocalityRouter, rank_replicas
-from app.calls.replica_counts import num_replicas
 
 
 def ranks(queues: dict[str, int | None]) -> list[list[str]]:
@@ -58,10 +58,10 @@ def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
     assert counted["near1"] > counted["near2"] + counted["near3"]
 
 
-async def test_the_process_knows_how_many_replicas_there_are() -> None:
+def router_of(app_name: str) -> LocalityRouter:
     """Made with the arguments that Serve gives: one that it does not take would hang every call."""
-    router = LocalityRouter(
-        deployment_id=DeploymentID(name="member", app_name="counted"),
+    return LocalityRouter(
+        deployment_id=DeploymentID(name="member", app_name=app_name),
         handle_source=DeploymentHandleSource.REPLICA,
         self_node_id="here",
         self_actor_id="gateway",
@@ -72,13 +72,52 @@ async def test_the_process_knows_how_many_replicas_there_are() -> None:
         prefer_local_az_routing=False,
         self_availability_zone=None,
     )
-    assert num_replicas("counted", "member") == 1
-    replicas = [SimpleNamespace(replica_id=ReplicaID(name, router._called)) for name in "abc"]
-    for replica in replicas:
+
+
+def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[SimpleNamespace]:
+    """Return replicas by their nodes, as the router is given them."""
+    found = [SimpleNamespace(replica_id=ReplicaID(name, router._called)) for name in nodes]
+    for replica, node in zip(found, nodes.values(), strict=True):
         replica.multiplexed_model_ids = set()
-        replica.node_id = "here"
+        replica.node_id = node
         replica.availability_zone = None
         replica.push_proxy_handle = lambda _: None
+    return found
+
+
+async def test_the_process_knows_which_replicas_there_are() -> None:
+    router = router_of("counted")
+    assert known_replicas("counted", "member") == (1, ())
+    router.update_replicas(replicas_of(router, {"a": "here", "b": "there", "c": "here"}))
+    assert known_replicas("counted", "member") == (3, ("a", "c"))
+    assert known_replicas("counted", "other") == (1, ())
+
+
+async def test_calls_that_go_past_serve_count() -> None:
+    router = router_of("past_serve")
+    near, far = replicas = replicas_of(router, {"past1": "here", "past2": "there"})
     router.update_replicas(replicas)
-    assert num_replicas("counted", "member") == 3
-    assert num_replicas("counted", "other") == 1
+    for replica in replicas:
+        router.on_new_queue_len_info(replica.replica_id, 0)
+    assert await router.choose_replicas(replicas) == [[near], [far]]
+    note_channel("past1", LOCALITY_SLACK + 1, is_silent=False)
+    assert await router.choose_replicas(replicas) == [[far], [near]]
+    forget_channel("past1")
+    assert await router.choose_replicas(replicas) == [[near], [far]]
+
+
+async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
+    router = router_of("silent")
+    near, far = replicas = replicas_of(router, {"quiet1": "here", "quiet2": "there"})
+    router.update_replicas(replicas)
+
+    async def never(deadline_s: float) -> int:
+        raise TimeoutError
+
+    near.get_queue_len = never
+    for replica in replicas:
+        router.on_new_queue_len_info(replica.replica_id, 0)
+    note_channel("quiet1", 0, is_silent=True)
+    assert await router.choose_replicas(replicas) == [[far]]
+    forget_channel("quiet1")
+    assert await router.choose_replicas(replicas) == [[near], [far]]

@@ -1,0 +1,82 @@
+"""Frames: what goes over a channel, and the protocol that takes a stream of bytes apart again.
+
+A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
+the payload. Payloads of calls and answers are the messages of :mod:`app.calls.call_messages` and
+:mod:`app.calls.answer_messages`.
+"""
+
+import asyncio
+import struct
+from enum import IntEnum
+from typing import cast
+
+HEAD = struct.Struct("<BxxxIQ")
+VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
+MAX_BYTES = 2**30  # of a payload: more than any call or answer has; who announces it is no peer
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 0  # server to client, once
+    CALL = 1  # client to server; the server answers with the same number
+    ANSWER = 2
+    ERROR = 3  # of the call as a whole: JSON, the class's name and its arguments
+    CANCEL = 4  # client to server: nobody waits for the answer
+    PING = 5  # client to server, answered at once
+    PONG = 6
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Reads and writes frames; one that announces over ``MAX_BYTES`` ends the connection."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # received, not yet a whole frame
+        self._num_held = 0
+        self._num_wanted = HEAD.size
+        self._head: tuple[int, int] | None = None  # kind and number, once the head is there
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection; asyncio calls this."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def frame_received(self, kind: int, number: int, payload: bytes) -> None:
+        """Take a frame; subclasses say what it means."""
+        raise NotImplementedError
+
+    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        """Send a frame; on a connection that has ended nothing happens."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.writelines((HEAD.pack(kind, number, len(payload)), payload))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived; asyncio calls this."""
+        self._parts.append(data)
+        self._num_held += len(data)
+        while self._num_held >= self._num_wanted and self.transport is not None:
+            held = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts = [held]
+            if self._head is None:
+                self._read_head(held)
+            else:
+                self._read_payload(held, *self._head)
+
+    def _read_head(self, held: bytes) -> None:
+        kind, number, length = HEAD.unpack_from(held)
+        if length > MAX_BYTES:
+            self.abort()
+            return
+        self._head, self._num_wanted = (kind, number), HEAD.size + length
+
+    def _read_payload(self, held: bytes, kind: int, number: int) -> None:
+        payload, rest = held[HEAD.size : self._num_wanted], held[self._num_wanted :]
+        self._head, self._num_wanted = None, HEAD.size
+        self._parts, self._num_held = [rest] if rest else [], len(rest)
+        self.frame_received(kind, number, payload)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport = None

@@ -1,0 +1,97 @@
+"""The server's end: a stage's replica answers the calls of the Gateways of its node."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+
+from app.calls.answer_messages import named_error
+from app.calls.channels.address import is_same_user, listening_socket
+from app.calls.channels.frames import VERSION, FrameProtocol, Kind
+from app.errors import IN_A_SECOND, OverloadedError
+from models.errors import TandemError
+
+logger = logging.getLogger("ray.serve")
+Answer = Callable[[bytes], Awaitable[bytes]]  # a call's message to its answer's
+MAX_CALLS = 576  # under way; of Serve's calls the shipped files allow as many: 64, and 512 queued
+
+
+class ChannelServer:
+    """Listens at ``address`` and answers calls with ``answer``."""
+
+    def __init__(self, address: str, answer: Answer) -> None:
+        self._address, self._answer = address, answer
+        self._server: asyncio.Server | None = None
+        self.num_calls = 0  # under way
+
+    async def start(self) -> None:
+        """Listen, on the running loop; if that cannot be, calls come through Ray."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_unix_server(
+                lambda: _Connection(self, self._answer), sock=listening_socket(self._address)
+            )
+        except OSError as error:
+            logger.warning("no channel for the Gateways of this node: %s", error)
+
+
+class _Connection(FrameProtocol):
+    """One Gateway's."""
+
+    def __init__(self, server: ChannelServer, answer: Answer) -> None:
+        super().__init__()
+        self._server, self._answer = server, answer
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say who this is, and hang up on another user's process; asyncio calls this."""
+        super().connection_made(transport)
+        if is_same_user(transport):
+            self.send(Kind.HELLO, payload=VERSION)
+        else:
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End what nobody waits for any more; asyncio calls this."""
+        self.transport = None
+        for task in self._calls.values():
+            task.cancel()
+
+    def frame_received(self, kind: int, number: int, payload: bytes) -> None:
+        """Begin or end a call, or give a sign of life; hang up on what is none of these."""
+        if kind == Kind.CALL and number not in self._calls:
+            self._begin(number, payload)
+        elif kind == Kind.CANCEL:
+            if (task := self._calls.get(number)) is not None:
+                task.cancel()
+        elif kind == Kind.PING:
+            self.send(Kind.PONG)
+        else:
+            self.abort()
+
+    def _begin(self, number: int, message: bytes) -> None:
+        if self._server.num_calls >= MAX_CALLS:
+            told = f"{MAX_CALLS} calls are under way, as many as may be; {IN_A_SECOND}"
+            self._fail(number, OverloadedError(told))
+            return
+        self._server.num_calls += 1
+        task = asyncio.get_running_loop().create_task(self._run(number, message))
+        self._calls[number] = task
+        task.add_done_callback(lambda _: self._ended(number))
+
+    def _ended(self, number: int) -> None:
+        self._server.num_calls -= 1
+        del self._calls[number]
+
+    async def _run(self, number: int, message: bytes) -> None:
+        try:
+            answer = await self._answer(message)
+        except Exception as error:
+            if not isinstance(error, TandemError):
+                logger.error("a call failed: %r", error, exc_info=error)
+            self._fail(number, error)
+        else:
+            self.send(Kind.ANSWER, number, answer)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self.send(Kind.ERROR, number, json.dumps(named_error(error)).encode())
