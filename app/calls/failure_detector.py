@@ -30,7 +30,7 @@ class FailureDetector:
 
     def retain(self, replicas: Iterable[Hashable]) -> None:
         """Forget all but these."""
-        for gone in self._unheard_since.keys() - set(replicas):
+        for gone in (self._unheard_since.keys() | self._next_ask.keys()) - set(replicas):
             self.heard_from(gone)
 
     def is_suspected(self, replica: Hashable) -> bool:

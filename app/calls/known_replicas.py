@@ -16,7 +16,6 @@ class KnownReplicas(NamedTuple):
 
 _known: dict[tuple[str, str], KnownReplicas] = {}
 _BEFORE_ANY = KnownReplicas(1)
-_channel_calls: dict[str, int] = {}  # under way, by replica
 _silent: set[str] = set()  # replicas
 
 
@@ -30,21 +29,9 @@ def known_replicas(app_name: str, deployment_name: str) -> KnownReplicas:
     return _known.get((app_name, deployment_name), _BEFORE_ANY)
 
 
-def note_channel(replica_id: str, num_calls: int, *, is_silent: bool) -> None:
-    """Note what is under way on a channel, of which Serve knows nothing."""
-    _channel_calls[replica_id] = num_calls
+def note_silent(replica_id: str, *, is_silent: bool) -> None:
+    """Note whether a replica that has calls on its channel gives no sign of life."""
     (_silent.add if is_silent else _silent.discard)(replica_id)
-
-
-def forget_channel(replica_id: str) -> None:
-    """Forget a channel that has ended."""
-    _channel_calls.pop(replica_id, None)
-    _silent.discard(replica_id)
-
-
-def channel_calls(replica_id: str) -> int:
-    """Return how many calls of this process a replica has over its channel."""
-    return _channel_calls.get(replica_id, 0)
 
 
 def is_silent(replica_id: str) -> bool:

@@ -26,7 +26,7 @@ from ray.serve.request_router import (
 )
 
 from app.calls.failure_detector import FailureDetector
-from app.calls.known_replicas import KnownReplicas, channel_calls, is_silent, note_replicas
+from app.calls.known_replicas import KnownReplicas, is_silent, note_replicas
 
 T = TypeVar("T")
 
@@ -107,12 +107,9 @@ class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
         candidates = self._speaking(candidate_replicas)
         near = [one for one in candidates if one.node_id == self._node_id]
         far = [one for one in candidates if one.node_id != self._node_id]
-        return rank_replicas(near, far, self._queue_len)
-
-    def _queue_len(self, replica: RunningReplica) -> int | None:
-        """Return the calls under way at a replica: what it has said, and what goes past Serve."""
-        told = self.replica_queue_len_cache.get(replica.replica_id)
-        return None if told is None else told + channel_calls(replica.replica_id.unique_id)
+        return rank_replicas(
+            near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id)
+        )
 
     def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
         """Return those that are not silent, or all if all are; ask the silent ones how they are."""

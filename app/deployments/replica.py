@@ -50,8 +50,11 @@ class SharedStageReplica(StageReplica):
 
     def __init__(self, settings: Settings, *args: Any) -> None:
         super().__init__(settings, *args)
-        self._has_channel = settings.local_channels
+        self._wants_channel = settings.local_channels
         self._channel: ChannelServer | None = None
+        # Serve, which sees no calls of a channel, awaits this before it ends the process. It finds
+        # it on the object; the garbage collector looks at the class, and so never calls it.
+        self.__del__ = self._drain
 
     async def answer_many(self, message: bytes) -> bytes:
         """Answer a call of many requests; see :mod:`app.deployments.many`."""
@@ -59,12 +62,24 @@ class SharedStageReplica(StageReplica):
 
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; the first time, begin to listen."""
-        if self._has_channel and self._channel is None:
-            replica = serve.get_replica_context()
-            address = address_of(replica.app_name, replica.deployment, replica.replica_id.unique_id)
-            self._channel = ChannelServer(address, self.answer_many)
-            await self._channel.start()
+        if self._wants_channel and self._channel is None:
+            await self._listen()
         await super().check_health()  # type: ignore[misc]  # the stage's
+
+    async def _listen(self) -> None:
+        replica = serve.get_replica_context()
+        address = address_of(replica.app_name, replica.deployment, replica.replica_id.unique_id)
+        channel = ChannelServer(address, self.answer_many)
+        try:
+            await channel.start()
+        except OSError as error:  # the next check tries again
+            logging.getLogger("ray.serve").warning("no channel; calls go through Ray: %s", error)
+        else:
+            self._channel = channel
+
+    async def _drain(self) -> None:
+        if self._channel is not None:
+            await self._channel.drain()
 
 
 class DecoderReplica(SharedStageReplica, Decoder):

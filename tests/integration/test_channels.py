@@ -1,9 +1,13 @@
 """Calls of a real application's stages: over sockets on one node, and through Ray without them."""
 
+import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
+from ray import serve
 
+from app.deployments.replica import SharedStageReplica
 from app.launch.deploy import deploy
 from tests.support.services.deployed import MEMBERS, Served
 from tests.support.services.processes import EVENTUALLY_S, wait_until
@@ -46,3 +50,23 @@ def test_without_them_calls_go_through_ray(served: Served) -> None:
         wait_until(
             lambda: answers(served) and connected(), EVENTUALLY_S, "the application as it was"
         )
+
+
+def test_serve_awaits_what_a_replica_does_before_it_ends(cluster: None, tmp_path: Path) -> None:
+    """As SharedStageReplica asks for it: by an attribute of the object, not of its class."""
+    ended = tmp_path / "ended"
+
+    class Ending:  # defined here, so that the replica need not find this file
+        def __init__(self) -> None:
+            self.__del__ = self._drain
+
+        async def _drain(self) -> None:
+            await asyncio.sleep(0.2)
+            ended.touch()
+
+    deployment = serve.deployment(name="Ending", ray_actor_options={"num_cpus": 0})(Ending)
+    serve.run(deployment.bind(), name="ending", route_prefix=None)
+    serve.delete("ending")
+    wait_until(ended.exists, EVENTUALLY_S, "the replica's last act")
+    assert "__del__" not in vars(SharedStageReplica)
+    assert "self.__del__ = self._drain" in inspect.getsource(SharedStageReplica.__init__)

@@ -32,6 +32,7 @@ PLAIN = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"
 BUSY = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "100"}
 WARM_UP_S = 8.0
 SEPARATE = {"decoder": "deployment", "members": "deployment"}
+THROUGH_RAY = SEPARATE | {"local_channels": False}
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Rung:
 
 RUNGS = {
     "obvious": Rung("the obvious graph (tests/load/obvious.py)", is_obvious=True),
-    "queue": Rung("batch queue, fixed batch sizes, no pinning", SEPARATE, PLAIN | BUSY),
-    "haproxy": Rung("HAProxy and Serve's throughput mode", SEPARATE, BUSY),
+    "queue": Rung("batch queue, fixed batch sizes, no pinning", THROUGH_RAY, PLAIN | BUSY),
+    "haproxy": Rung("HAProxy and Serve's throughput mode", THROUGH_RAY, BUSY),
+    "sockets": Rung("calls over Unix-domain sockets instead of through Ray", SEPARATE, BUSY),
     "decoder": Rung("Decoder in the Gateway's process", {"members": "deployment"}, BUSY),
     "members": Rung("members in the Gateway's process, by turns", {}, BUSY),
     "rest": Rung("Serve's intervals at rest: what is served now"),
@@ -63,7 +65,7 @@ RUNGS = {
 
 def main(
     photos: Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)],
-    only: Annotated[str, typer.Option(help="rungs, with commas")] = ",".join(list(RUNGS)[:6]),
+    only: Annotated[str, typer.Option(help="rungs, with commas")] = ",".join(list(RUNGS)[:7]),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of each turn", min=1)] = 10.0,
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,

@@ -55,13 +55,13 @@ class Node:
 
         def is_done() -> bool:
             self.pool.choose(1)
-            return sum(one.is_open for one in self.pool._channels.values()) == len(self.ids)
+            return self.pool._channels.keys() == set(self.ids)
 
         await until(is_done)
 
     async def close(self) -> None:
         """Close what this process has of both ends."""
-        await until(lambda: not self.pool._connecting)
+        await until(lambda: not self.pool._connecting)  # or they are open a moment later
         for channel in self.pool._channels.values():
             channel.abort()
         for server in self._servers:

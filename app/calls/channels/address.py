@@ -34,7 +34,10 @@ def listening_socket(address: str) -> socket.socket:
 def is_same_user(transport: asyncio.BaseTransport) -> bool:
     """Whether the other end of a connection is a process of this process's user."""
     sock = transport.get_extra_info("socket")
-    with socket.socket(fileno=os.dup(sock.fileno())) as own:  # uvloop's has no getsockopt
-        found = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    try:
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # uvloop's has no getsockopt
+            found = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    except OSError:  # no file descriptor is left
+        return False
     _, uid, _ = CREDENTIALS.unpack(found)
     return bool(uid == os.geteuid())

@@ -12,6 +12,8 @@ from app.calls.answer_messages import error_named
 from app.calls.channels.address import is_same_user
 from app.calls.channels.frames import VERSION, FrameProtocol, Kind
 from app.calls.failure_detector import SUSPECT_AFTER_S
+from app.errors import NotReadyError
+from models.errors import TandemError
 
 PING_AFTER_S = 0.25  # without a word, with calls under way: some take longer
 MAX_NUMBER = 2**32  # of calls, after which they begin anew
@@ -29,15 +31,26 @@ class Channel(FrameProtocol):
         self._clock = clock
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
-        self._waits_since: float | None = None  # for a frame; None: no call is under way
+        self._heard_at = 0.0  # or when the first of the calls was sent
         self._pinged_at: float | None = None  # without an answer
+        self._look: asyncio.TimerHandle | None = None
         self._is_retired = False
-        self.is_open = False  # both ends know each other
+        # Set once both ends know each other; false: they will not.
+        self.opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
     def num_calls(self) -> int:
         """Calls under way."""
         return len(self._calls)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the replica was asked for a sign of life ``SUSPECT_AFTER_S`` ago.
+
+        One that has calls is asked when it has said nothing for ``PING_AFTER_S``; it answers
+        whatever it computes, and is silent until it has.
+        """
+        return self._pinged_at is not None and self._clock() - self._pinged_at > SUSPECT_AFTER_S
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hang up on another user's process; asyncio calls this."""
@@ -47,25 +60,15 @@ class Channel(FrameProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail what is under way; asyncio calls this."""
-        self.transport, self.is_open = None, False
+        self.transport, self._pinged_at = None, None
+        if self._look is not None:
+            self._look.cancel()
+        if not self.opened.done():
+            self.opened.set_result(False)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(ConnectionLostError())
         self._calls.clear()
-
-    def check_silence(self) -> bool:
-        """Return whether the replica was asked for a sign of life ``SUSPECT_AFTER_S`` ago.
-
-        One that has calls is asked when it has said nothing for ``PING_AFTER_S``; it answers
-        whatever it computes, and counts as silent until it has.
-        """
-        now = self._clock()
-        if self._pinged_at is not None:
-            return now - self._pinged_at > SUSPECT_AFTER_S
-        if self._waits_since is not None and now - self._waits_since > PING_AFTER_S:
-            self._pinged_at = now
-            self.send(Kind.PING)
-        return False
 
     def retire(self) -> None:
         """Close the connection once what is under way has been answered."""
@@ -80,13 +83,14 @@ class Channel(FrameProtocol):
             ConnectionLostError: the connection ended before the answer.
 
         """
-        if not self.is_open:
+        if self.transport is None:
             raise ConnectionLostError
         number = next(self._numbers) % MAX_NUMBER
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if not self._calls:
+            self._heard_at = self._clock()
         self._calls[number] = answer
-        if self._waits_since is None:
-            self._waits_since = self._clock()
+        self._watch()
         self.send(Kind.CALL, number, message)
         try:
             return await answer
@@ -99,19 +103,39 @@ class Channel(FrameProtocol):
 
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Take what the replica says; what belongs to no call that somebody waits for goes."""
+        self._heard_at, self._pinged_at = self._clock(), None
         answer = self._calls.pop(number, None) if kind in (Kind.ANSWER, Kind.ERROR) else None
-        self._pinged_at = None
-        self._waits_since = self._clock() if self._calls else None
-        if kind == Kind.HELLO:
-            self.is_open = payload == VERSION
-            if not self.is_open:  # a replica of another version of this program
-                self.abort()
+        if kind == Kind.HELLO and not self.opened.done():
+            self.opened.set_result(payload == VERSION)  # or it is of another version of this
         elif answer is not None and not answer.done():
             if kind == Kind.ANSWER:
                 answer.set_result(payload)
             else:
-                answer.set_exception(error_named(*json.loads(payload)))
+                answer.set_exception(_error_of(payload))
+
+    def _watch(self) -> None:
+        """Look after the calls from time to time, while there are any."""
+        if self._look is None:
+            loop = asyncio.get_running_loop()
+            self._look = loop.call_later(PING_AFTER_S, self._ask_if_it_is_there)
+
+    def _ask_if_it_is_there(self) -> None:
+        self._look = None
+        if not self._calls:
+            return
+        now = self._clock()
+        if self._pinged_at is None and now - self._heard_at >= PING_AFTER_S:
+            self._pinged_at = now
+            self.send(Kind.PING)
+        self._watch()
 
     def _close_if_done(self) -> None:
         if self._is_retired and not self._calls and self.transport is not None:
             self.transport.close()
+
+
+def _error_of(payload: bytes) -> TandemError:
+    try:
+        return error_named(*json.loads(payload))
+    except (ValueError, TypeError) as error:
+        return NotReadyError(f"a stage of the graph failed ({error}); try again")

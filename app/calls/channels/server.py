@@ -13,7 +13,8 @@ from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
 Answer = Callable[[bytes], Awaitable[bytes]]  # a call's message to its answer's
-MAX_CALLS = 576  # under way; of Serve's calls the shipped files allow as many: 64, and 512 queued
+MAX_CALLS = 512  # under way; Gateways have some for each core, and those that are full
+DRAIN_POLL_S = 0.05
 
 
 class ChannelServer:
@@ -25,14 +26,22 @@ class ChannelServer:
         self.num_calls = 0  # under way
 
     async def start(self) -> None:
-        """Listen, on the running loop; if that cannot be, calls come through Ray."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_unix_server(
-                lambda: _Connection(self, self._answer), sock=listening_socket(self._address)
-            )
-        except OSError as error:
-            logger.warning("no channel for the Gateways of this node: %s", error)
+        """Listen, on the running loop.
+
+        Raises:
+            OSError: another process has the address, or no file descriptor is left.
+
+        """
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Connection(self, self._answer), sock=listening_socket(self._address)
+        )
+
+    async def drain(self) -> None:
+        """Listen no more, and wait until what is under way has been answered."""
+        if self._server is not None:
+            self._server.close()
+        while self.num_calls:
+            await asyncio.sleep(DRAIN_POLL_S)
 
 
 class _Connection(FrameProtocol):
@@ -49,6 +58,7 @@ class _Connection(FrameProtocol):
         if is_same_user(transport):
             self.send(Kind.HELLO, payload=VERSION)
         else:
+            logger.warning("a process of another user connected, and was hung up on")
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -94,4 +104,4 @@ class _Connection(FrameProtocol):
             self.send(Kind.ANSWER, number, answer)
 
     def _fail(self, number: int, error: Exception) -> None:
-        self.send(Kind.ERROR, number, json.dumps(named_error(error)).encode())
+        self.send(Kind.ERROR, number, json.dumps(named_error(error), default=str).encode())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from app.calls.known_replicas import forget_channel, known_replicas, note_channel
+from app.calls.known_replicas import known_replicas, note_silent
 from app.calls.locality_router import LOCALITY_SLACK, LocalityRouter, rank_replicas
 
 
@@ -93,19 +93,6 @@ async def test_the_process_knows_which_replicas_there_are() -> None:
     assert known_replicas("counted", "other") == (1, ())
 
 
-async def test_calls_that_go_past_serve_count() -> None:
-    router = router_of("past_serve")
-    near, far = replicas = replicas_of(router, {"past1": "here", "past2": "there"})
-    router.update_replicas(replicas)
-    for replica in replicas:
-        router.on_new_queue_len_info(replica.replica_id, 0)
-    assert await router.choose_replicas(replicas) == [[near], [far]]
-    note_channel("past1", LOCALITY_SLACK + 1, is_silent=False)
-    assert await router.choose_replicas(replicas) == [[far], [near]]
-    forget_channel("past1")
-    assert await router.choose_replicas(replicas) == [[near], [far]]
-
-
 async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
     router = router_of("silent")
     near, far = replicas = replicas_of(router, {"quiet1": "here", "quiet2": "there"})
@@ -117,7 +104,7 @@ async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
     near.get_queue_len = never
     for replica in replicas:
         router.on_new_queue_len_info(replica.replica_id, 0)
-    note_channel("quiet1", 0, is_silent=True)
+    note_silent("quiet1", is_silent=True)
     assert await router.choose_replicas(replicas) == [[far]]
-    forget_channel("quiet1")
+    note_silent("quiet1", is_silent=False)
     assert await router.choose_replicas(replicas) == [[near], [far]]

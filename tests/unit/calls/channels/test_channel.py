@@ -1,19 +1,24 @@
 """One channel: calls and answers, errors, cancellation, and replicas that end or say nothing."""
 
 import asyncio
+import contextlib
 import os
+import socket
 
 import pytest
+import uvloop
 from ray.exceptions import RayActorError
 
 from app.calls.channels import address, client
+from app.calls.channels import pool as pools
 from app.calls.channels import server as servers
 from app.calls.channels.address import address_of
-from app.calls.channels.client import PING_AFTER_S, Channel, ConnectionLostError
+from app.calls.channels.client import Channel, ConnectionLostError
 from app.calls.channels.frames import HEAD, VERSION, Kind
+from app.calls.channels.pool import connected
 from app.calls.failure_detector import SUSPECT_AFTER_S
 from app.errors import NotReadyError, OverloadedError
-from tests.support.channels import Node, Waiting, echo, listener, until
+from tests.support.channels import APP, Node, Waiting, echo, listener, until
 from tests.support.hand_clock import HandClock
 
 HELLO = HEAD.pack(Kind.HELLO, 0, len(VERSION)) + VERSION
@@ -91,79 +96,102 @@ async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.Monke
     assert await asyncio.gather(*calls[:2]) == [b"0", b"1"]
 
 
-async def test_one_that_computes_answers_when_it_is_asked_whether_it_is_there(
+async def test_one_that_computes_says_that_it_is_there(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = HandClock()
-    monkeypatch.setattr(client.Channel.__init__, "__defaults__", (clock,))
+    monkeypatch.setattr(client, "PING_AFTER_S", 0.01)
+    pings = []
     replica = Waiting()
     await node.add(replica)
     channel = await node.channel()
+    send = channel.send
+    channel.send = lambda kind, *args: (pings.append(kind), send(kind, *args))
     call = asyncio.create_task(channel.call(b"long"))
-    await until(lambda: replica.asked)
-    for _ in range(5):
-        clock.now += PING_AFTER_S + 0.1
-        assert not channel.check_silence()
-        assert channel._pinged_at == clock.now
-        await until(lambda: channel._pinged_at is None)
+    await until(lambda: pings.count(Kind.PING) >= 3)  # each was answered before the next
+    assert not channel.is_silent
     replica.go_on.set()
     await call
-    clock.now += 3600  # nothing is due
-    assert not channel.check_silence()
-    assert channel._pinged_at is None
+    await until(lambda: channel._look is None)  # nothing is due: nobody is asked
 
 
-async def test_one_that_says_nothing_is_silent_until_it_speaks() -> None:
-    clock = HandClock()
-    heard: list[bytes] = []
+async def test_one_that_says_nothing_is_silent_until_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though nobody looks at it meanwhile: whoever makes a second call must find it so."""
+    monkeypatch.setattr(client, "PING_AFTER_S", 0.01)
+    clock, heard = HandClock(), b""
+    told = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal heard
         writer.write(HELLO)
-        heard.append(await reader.read(1000))
-        heard.append(await reader.read(1000))
+        while more := await reader.read(1000):
+            heard += more
+            clock.now += 0.02
+            told.set()
 
     async with listener(hang) as name:
         _, channel = await asyncio.get_running_loop().create_unix_connection(
             lambda: Channel(clock), name
         )
-        await until(lambda: channel.is_open)
+        assert await channel.opened
         call = asyncio.create_task(channel.call(b"?"))
-        await until(lambda: len(heard) == 1)
-        clock.now += PING_AFTER_S + 0.1
-        assert not channel.check_silence()  # it is asked now
-        await until(lambda: len(heard) == 2)
+        await until(lambda: heard.endswith(HEAD.pack(Kind.PING, 0, 0)))
+        assert not channel.is_silent
         clock.now += SUSPECT_AFTER_S + 0.1
-        assert channel.check_silence()
+        assert channel.is_silent
         channel.frame_received(Kind.PONG, 0, b"")
-        assert not channel.check_silence()
-        call.cancel()
+        assert not channel.is_silent
         channel.abort()
+        with pytest.raises(ConnectionLostError):
+            await call
 
 
-async def test_another_version_of_the_program_is_not_called() -> None:
-    async def older(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(HELLO[:-1] + b"0")
+@pytest.mark.parametrize("says", [HELLO[:-1] + b"0", b""], ids=["older", "nothing"])
+async def test_another_version_of_the_program_is_not_called(
+    says: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "OPEN_WITHIN_S", 0.2)
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
         await reader.read()
 
-    async with listener(older) as name:
-        _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, name)
-        await until(lambda: channel.transport is None)
-        assert not channel.is_open
+    async with listener(other) as name:
+        with pytest.raises(ConnectionRefusedError, match="another version"):
+            await connected(name)
 
 
-@pytest.mark.parametrize("end", ["client", "server"])
-async def test_another_users_process_is_hung_up_on(
-    node: Node, end: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_hangs_up_on_another_users_process(
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is asked says that the other end is a stranger."""
-    judged = iter([end == "client", end != "client"])  # the client looks first
-    for module in (client, servers):
-        monkeypatch.setattr(module, "is_same_user", lambda _: not next(judged))
     await node.add(echo)
-    node.pool.choose(1)
-    await until(lambda: next(judged, None) is None)
-    await asyncio.sleep(0.05)
-    assert node.pool.choose(1) is None
+    monkeypatch.setattr(client, "is_same_user", lambda _: False)
+    with pytest.raises(ConnectionRefusedError, match="another user's"):
+        await connected(address_of(APP, node.name, node.ids[0]))
+
+
+async def test_a_replica_answers_no_call_of_another_users_process(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[bytes] = []
+
+    async def answer(message: bytes) -> bytes:
+        asked.append(message)
+        return message
+
+    await node.add(answer)
+    monkeypatch.setattr(servers, "is_same_user", lambda _: False)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    sock.connect(address_of(APP, node.name, node.ids[0]))
+    sock.send(HEAD.pack(Kind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
+    reader, writer = await asyncio.open_unix_connection(sock=sock)
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    assert asked == []
+    assert "another user" in caplog.text
 
 
 async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,5 +209,73 @@ async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> N
     await until(lambda: channel.transport is None)
 
 
+async def test_without_a_file_descriptor_nobody_is_trusted(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.add(echo)
+    channel = await node.channel()
+
+    def none_left(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "dup", none_left)
+    assert not address.is_same_user(channel.transport)
+
+
+async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -> None:
+    replica = Waiting()
+    server = await node.add(replica)
+    channel = await node.channel()
+    call = asyncio.create_task(channel.call(b"last"))
+    await until(lambda: replica.asked)
+    drained = asyncio.create_task(server.drain())
+    await asyncio.sleep(0.1)
+    assert not drained.done()
+    with pytest.raises(ConnectionRefusedError):
+        await connected(address_of(APP, node.name, node.ids[0]))
+    replica.go_on.set()
+    assert await call == b"last"
+    await drained
+
+
+async def test_what_is_no_error_of_ours_is_one_all_the_same(node: Node) -> None:
+    replica = Waiting()
+    await node.add(replica)
+    channel = await node.channel()
+    for payload in (b"no JSON", b"[1]", b'["OverloadedError", 5]'):
+        call = asyncio.create_task(channel.call(b""))
+        await until(lambda: channel.num_calls == 1)
+        channel.frame_received(Kind.ERROR, next(iter(channel._calls)), payload)
+        with pytest.raises(NotReadyError):
+            await call
+
+
 def test_names_of_any_length_are_addresses() -> None:
     assert len(address_of("a" * 200, "é" * 200, "replica").encode()) <= 108
+
+
+def test_on_uvloop_which_ray_takes_where_it_is_installed() -> None:
+    async def scenario() -> None:
+        node, waiting = Node(), Waiting()
+        await node.add(echo)
+        channel = await node.channel()
+        assert address.is_same_user(channel.transport)
+        asked = [bytes([n]) * size for n, size in enumerate((0, 1, 3_000_000, 70_000))]
+        assert await asyncio.gather(*map(channel.call, asked)) == [one[::-1] for one in asked]
+        node.ids.clear()
+        server = await node.add(waiting)
+        channel = await node.channel()
+        calls = [asyncio.create_task(channel.call(message)) for message in (b"gone", b"lost")]
+        await until(lambda: len(waiting.asked) == 2)
+        calls[0].cancel()
+        await until(lambda: waiting.cancelled == [b"gone"])
+        channel.transport.abort()
+        with pytest.raises(ConnectionLostError):
+            await calls[1]
+        await until(lambda: server.num_calls == 0)
+        await server.drain()
+        with pytest.raises(ConnectionRefusedError):
+            await connected(address_of(APP, node.name, node.ids[0]))
+        await node.close()
+
+    uvloop.run(scenario())

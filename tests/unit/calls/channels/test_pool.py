@@ -1,19 +1,30 @@
 """The choice of a channel, and what becomes of channels when replicas come and go."""
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
 
 from app.calls.call_messages import read_call
 from app.calls.channels import pool as pools
-from app.calls.known_replicas import channel_calls, is_silent, note_channel
+from app.calls.channels.frames import FrameProtocol
+from app.calls.channels.pool import MAX_UNSENT_BYTES
+from app.calls.failure_detector import SUSPECT_AFTER_S
+from app.calls.known_replicas import is_silent, note_silent
 from app.calls.remote import RemoteMember
 from app.deployments.many import classify_many
 from tests.support.channels import APP, Node, Waiting, echo, until
 from tests.support.fakes import FakeHandle, FakeMember
 
 IMAGE = np.zeros((1, 2, 2, 3), np.uint8)
+
+
+def replica_ends(node: Node) -> list[FrameProtocol]:
+    """Return the replicas' ends of the connections."""
+    own = {id(channel) for channel in node.pool._channels.values()}
+    ends = [one for one in gc.get_objects() if isinstance(one, FrameProtocol)]
+    return [one for one in ends if id(one) not in own and one.transport is not None]
 
 
 async def test_there_is_none_before_the_router_knows_a_replica_here(node: Node) -> None:
@@ -38,20 +49,31 @@ async def test_the_one_with_the_fewest_calls_is_chosen(node: Node) -> None:
     await asyncio.gather(*calls)
 
 
-async def test_the_handle_chooses_once_all_here_have_work(
-    node: Node,
-) -> None:
+async def test_of_equals_not_always_the_same_is_chosen(node: Node) -> None:
+    for _ in range(3):
+        await node.add(echo)
+    await node.connected()
+    assert len({id(node.pool.choose(1)) for _ in range(200)}) == 3
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "here, without a channel"])
+async def test_the_handle_chooses_once_all_here_have_work(where: str, node: Node) -> None:
     replica = Waiting()
-    node.num_elsewhere = 1
     await node.add(replica)
+    await node.connected()
+    if where == "elsewhere":
+        node.num_elsewhere = 1
+    else:
+        node.ids.append("listens not")
+    node.tell()
     calls = []
-    for _ in range(2):
-        calls.append(asyncio.create_task((await node.channel(num_at_once=2)).call(b"")))
+    for _ in range(4):  # two at a time in each of two lanes
+        calls.append(asyncio.create_task(node.pool.choose(2).call(b"")))
         await asyncio.sleep(0)
     assert node.pool.choose(2) is None
     assert node.pool.choose(3) is not None
-    assert channel_calls(node.ids[0]) == 2  # Serve's router counts them too
     node.num_elsewhere = 0
+    node.ids = node.ids[:1]
     node.tell()
     assert node.pool.choose(2) is not None
     replica.go_on.set()
@@ -63,21 +85,26 @@ async def test_a_silent_one_is_not_chosen_and_the_router_is_told(node: Node) -> 
         await node.add(echo)
     await node.connected()
     hanging = node.pool._channels[node.ids[0]]
-    hanging.check_silence = lambda: True
-    assert {node.pool.choose(1) for _ in range(4)} == {node.pool._channels[node.ids[1]]}
+    hanging._pinged_at = hanging._clock() - SUSPECT_AFTER_S - 1
+    assert {node.pool.choose(1) for _ in range(9)} == {node.pool._channels[node.ids[1]]}
     assert [is_silent(name) for name in node.ids] == [True, False]
-    del hanging.check_silence
+    hanging.abort()  # it dies
     node.pool.choose(1)
     assert not is_silent(node.ids[0])
 
 
-async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await node.add(echo)
-    await node.channel()
-    monkeypatch.setattr(pools, "MAX_UNSENT_BYTES", 0)
-    assert node.pool.choose(1) is None
+async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) -> None:
+    replica = Waiting()
+    await node.add(replica)
+    channel = await node.channel()
+    replica_end = replica_ends(node)[0]
+    replica_end.transport.pause_reading()
+    call = asyncio.create_task(channel.call(bytes(MAX_UNSENT_BYTES + 2**20)))
+    await until(lambda: node.pool.choose(1) is None)
+    replica_end.transport.resume_reading()
+    await until(lambda: node.pool.choose(1) is channel)
+    replica.go_on.set()
+    await call
 
 
 async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> None:
@@ -86,11 +113,11 @@ async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> Non
     channel, name = await node.channel(), node.ids[0]
     call = asyncio.create_task(channel.call(b"last"))
     await until(lambda: replica.asked)
-    note_channel(name, 1, is_silent=True)
+    note_silent(name, is_silent=True)
     node.ids.clear()
     node.tell()
     assert node.pool.choose(1) is None
-    assert (channel_calls(name), is_silent(name)) == (0, False)
+    assert not is_silent(name)
     assert channel.transport is not None
     replica.go_on.set()
     assert await call == b"last"
