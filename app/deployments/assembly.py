@@ -12,7 +12,10 @@ from app.deployments.decoder import Decoder
 from app.graph.ensemble import Ensemble
 from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
+from app.queueing.node_cores import NodeCores
 from app.settings import Settings
+from models.cpus import available_cpus
+from models.model_set import ModelSet
 
 # A loop that decodes serves some 400 images a second: as many as two cores' networks.
 MAX_CORES_OF_LOOP = 2
@@ -51,18 +54,10 @@ def assemble(
     if threads is not None:
         names = [member.name for member in model_set.manifest.members]
         own = {name: Classifier(settings, name, threads, model_set) for name in names}
+    decoding = _decoder(decoder, settings, model_set)
     stages: Mapping[str, MemberStage] = own
     if members is not None:
-        stages = {
-            name: RemoteMember(handle, settings.batch_sizes, _channels(handle, settings))
-            for name, handle in members.items()
-        }
-    image_bytes = model_set.manifest.inputs.num_bytes
-    decoding = (
-        RemoteDecoder(decoder, image_bytes, _channels(decoder, settings))
-        if decoder
-        else Decoder(settings, model_set)
-    )
+        stages = _remote_members(members, settings, decoding)
     combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
     ensemble = Ensemble(settings, model_set, decoding, stages, combining)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
@@ -76,6 +71,26 @@ def assemble(
     service = EnsembleService(settings, model_set, ensemble, cores)
     own_combiner = combining if isinstance(combining, Combiner) else None
     return Assembly(service, tuple(own.values()), own_decoder, own_combiner)
+
+
+def _decoder(
+    handle: StageHandle | None, settings: Settings, model_set: ModelSet
+) -> Decoder | RemoteDecoder:
+    if handle is None:
+        return Decoder(settings, model_set)
+    image_bytes, channels = model_set.manifest.inputs.num_bytes, _channels(handle, settings)
+    return RemoteDecoder(handle, image_bytes, channels, settings.decode_threads)
+
+
+def _remote_members(
+    handles: Mapping[str, StageHandle], settings: Settings, decoder: Decoder | RemoteDecoder
+) -> dict[str, RemoteMember]:
+    source = decoder.queue if isinstance(decoder, Decoder) else decoder
+    cores = NodeCores(available_cpus(), source)
+    return {
+        name: RemoteMember(handle, settings.batch_sizes, _channels(handle, settings), cores)
+        for name, handle in handles.items()
+    }
 
 
 def _channels(handle: StageHandle, settings: Settings) -> ChannelPool | None:

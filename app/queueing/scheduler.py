@@ -36,7 +36,10 @@ class Queue(Protocol):
 class Source(Protocol):
     """What makes the images for the queues, on threads of its own, and on the same cores."""
 
-    num_threads: int
+    @property
+    def num_threads(self) -> int:
+        """Images that it makes at a time."""
+        ...
 
     @property
     def num_coming(self) -> int:
@@ -46,6 +49,16 @@ class Source(Protocol):
     def tell(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the loop whenever an image is made, or will not be."""
         ...
+
+
+def num_worth_waiting_for(source: Source, num_busy: int, num_cores: int) -> int:
+    """Return how many images are coming; 0 if one of the cores is idle until they have come.
+
+    ``num_busy`` cores do something else than make them.
+    """
+    num_coming = source.num_coming
+    is_busy = num_busy + min(num_coming, source.num_threads) >= num_cores
+    return num_coming if is_busy else 0
 
 
 class BatchScheduler:
@@ -111,10 +124,8 @@ class BatchScheduler:
         """Return how many images are coming; 0 if a core is idle until they have come."""
         if self._source is None or self._has_held:
             return 0
-        num_coming = self._source.num_coming
-        at_work = min(num_coming, self._source.num_threads)
-        is_busy = len(self._running) * self._threads_each + at_work >= self._num_cores
-        return num_coming if is_busy else 0
+        num_busy = len(self._running) * self._threads_each
+        return num_worth_waiting_for(self._source, num_busy, self._num_cores)
 
     def _begin_hold(self) -> None:
         if self._hold is None:

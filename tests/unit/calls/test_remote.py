@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
+from app.calls.known_replicas import KnownReplicas, note_replicas
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, call_remote
 from app.errors import NotReadyError
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
@@ -70,3 +71,19 @@ async def test_images_are_handed_on_as_they_are():
     await call_remote(classify, images, 1.5, "interactive", left_s=1.5)
     assert seen[0] is images
     assert seen[1:] == [1.5, "interactive"]
+
+
+async def test_the_images_that_a_decoder_was_asked_for_are_coming() -> None:
+    decoder, told = FakeDecoder(), []
+    handle = FakeHandle(decoder)
+    handle.deployment_name = "decoder_near"
+    remote = RemoteDecoder(handle, num_threads=2)
+    remote.tell(lambda: told.append(remote.num_coming))
+    asked = asyncio.create_task(remote.decode([b"good", b"too"], 60, "interactive"))
+    await asyncio.sleep(0)
+    assert remote.num_coming == 2
+    await asked
+    await asyncio.sleep(0)
+    assert (remote.num_coming, told) == (0, [0])
+    note_replicas("fake", "decoder_near", KnownReplicas(3, ("a", "b")))
+    assert remote.num_threads == 4

@@ -10,6 +10,7 @@ from app.calls.call_messages import read_call
 from app.calls.channels import pool as pools
 from app.calls.channels.frames import FrameProtocol
 from app.calls.channels.pool import MAX_UNSENT_BYTES
+from app.calls.channels.server import ChannelServer
 from app.calls.failure_detector import SUSPECT_AFTER_S
 from app.calls.known_replicas import is_silent, note_silent
 from app.calls.remote import RemoteMember
@@ -20,11 +21,11 @@ from tests.support.fakes import FakeHandle, FakeMember
 IMAGE = np.zeros((1, 2, 2, 3), np.uint8)
 
 
-def replica_ends(node: Node) -> list[FrameProtocol]:
-    """Return the replicas' ends of the connections."""
-    own = {id(channel) for channel in node.pool._channels.values()}
+def replica_end(server: ChannelServer) -> FrameProtocol:
+    """Return the replica's end of the only connection to it."""
     ends = [one for one in gc.get_objects() if isinstance(one, FrameProtocol)]
-    return [one for one in ends if id(one) not in own and one.transport is not None]
+    (found,) = [one for one in ends if getattr(one, "_server", None) is server and one.transport]
+    return found
 
 
 async def test_there_is_none_before_the_router_knows_a_replica_here(node: Node) -> None:
@@ -95,13 +96,13 @@ async def test_a_silent_one_is_not_chosen_and_the_router_is_told(node: Node) -> 
 
 async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) -> None:
     replica = Waiting()
-    await node.add(replica)
+    server = await node.add(replica)
     channel = await node.channel()
-    replica_end = replica_ends(node)[0]
-    replica_end.transport.pause_reading()
+    end = replica_end(server)
+    end.transport.pause_reading()
     call = asyncio.create_task(channel.call(bytes(MAX_UNSENT_BYTES + 2**20)))
     await until(lambda: node.pool.choose(1) is None)
-    replica_end.transport.resume_reading()
+    end.transport.resume_reading()
     await until(lambda: node.pool.choose(1) is channel)
     replica.go_on.set()
     await call
