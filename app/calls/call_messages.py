@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from app.calls.message_reader import MessageReader, check
-from app.queueing.priority import Lane
+from app.queueing.priority import LANES, Lane
 from app.tracing.parents import SpanIds
 from models.runtime import Pixels
 
-LANES: tuple[Lane, ...] = ("interactive", "bulk")
 KIND = b"TnC1"  # the digit is the version of the format
 HEAD = struct.Struct("<4sBBHIII")  # kind, lane, is alone, 0, parts, height, width; 0: files
 LINE = struct.Struct("<dIQQQ")  # s left, items, trace id (high, low), span id; no span: 0

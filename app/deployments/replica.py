@@ -1,6 +1,7 @@
 """What every replica does beside its stage's work: started once per process, reported to Serve."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray import serve
@@ -46,7 +47,12 @@ class StageReplica:
 
 
 class SharedStageReplica(StageReplica):
-    """A stage whose calls many requests share; Gateways on its node make them over a channel."""
+    """A stage whose calls many requests share; Gateways on its node make them over a channel.
+
+    ``answer_many`` takes a call's message and gives its answer's (:mod:`app.deployments.many`).
+    """
+
+    answer_many: Callable[..., Awaitable[bytes]]
 
     def __init__(self, settings: Settings, *args: Any) -> None:
         super().__init__(settings, *args)
@@ -55,10 +61,6 @@ class SharedStageReplica(StageReplica):
         # Serve, which sees no calls of a channel, awaits this before it ends the process. It finds
         # it on the object; the garbage collector looks at the class, and so never calls it.
         self.__del__ = self._drain
-
-    async def answer_many(self, message: bytes) -> bytes:
-        """Answer a call of many requests; see :mod:`app.deployments.many`."""
-        raise NotImplementedError
 
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; the first time, begin to listen."""

@@ -16,7 +16,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from app.queueing.priority import Lane
+from app.queueing.hold import Hold
+from app.queueing.priority import LANES, Lane
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -51,6 +52,7 @@ class _Call(Generic[Q, A]):
 
 @dataclass(slots=True)
 class _LaneState(Generic[Q, A]):
+    hold: Hold  # of what waits
     waiting: deque[Part[Q, A]] = field(default_factory=deque)
     num_calls: int = 0  # under way, but for those that take too long
 
@@ -100,14 +102,11 @@ class CallBatcher(Generic[Q, A]):
         self._sizes = sorted(sizes)
         self.calls_per_replica = 1  # and lane; as many as a replica works on at a time
         self._lanes: dict[Lane, _LaneState[Q, A]] = {
-            "interactive": _LaneState(),
-            "bulk": _LaneState(),
+            lane: _LaneState(Hold(self._schedule)) for lane in LANES
         }
         self._calls: set[_Call[Q, A]] = set()
         self._is_scheduled = False
         self._cores = cores
-        self._hold: asyncio.TimerHandle | None = None
-        self._has_held = False  # as long as it may
         if cores is not None:
             cores.tell(self._cores_changed)
 
@@ -155,19 +154,22 @@ class CallBatcher(Generic[Q, A]):
         most = self.calls_per_replica * max(1, self._num_replicas())
         for lane, state in self._lanes.items():
             state.waiting = deque(part for part in state.waiting if not part.future.done())
-            while parts := self._leaving(state.waiting, may_be_small=state.num_calls < most):
+            while parts := self._leaving(state, may_be_small=state.num_calls < most):
                 self._start(lane, parts, is_alone=False)
 
-    def _leaving(self, waiting: deque[Part[Q, A]], *, may_be_small: bool) -> list[Part[Q, A]]:
+    def _leaving(self, state: _LaneState[Q, A], *, may_be_small: bool) -> list[Part[Q, A]]:
         """Take what leaves in one call: the largest size that what waits can fill."""
+        waiting = state.waiting
         num_waiting = sum(part.num_images for part in waiting)
         largest = self._sizes[-1]
+        if not waiting:
+            state.hold.end()  # of parts that are gone
         if not waiting or (num_waiting < largest and not may_be_small):
             return []
         size = self._size_of(num_waiting)
-        if num_waiting < largest and self._is_held(waiting, num_waiting):
+        if num_waiting < largest and self._is_held(state, num_waiting):
             return []
-        self._end_hold()
+        state.hold.end()
         parts = [waiting.popleft()]
         num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
         while waiting and num_images < size:
@@ -182,32 +184,20 @@ class CallBatcher(Generic[Q, A]):
         filled = (size for size in self._sizes if 1 < size <= num_waiting)
         return max(filled, default=num_waiting)  # fewer than fill any leave together all the same
 
-    def _is_held(self, waiting: deque[Part[Q, A]], num_waiting: int) -> bool:
+    def _is_held(self, state: _LaneState[Q, A], num_waiting: int) -> bool:
         """Whether a call that would be larger waits, as a batch does in one process."""
-        if self._cores is None or self._has_held:
+        if self._cores is None or state.hold.was_whole:
             return False
-        if min(part.expires for part in waiting) < time.monotonic() + HOLD_NEEDS_S:
+        if min(part.expires for part in state.waiting) < time.monotonic() + HOLD_NEEDS_S:
             return False
         num_coming = self._cores.num_worth_waiting_for()
         if self._size_of(num_waiting + num_coming) == self._size_of(num_waiting):
             return False
-        if self._hold is None:
-            loop = asyncio.get_running_loop()
-            self._hold = loop.call_later(MAX_HOLD_S, self._hold_is_over)
+        state.hold.begin(MAX_HOLD_S)
         return True
 
-    def _hold_is_over(self) -> None:
-        self._hold, self._has_held = None, True
-        self._schedule()
-
-    def _end_hold(self) -> None:
-        self._has_held = False
-        if self._hold is not None:
-            self._hold.cancel()
-            self._hold = None
-
     def _cores_changed(self) -> None:
-        if self._hold is not None:
+        if any(state.hold.is_on for state in self._lanes.values()):
             self._schedule()
 
     def _start(self, lane: Lane, parts: list[Part[Q, A]], *, is_alone: bool) -> None:

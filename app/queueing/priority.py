@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, Literal, Protocol, TypeVar
 
 Lane = Literal["interactive", "bulk"]
+LANES: tuple[Lane, ...] = ("interactive", "bulk")
 BULK_EVERY = 8
 
 

@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from app.queueing.hold import Hold
+
 MAX_HOLD_S = 0.05  # that a batch waits; eight photos are decoded in half of it on one core
 
 
@@ -77,8 +79,7 @@ class BatchScheduler:
         self._source: Source | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_called = False
-        self._hold: asyncio.TimerHandle | None = None
-        self._has_held = False  # as long as it may
+        self._hold = Hold(self._give)
 
     def join(self, queue: Queue) -> None:
         """Let ``queue`` take turns with the others."""
@@ -103,7 +104,7 @@ class BatchScheduler:
         while self._num_free and (queue := self._next()):
             if (run := queue.take()) is None:
                 continue
-            self._end_hold()
+            self._hold.end()
             self._num_free -= 1
             task = asyncio.get_running_loop().create_task(run)
             self._running.add(task)
@@ -113,34 +114,19 @@ class BatchScheduler:
         since = [(queue.waiting_since, queue) for queue in self._queues]
         waiting = [(when, queue) for when, queue in since if when is not None]
         if not waiting:
-            self._end_hold()  # of images that are gone
+            self._hold.end()  # of images that are gone
         elif num_coming := self._num_worth_waiting_for():
             waiting = [pair for pair in waiting if not pair[1].would_grow(num_coming, MAX_HOLD_S)]
             if not waiting:
-                self._begin_hold()
+                self._hold.begin(MAX_HOLD_S)
         return min(waiting, key=lambda pair: pair[0])[1] if waiting else None
 
     def _num_worth_waiting_for(self) -> int:
         """Return how many images are coming; 0 if a core is idle until they have come."""
-        if self._source is None or self._has_held:
+        if self._source is None or self._hold.was_whole:
             return 0
         num_busy = len(self._running) * self._threads_each
         return num_worth_waiting_for(self._source, num_busy, self._num_cores)
-
-    def _begin_hold(self) -> None:
-        if self._hold is None:
-            loop = asyncio.get_running_loop()
-            self._hold = loop.call_later(MAX_HOLD_S, self._hold_is_over)
-
-    def _hold_is_over(self) -> None:
-        self._hold, self._has_held = None, True
-        self._give()
-
-    def _end_hold(self) -> None:
-        self._has_held = False
-        if self._hold is not None:
-            self._hold.cancel()
-            self._hold = None
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

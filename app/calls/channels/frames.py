@@ -7,6 +7,7 @@ the payload. Payloads of calls and answers are the messages of :mod:`app.calls.c
 
 import asyncio
 import struct
+from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import cast
 
@@ -27,7 +28,7 @@ class Kind(IntEnum):
     PONG = 6
 
 
-class FrameProtocol(asyncio.Protocol):
+class FrameProtocol(asyncio.Protocol, ABC):
     """Reads and writes frames; one that announces over ``MAX_BYTES`` ends the connection."""
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class FrameProtocol(asyncio.Protocol):
         """Take the connection; asyncio calls this."""
         self.transport = cast(asyncio.Transport, transport)
 
+    @abstractmethod
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Take a frame; subclasses say what it means."""
-        raise NotImplementedError
 
     def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame; on a connection that has ended nothing happens."""

@@ -6,10 +6,10 @@ import random
 import socket
 import time
 
-from app.calls.call_messages import LANES
 from app.calls.channels.address import address_of
 from app.calls.channels.client import Channel
 from app.calls.known_replicas import KnownReplicas, known_replicas, note_silent
+from app.queueing.priority import LANES
 
 logger = logging.getLogger("ray.serve")
 OPEN_WITHIN_S = 5.0

@@ -39,6 +39,8 @@ def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None:
     replica = Replica(Settings())
+    assert "__del__" in vars(replica)  # where Serve looks, and not the garbage collector
+    assert not hasattr(type(replica), "__del__")
     for _ in range(2):
         await replica.check_health()
     assert replica.num_checks == 2

@@ -1,7 +1,8 @@
 """A call beside decoding: one that would be larger waits while no core of the node stands still."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -9,21 +10,7 @@ from app.queueing import call_batcher
 from app.queueing.call_batcher import HOLD_NEEDS_S, CallBatcher
 from app.queueing.node_cores import NodeCores
 from tests.support.batched_stage import MAX_IMAGES, SIZES, Stage, busy, end_all, turn
-
-
-class Decoding:
-    """A source whose images a test counts."""
-
-    def __init__(self) -> None:
-        self.num_threads, self.num_coming = 2, 0
-        self._ended: Callable[[], None] = lambda: None
-
-    def tell(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
-
-    def end(self, num: int = 1) -> None:
-        self.num_coming -= num
-        self._ended()
+from tests.support.decoding import Decoding
 
 
 @pytest.fixture
@@ -121,12 +108,26 @@ async def test_a_wait_ends_and_the_next_call_may_wait_again(
     decoding.num_coming = 5
     held.ask("a")
     await turn()
-    held.batcher._hold_is_over()
+    held.batcher._lanes["interactive"].hold._is_over()
     await turn()
     assert held.calls == [["a"]]
     held.ask("b")
     await turn()
     assert held.calls == [["a"]]
+
+
+async def test_what_waits_in_one_lane_leaves_though_the_other_has_left(
+    held: Stage, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_batcher, "MAX_HOLD_S", 0.01)
+    decoding.num_coming = 5
+    held.ask("photo")
+    held.ask(*map(str, range(MAX_IMAGES)), lane="bulk")
+    await turn()
+    assert [len(call) for call in held.calls] == [MAX_IMAGES]
+    async with asyncio.timeout(30):
+        while ["photo"] not in held.calls:
+            await asyncio.sleep(0.005)
 
 
 async def test_without_cores_of_its_own_nothing_waits(stage: Stage) -> None:

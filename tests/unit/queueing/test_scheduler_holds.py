@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,24 +11,10 @@ from hypothesis import strategies as st
 from app.queueing import scheduler
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler
+from tests.support.decoding import Decoding
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 SIZES = (1, 3, 8)
-
-
-class Decoding:
-    """A source whose images a test counts."""
-
-    def __init__(self, num_threads: int = 2) -> None:
-        self.num_threads, self.num_coming = num_threads, 0
-        self._ended: Callable[[], None] = lambda: None
-
-    def tell(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
-
-    def end(self, num: int = 1) -> None:
-        self.num_coming -= num
-        self._ended()
 
 
 class Cores:
@@ -149,12 +135,12 @@ async def test_what_waits_next_waits_as_long_as_if_none_had_waited_before():
     cores = Cores(num_cores=1)
     cores.decoding.num_coming = 9
     (future,) = await cores.submit(0, 1)
-    assert cores.scheduler._hold is not None
+    assert cores.scheduler._hold.is_on
     future.cancel()
     cores.queues[0]._waiting.forget_the_gone()
     cores.decoding.end()
     await settle()
-    assert cores.scheduler._hold is None
+    assert not cores.scheduler._hold.is_on
     assert cores.batches == [[]]
 
 
