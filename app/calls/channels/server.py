@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from app.calls.answer_messages import named_error
 from app.calls.channels.address import is_same_user, listening_socket
 from app.calls.channels.frames import VERSION, FrameProtocol, Kind
-from app.errors import IN_A_SECOND, OverloadedError
+from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -87,11 +87,13 @@ class _Connection(FrameProtocol):
         self._server.num_calls += 1
         task = asyncio.get_running_loop().create_task(self._run(number, message))
         self._calls[number] = task
-        task.add_done_callback(lambda _: self._ended(number))
+        task.add_done_callback(lambda done: self._ended(number, done))
 
-    def _ended(self, number: int) -> None:
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._server.num_calls -= 1
         del self._calls[number]
+        if task.cancelled():  # if it was not the caller that ended it, the caller waits
+            self._fail(number, NotReadyError("the call was ended on its way; try again"))
 
     async def _run(self, number: int, message: bytes) -> None:
         try:

@@ -12,6 +12,7 @@ from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OtherSetError
+from app.graph import rolling_update
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.rolling_update import PeerGateways, check_same_model_set
 from app.graph.timeline import Timeline
@@ -49,7 +50,10 @@ class Scripted:
             raise given
         return given
 
-    run = handle_forwarded = __call__
+    async def handle_forwarded(self, *fields: object) -> object:
+        return await self(*fields)
+
+    run = __call__
 
 
 MIXED = OtherSetError("mixed")
@@ -97,6 +101,23 @@ async def test_it_goes_on_until_somebody_can(monkeypatch):
     graph, sibling = Scripted(MIXED, MIXED, ["ours"]), Scripted(MIXED, MIXED)
     assert await siblings(graph, sibling, monkeypatch).classify(request_of()) == ["ours"]
     assert len(sibling.asked) == 2
+
+
+@pytest.mark.parametrize("second", ["answers", "is of another set"])
+async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second):
+    class Mute(Scripted):
+        async def handle_forwarded(self, *fields: object) -> object:
+            if not self.asked:
+                self.asked.append(fields)
+                await asyncio.Event().wait()
+            return await self(*fields)
+
+    monkeypatch.setattr(rolling_update, "PATIENCE_S", 0.01)
+    sibling = Mute(*[["theirs"]] if second == "answers" else [MIXED, ["theirs"]])
+    graph = Scripted(MIXED, MIXED)
+    async with asyncio.timeout(10):
+        assert await siblings(graph, sibling, monkeypatch).classify(request_of()) == ["theirs"]
+    assert len(sibling.asked) == (2 if second == "answers" else 3)
 
 
 @pytest.mark.parametrize("error", [NotReadyError("down"), TandemError("?")])

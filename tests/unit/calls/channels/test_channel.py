@@ -69,6 +69,17 @@ async def test_a_call_that_nobody_waits_for_ends_in_the_replica(node: Node) -> N
     assert channel.num_calls == 0
 
 
+async def test_a_call_that_the_replica_itself_ends_is_answered(node: Node) -> None:
+    async def end(_: bytes) -> bytes:
+        raise asyncio.CancelledError
+
+    await node.add(end)
+    channel = await node.channel()
+    async with asyncio.timeout(30):
+        with pytest.raises(NotReadyError, match="try again"):
+            await channel.call(b"")
+
+
 async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -> None:
     replica = Waiting()
     await node.add(replica)

@@ -10,7 +10,7 @@ from app.calls.call_messages import read_call
 from app.calls.channels import pool as pools
 from app.calls.channels.frames import FrameProtocol
 from app.calls.channels.pool import MAX_UNSENT_BYTES
-from app.calls.channels.server import ChannelServer
+from app.calls.channels.server import ChannelServer, _Connection
 from app.calls.failure_detector import SUSPECT_AFTER_S
 from app.calls.known_replicas import is_silent, note_silent
 from app.calls.remote import RemoteMember
@@ -23,8 +23,9 @@ IMAGE = np.zeros((1, 2, 2, 3), np.uint8)
 
 def replica_end(server: ChannelServer) -> FrameProtocol:
     """Return the replica's end of the only connection to it."""
-    ends = [one for one in gc.get_objects() if isinstance(one, FrameProtocol)]
-    (found,) = [one for one in ends if getattr(one, "_server", None) is server and one.transport]
+    # By type, not isinstance: that asks every object of the process for its class, and some warn.
+    ends = [one for one in gc.get_objects() if type(one) is _Connection]
+    (found,) = [one for one in ends if one._server is server and one.transport]
     return found
 
 
