@@ -1,5 +1,6 @@
 """What every replica does beside its stage's work: started once per process, reported to Serve."""
 
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,9 +22,14 @@ from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.pipeline import pipeline
 
+# So many more objects than were before make the garbage collector look at the new ones; Python's
+# 700 are those of some requests under way, at which it looked again and again.
+YOUNG_OBJECTS = 5_000
+
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     keep_to_loopback()
     skip_filtered_access_log(logging.getLogger("ray.serve"))
     if is_ingress:

@@ -1,11 +1,15 @@
 """Parses multipart forms: the contents of their files, in order."""
 
 import re
+from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BadParameterError, TooManyFilesError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 # The file name in RFC 5987's form, which some clients send alone when it is not ASCII.
 EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
@@ -31,26 +35,9 @@ class FileForm:
         boundary = parameters.get(b"boundary")
         if not boundary:
             raise _broken(f"Content-Type {content_type[:SHOWN]!r} has no boundary")
-        self._max_files = max_files
-        self._is_whole = False
-        self._name, self._value = bytearray(), bytearray()  # of the header that is being read
-        self._headers: dict[str, str] = {}  # of the part that is being read
-        self._content = bytearray()  # of the part that is being read
-        self._files: list[bytes] = []
+        self._parts = _Parts(max_files)
         try:
-            self._parser = MultipartParser(
-                boundary,
-                {
-                    "on_part_begin": self._begin_part,
-                    "on_header_field": self._add_name,
-                    "on_header_value": self._add_value,
-                    "on_header_end": self._end_header,
-                    "on_headers_finished": self._check_headers,
-                    "on_part_data": self._add_content,
-                    "on_part_end": self._end_part,
-                    "on_end": self._end_form,
-                },
-            )
+            self._parser = MultipartParser(boundary, self._parts.callbacks())
         except FormParserError as error:
             raise _broken(str(error)) from error
 
@@ -74,13 +61,41 @@ class FileForm:
             BadParameterError: the form breaks off, or has no file.
 
         """
-        if not self._is_whole:
+        if not self._parts.are_all:
             raise _broken("it breaks off before its closing boundary")
-        if not self._files:
+        if not self._parts.files:
             raise BadParameterError(
                 "the form has no file; send one as curl -F files=@photo.jpg does"
             )
-        return self._files
+        return self._parts.files
+
+
+class _Parts:
+    """What the parser has found. It does not know the parser, which knows it.
+
+    In a circle of references the files of a form would stay until the garbage collector comes.
+    """
+
+    def __init__(self, max_files: int) -> None:
+        self._max_files = max_files
+        self.are_all = False
+        self.files: list[bytes] = []
+        self._name, self._value = bytearray(), bytearray()  # of the header that is being read
+        self._headers: dict[str, str] = {}  # of the part that is being read
+        self._content = bytearray()  # of the part that is being read
+
+    def callbacks(self) -> "MultipartCallbacks":
+        """Return what the parser calls."""
+        return {
+            "on_part_begin": self._begin_part,
+            "on_header_field": self._add_name,
+            "on_header_value": self._add_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._check_headers,
+            "on_part_data": self._add_content,
+            "on_part_end": self._end_part,
+            "on_end": self._end_form,
+        }
 
     def _begin_part(self) -> None:
         self._headers = {}
@@ -110,7 +125,7 @@ class FileForm:
                 f"a file has Content-Transfer-Encoding {encoding[:SHOWN]!r}, which forms do not "
                 "have (RFC 7578); send its bytes as they are"
             )
-        if len(self._files) == self._max_files:
+        if len(self.files) == self._max_files:
             raise TooManyFilesError(
                 f"more than {self._max_files} files in one request; send them in several requests"
             )
@@ -119,11 +134,11 @@ class FileForm:
         self._content += data[start:end]
 
     def _end_part(self) -> None:
-        self._files.append(bytes(self._content))
+        self.files.append(bytes(self._content))
         self._content = bytearray()
 
     def _end_form(self) -> None:
-        self._is_whole = True
+        self.are_all = True
 
 
 def _broken(reason: str) -> BadParameterError:

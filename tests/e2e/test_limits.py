@@ -3,11 +3,13 @@
 import asyncio
 import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
 import pytest
 
+from app.graph.parameters import TIMEOUT_HEADER
 from tests.support.services.live_service import Service
 from tests.support.slow_clients import KINDS, Cut, linger
 
@@ -48,6 +50,28 @@ def _answer_to(service: Service, request: bytes) -> bytes:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
+    service: Service, photo: bytes
+) -> None:
+    """HAProxy closes such a connection; one that it spliced the body of once hung for ever."""
+    body = photo + bytes(100_000)
+    in_no_time = {TIMEOUT_HEADER: "0.0005"}  # for some of them less than their bodies take
+    with (
+        httpx.Client(base_url=service.url, timeout=10, trust_env=False) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        asked = [
+            threads.submit(client.post, "/v1/classify", content=body, headers=in_no_time)
+            for _ in range(800)
+        ]
+        answers = [one.result() for one in asked]
+        assert client.post("/v1/classify", content=body).is_success
+    statuses = {answer.status_code for answer in answers}
+    assert statuses <= {408, 504}
+    for answer in answers:
+        assert (answer.headers.get("connection") == "close") is (answer.status_code == 408)
 
 
 @pytest.mark.parametrize(

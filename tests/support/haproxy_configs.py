@@ -16,6 +16,8 @@ global
     stats socket /tmp/x/admin.sock
 defaults
     mode http
+    option splice-request
+    option splice-response
     errorfile 502 /tmp/x/500.http
     errorfile 503 /tmp/x/500.http
     errorfile 504 /tmp/x/500.http

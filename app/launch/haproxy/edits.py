@@ -43,6 +43,10 @@ UNWATCHED = (
     "if METH_POST { path_end /v1/classify /infer }"
 )
 
+# Who is answered before the whole body is there must be told that the connection ends: HAProxy does
+# not read the rest, and closes it.
+CLOSED = "http-response set-header connection close if { status 401 408 413 429 }"
+
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
 COPY_DEADLINE = (
     "http-request set-header x-grpc-timeout %[req.hdr(grpc-timeout)] "
@@ -96,6 +100,14 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
             "/^ *errorfile 50[234] /d",
             absent="^ *errorfile ",
         ),
+        # Of a spliced body a rest stays in HAProxy's pipe if the answer comes before it is sent on:
+        # the client's connection answers nothing more, and is never closed.
+        Edit(
+            "bodies copied, not spliced: a client that was answered early would hang",
+            (r"^ *option splice-request$", r"^ *option splice-response$"),
+            "/^ *option splice-(request|response)$/d",
+            absent="^ *option +splice-",
+        ),
         appended(
             "the time limit of headers and the service's own form of HAProxy's answers",
             "defaults",
@@ -104,7 +116,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
         appended(
             "the limits of HTTP requests",
             HTTP,
-            [*_removals(), *MOVED_TIMEOUT, *PROTOCOL_ERRORS, UNWATCHED, *waits],
+            [*_removals(), *MOVED_TIMEOUT, *PROTOCOL_ERRORS, UNWATCHED, CLOSED, *waits],
             HTTP_BIND,
         ),
         # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.

@@ -65,10 +65,17 @@ def test_haproxy_is_not_started_with_an_application_that_it_would_not_limit(comm
     assert_refused(command, config, "the refusals (429)")
 
 
-def test_haproxy_is_not_started_with_serves_own_form_of_errors(command, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ("errorfile 503", "the service's own form of HAProxy's answers"),
+        ("option splice-request", "bodies copied, not spliced"),
+    ],
+)
+def test_haproxy_is_not_started_with_what_should_have_gone(command, tmp_path, line, lost):
     config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG.replace("errorfile 503", "errorfile  503"))
-    assert_refused(command, config, "the service's own form of HAProxy's answers")
+    config.write_text(CONFIG.replace(line, line.replace(" ", "  ")))
+    assert_refused(command, config, lost)
 
 
 @pytest.mark.parametrize("name", ["haproxy.conf", "a folder"])
