@@ -123,7 +123,7 @@ class HaproxyCommand:
         When a proxy dies in the middle of a reload, nobody remembers the process. Ours is told by
         the folder of this run, which its command line names.
         """
-        left = [process for process in psutil.process_iter() if self._is_ours(process)]
+        left = [process for process in _processes() if self._is_ours(process)]
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -134,6 +134,13 @@ class HaproxyCommand:
             folder = str(self.path.parent)
             return process.name() == HAPROXY and any(folder in word for word in process.cmdline())
         return False
+
+
+def _processes() -> Iterator[psutil.Process]:
+    """Yield all; psutil's own iterator remembers the name of who had a reused identity before."""
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error):
+            yield psutil.Process(pid)
 
 
 def haproxy_binary() -> Path:

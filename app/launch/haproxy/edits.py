@@ -45,7 +45,7 @@ UNWATCHED = (
 
 # Who is answered before the whole body is there must be told that the connection ends: HAProxy does
 # not read the rest, and closes it.
-CLOSED = "http-response set-header connection close if { status 401 408 413 429 }"
+CLOSED = "http-response set-header connection close if { status 401 408 413 }"
 
 # gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
 COPY_DEADLINE = (
