@@ -48,7 +48,6 @@ def _answer_to(service: Service, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", service.port), 60) as connection:
         with suppress(OSError):  # it may have answered and closed before all was sent
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
@@ -75,13 +74,21 @@ def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [b"X-Long: " + b"a" * 20_000 + b"\r\n", b"".join(b"X-%d: a\r\n" % i for i in range(200))],
-    ids=["20 KB", "200 lines"],
+    ("status", "path", "lines"),
+    [
+        (200, b"/healthz?" + b"a" * 14_000, b""),
+        (200, b"/healthz", b"X-Long: " + b"a" * 14_000 + b"\r\n"),
+        (400, b"/healthz", b"X-Long: " + b"a" * 16_000 + b"\r\n"),
+        (400, b"/healthz", b"X-Long: " + b"a" * 100_000 + b"\r\n"),  # more than HAProxy's buffer
+        (400, b"/healthz", b"".join(b"X-%d: a\r\n" % i for i in range(200))),
+        (400, b"/healthz?" + b"a" * 16_000, b""),
+    ],
+    ids=["address", "header", "16 KB", "100 KB", "200 lines", "an address of 16 KB"],
 )
-def test_headers_have_a_limit(service: Service, lines: bytes) -> None:
-    answer = _answer_to(service, b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
-    assert answer.startswith(b"HTTP/1.1 400 ")
+def test_headers_have_a_limit(service: Service, status: int, path: bytes, lines: bytes) -> None:
+    head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    answer = _answer_to(service, b"GET " + path + head + lines + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize(

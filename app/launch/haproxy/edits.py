@@ -24,6 +24,12 @@ MOVED_TIMEOUT = [
     f"http-request del-header {TIMEOUT_HEADER}",
 ]
 
+# HAProxy itself takes what its buffer has room for (RAY_SERVE_HAPROXY_TUNE_BUFSIZE).
+HEADER_BYTES = 15 * 2**10
+OVERLONG = "http-request deny deny_status 400 if " + " or ".join(
+    f"{{ {part},length gt {HEADER_BYTES} }}" for part in ("req.hdrs", "url")
+)
+
 # The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
 # which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
 WAIT = "http-request wait-for-body"
@@ -54,7 +60,7 @@ COPY_DEADLINE = (
 )
 # What HAProxy answers itself, in the service's own form. Serve turns the last three into 500.
 ERROR_RESPONSES = {
-    400: ("bad_request", "this is not HTTP/1.1, or the headers are over 15 KB or 100 lines"),
+    400: ("bad_request", "this is not HTTP/1.1, or address or headers are over 15 KB or 100 lines"),
     408: ("slow_request", f"headers and body did not begin to arrive within {BEGIN_WITHIN_S} s"),
     502: ("broken_off", "the service broke off while it answered; try again"),
     503: ("not_ready", "no replica answers yet; try again in 1 s"),
@@ -116,7 +122,7 @@ def always(*, waits_for_bodies: bool) -> list[Edit]:
         appended(
             "the limits of HTTP requests",
             HTTP,
-            [*_removals(), *MOVED_TIMEOUT, *PROTOCOL_ERRORS, UNWATCHED, CLOSED, *waits],
+            [OVERLONG, *_removals(), *MOVED_TIMEOUT, *PROTOCOL_ERRORS, UNWATCHED, CLOSED, *waits],
             HTTP_BIND,
         ),
         # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.

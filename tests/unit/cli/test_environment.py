@@ -40,7 +40,9 @@ def test_a_node_shares_nothing_and_sends_again_what_one_machine_does_not(tmp_pat
     node = node_environment(tmp_path / "haproxy")
     one = serve_environment(tmp_path, (1, 2))
     assert not any("_PORT" in name or "_FILE" in name for name in node)
-    assert {name: value for name, value in node.items() if name in one}.items() <= one.items()
+    different = {name for name in node.keys() & one.keys() if node[name] != one[name]}
+    assert different == {"RAY_SERVE_HAPROXY_TUNE_BUFSIZE"}
+    assert int(node["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]) > int(one["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"])
     assert {name for name in node.keys() - one.keys() if "RETR" in name} == {
         "RAY_SERVE_HAPROXY_RETRY_ON",
         "RAY_SERVE_HAPROXY_RETRIES",

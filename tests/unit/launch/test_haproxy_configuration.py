@@ -16,6 +16,7 @@ from app.launch.haproxy.edits import (
     ERROR_RESPONSES,
     FOREIGN_HEADERS,
     MOVED_TIMEOUT,
+    OVERLONG,
     PROTOCOL_ERRORS,
     TEXT_HEADERS,
     UNWATCHED,
@@ -45,7 +46,7 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
     moved = [*MOVED_TIMEOUT, *PROTOCOL_ERRORS]
     rules += [rule.removeprefix("http-request ") for rule in moved]
-    rules = [f"http-request {rule}" for rule in rules]
+    rules = [OVERLONG, *(f"http-request {rule}" for rule in rules)]
     rules += [UNWATCHED, CLOSED, "http-request wait-for-body time 10s at-least 15360 if METH_POST"]
     assert after[first : first + len(rules)] == [f"    {rule} # tandem" for rule in rules]
     assert (
