@@ -89,6 +89,12 @@ AT_REST = {
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_task_events_report_interval_ms": "0",  # never: for the dashboard
     "RAY_event_stats": "0",
+    # For its object store, which no request uses, and for its autoscaler.
+    "RAY_local_fs_monitor_interval_ms": "5000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+    # Ray's agent is told every 10 s, whatever the interval.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the dashboard agent's look at all processes
 }
 

@@ -41,8 +41,10 @@ def test_a_node_shares_nothing_and_sends_again_what_one_machine_does_not(tmp_pat
     one = serve_environment(tmp_path, (1, 2))
     assert not any("_PORT" in name or "_FILE" in name for name in node)
     different = {name for name in node.keys() & one.keys() if node[name] != one[name]}
-    assert different == {"RAY_SERVE_HAPROXY_TUNE_BUFSIZE"}
-    assert int(node["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]) > int(one["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"])
+    buffer, metrics = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"
+    assert different == {buffer, metrics}
+    assert int(node[buffer]) > int(one[buffer])
+    assert int(node[metrics]) < int(one[metrics])
     assert {name for name in node.keys() - one.keys() if "RETR" in name} == {
         "RAY_SERVE_HAPROXY_RETRY_ON",
         "RAY_SERVE_HAPROXY_RETRIES",
