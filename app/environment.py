@@ -46,7 +46,7 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(21 * MIB),
         HAPROXY_PATH: str(haproxy),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # A photo passes in two reads and writes, not in seven (DECISIONS.md); 16 KiB by default.
+        # A photo takes two reads and writes, not seven (DECISIONS.md); 16 KiB by default.
         BUFFER_BYTES: str(64 * KIB),
         # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
         # makes 1 MB/s of a connection with 50 ms to and fro.
