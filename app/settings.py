@@ -76,6 +76,11 @@ class Settings(BaseModel):
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
         (1, 3, 8), min_length=1, description="compiled batch sizes; a batch is padded up"
     )
+    backlog_batches: bool = Field(
+        True,
+        description="while a backlog waits, batches of twice the largest size too; they are "
+        "compiled when there first is one, and take memory from then on",
+    )
     decoder: Place = Field(
         "gateway", description="where the Decoder runs: the Gateway's process, or its own replicas"
     )

@@ -7,7 +7,6 @@ threads is always given and pinning is off.
 """
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,33 +77,43 @@ class CompiledNetwork:
 
     def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
         """Compile an IR, by path or in memory, once for each batch size."""
-        core = _core()
+        self._network, self._cache_dir = network, options.cache_dir
+        self._properties = options.properties
         self.version: str = ov.__version__.partition("-")[0]
         self.num_threads = options.num_threads
         self._of_thread = threading.local()
 
-        def read() -> ov.Model:
-            return core.read_model(network) if isinstance(network, Path) else network.clone()
-
-        first = read()
+        first = self._read()
         self.input_shape, self.num_classes = check_network(first, str(network))
         self.fixed_batch = fixed_batch(first)  # images; None: any number
-        sizes = (self.fixed_batch,) if self.fixed_batch else options.batch_sizes
-        self.batch_sizes = tuple(sorted(set(sizes)))
-        models = [first, *(read() for _ in self.batch_sizes[1:])]
-        for model, size in zip(models, self.batch_sizes, strict=True):
-            model.reshape([size, *self.input_shape])
-        properties = options.properties
+        sizes = sorted({self.fixed_batch} if self.fixed_batch else set(options.batch_sizes))
+        models = [first, *(self._read() for _ in sizes[1:])]
         # One compilation, and reading one from the cache, is mostly one thread's work.
         with kept_locale, ThreadPoolExecutor(options.num_threads) as threads:
-            self._compiled: list[ov.CompiledModel] = list(
-                threads.map(lambda model: core.compile_model(model, "CPU", properties), models)
-            )
-        read_from = [network.parent] if isinstance(network, Path) else []
-        give_back_memory(*read_from, *([options.cache_dir] if options.cache_dir else []))
+            compiled = list(threads.map(self._compile, models, sizes))
+        # By batch size, ascending; replaced, never changed: threads tell it by its identity.
+        self._compiled = dict(zip(sizes, compiled, strict=True))
+        self._give_back_memory()
         # What the layers that are not INT8 do compute in: f32 where the CPU has no bf16.
-        hint = self._compiled[0].get_property("INFERENCE_PRECISION_HINT")
+        hint = self._compiled[sizes[0]].get_property("INFERENCE_PRECISION_HINT")
         self.float_type: str = hint.get_type_name()
+
+    def _read(self) -> ov.Model:
+        network = self._network
+        return _core().read_model(network) if isinstance(network, Path) else network.clone()
+
+    def _compile(self, model: ov.Model, size: int) -> ov.CompiledModel:
+        model.reshape([size, *self.input_shape])
+        return _core().compile_model(model, "CPU", self._properties)
+
+    def _give_back_memory(self) -> None:
+        read_from = [self._network.parent] if isinstance(self._network, Path) else []
+        give_back_memory(*read_from, *([self._cache_dir] if self._cache_dir else []))
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """What is compiled, ascending."""
+        return tuple(self._compiled)
 
     @property
     def max_batch_size(self) -> int:
@@ -127,19 +136,41 @@ class CompiledNetwork:
         if self.fixed_batch and num > self.fixed_batch:
             starts = range(0, num, self.fixed_batch)
             return np.concatenate([self.predict(images[i : i + self.fixed_batch]) for i in starts])
-        if not 1 <= num <= self.max_batch_size:
-            raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are compiled")
-        return self._runs()[bisect_left(self.batch_sizes, num)].run(images)
+        runs = self._runs()
+        size = next((size for size in runs if size >= num), 0)
+        if not num or not size:
+            raise ValueError(f"a batch of {num} images; 1 to {max(runs)} are compiled")
+        return runs[size].run(images)
 
     infer = predict  # OpenVINO's word for it
 
-    def _runs(self) -> list["_StaticRun"]:
-        """Return the calling thread's runs, one per batch size."""
-        runs: list[_StaticRun] | None = getattr(self._of_thread, "runs", None)
-        if runs is None:
-            sizes = zip(self._compiled, self.batch_sizes, strict=True)
-            runs = [_StaticRun(net, (size, *self.input_shape)) for net, size in sizes]
-            self._of_thread.runs = runs
+    def add_batch_size(self, size: int) -> None:
+        """Compile one more size, while other threads may predict; a built-in one stays alone."""
+        if self.fixed_batch or size in self._compiled:
+            return
+        with kept_locale:
+            added = self._compile(self._read(), size)
+        self._compiled = dict(sorted((self._compiled | {size: added}).items()))
+        self._give_back_memory()
+
+    def remove_batch_size(self, size: int) -> None:
+        """Forget a size that :meth:`add_batch_size` compiled; no thread may be using it.
+
+        The memory goes when each thread that used it has run another batch.
+        """
+        self._compiled = {of: net for of, net in self._compiled.items() if of != size}
+
+    def _runs(self) -> dict[int, "_StaticRun"]:
+        """Return the calling thread's runs by batch size, ascending."""
+        of_thread, compiled = self._of_thread, self._compiled
+        if getattr(of_thread, "compiled", None) is not compiled:
+            before: dict[int, _StaticRun] = getattr(of_thread, "runs", {})
+            of_thread.runs = {
+                size: before.get(size) or _StaticRun(net, (size, *self.input_shape))
+                for size, net in compiled.items()
+            }
+            of_thread.compiled = compiled
+        runs: dict[int, _StaticRun] = of_thread.runs
         return runs
 
     @property
@@ -149,7 +180,7 @@ class CompiledNetwork:
         ``brgconv_avx512_I8`` or ``jit_avx2_I8``: they decide how fast INT8 is and how it rounds.
         """
         found: Counter[str] = Counter()
-        for node in self._compiled[0].get_runtime_model().get_ordered_ops():
+        for node in next(iter(self._compiled.values())).get_runtime_model().get_ordered_ops():
             facts = node.get_rt_info()
             if "layerType" in facts and "Convolution" in facts["layerType"].astype(str):
                 found[facts["primitiveType"].astype(str)] += 1

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
+from app.deployments.backlog import backlog_size
 from app.deployments.member_call import MemberCall
 from app.deployments.observers import MemberObserver
 from app.errors import UPDATING, ConfigError, OtherSetError
@@ -94,6 +95,7 @@ class Classifier:
             settings.max_queued_images,
             scheduler=self._inference_threads.scheduler,
             on_batch=self._observer.executed,
+            backlog=backlog_size(settings, model_set, member, self._network, self.calls_at_once),
         )
 
     def _log_network(self) -> None:

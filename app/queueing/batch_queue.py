@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
+from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
 from app.queueing.priority import Lane, PriorityQueue
 from app.queueing.scheduler import BatchScheduler
@@ -31,7 +32,8 @@ class BatchQueue:
     A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
     batch costs as much as a full one. Callers that went away or that cannot be answered in time are
     dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
-    the one at fault fails. Queues with the same ``scheduler`` share the cores.
+    the one at fault fails. Queues with the same ``scheduler`` share the cores. With ``backlog``
+    batches have its size too, while there is one.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class BatchQueue:
         clock: Callable[[], float] = time.monotonic,
         scheduler: BatchScheduler | None = None,
         on_batch: Callable[[ExecutedBatch], None] = lambda _: None,
+        backlog: BacklogSize | None = None,
     ) -> None:
-        self._run, self._on_batch = run, on_batch
+        self._run, self._on_batch, self._backlog = run, on_batch, backlog
         self._sizes = sorted(batch_sizes)
         self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
         self.max_queued = max_queued
@@ -147,12 +150,15 @@ class BatchQueue:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
         self._drop_the_late()
         self._waiting.forget_the_gone()
-        size = self._size_for(len(self._waiting))
+        num_waiting = len(self._waiting)
+        size = self._size_for(num_waiting)
         if not (batch := [self._waiting.pop() for _ in range(size)]):
             return None
+        if self._backlog is not None:
+            self._backlog.waited(num_waiting)
         self._num_batches += 1
         self._num_images += size
-        self._num_places += self.max_batch_size
+        self._num_places += max(size, self.max_batch_size)
         return self._answer(batch)
 
     def _drop_the_late(self) -> None:
@@ -165,6 +171,9 @@ class BatchQueue:
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""
+        backlog = self._backlog
+        if backlog and backlog.usual <= self.max_batch_size and backlog.is_due(num_waiting):
+            return backlog.size
         most = min(num_waiting, self.max_batch_size)
         return max((size for size in self._sizes if size <= most), default=most)
 

@@ -20,9 +20,9 @@ Measured with {model_set}: {candidate}.
 {clients} clients got {throughput:.1f} images/s, p50 {p50:.0f} ms, p99 {p99:.0f} ms, the medians of
 {runs} runs inside the processes: HTTP and Ray are not in it, they add a few ms and percent (tandem
 bench against the running service measures all).
-Changed: args.streams, args.batch_sizes and args.max_concurrent_requests; the Gateway's
-num_replicas, and args.affinity and num_cpus, the cores of each, where there are several of them
-(less than one CPU is a share for placement: then a replica uses all cores).
+Changed: args.streams, args.batch_sizes, args.backlog_batches, args.max_concurrent_requests; the
+Gateway's num_replicas, and args.affinity and num_cpus, the cores of each, where there are several
+of them (less than one CPU is a share for placement: then a replica uses all cores).
 {limit}"""
 KEPT = """\
 max_concurrent_requests, {most} for each Gateway: more at a time would take the p99 beyond
@@ -62,6 +62,7 @@ def tuned(config: ServeConfig, point: Point, p99_ms: float | None) -> ServeConfi
     arguments: dict[str, Any] = {
         "streams": candidate.layout.streams,
         "batch_sizes": list(candidate.batch_sizes),
+        "backlog_batches": False,  # as they were measured
         "max_concurrent_requests": limit,
     }
     if candidate.layout.replicas > 1:

@@ -35,7 +35,8 @@ class Trials:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         sizes = tuple(sorted({size for sizes in BATCH_SIZES for size in sizes}))
-        self._settings = settings.model_copy(update={"batch_sizes": sizes})
+        only = {"batch_sizes": sizes, "backlog_batches": False}
+        self._settings = settings.model_copy(update=only)
         self._say = say
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")
         self._photos = Path(self._folder.name) / "photos"

@@ -47,6 +47,15 @@ class BatchedNetwork(ABC):
         """The largest batch that :meth:`predict` takes."""
         return self.batch_sizes[-1]
 
+    def add_batch_size(self, size: int) -> None:
+        """Take batches of one more size; a built-in one stays alone."""
+        if self.fixed_batch is None:
+            self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
+
+    def remove_batch_size(self, size: int) -> None:
+        """Take back a size that was added."""
+        self.batch_sizes = tuple(of for of in self.batch_sizes if of != size)
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Nothing: the runtime does not tell."""

@@ -14,7 +14,6 @@ class LoadedNetwork(Protocol):
 
     version: str  # of the runtime's package
     num_threads: int  # that its batches share
-    batch_sizes: tuple[int, ...]  # what a queue forms, ascending
     fixed_batch: int | None  # images, built into the file: the one batch size; None: any number
     input_shape: tuple[int, ...]  # (H, W, 3)
     num_classes: int
@@ -26,6 +25,10 @@ class LoadedNetwork(Protocol):
     @property
     def runtime(self) -> RuntimeName:
         """What runs it."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """What a queue forms, ascending."""
 
     @property
     def max_batch_size(self) -> int:
@@ -47,6 +50,15 @@ class LoadedNetwork(Protocol):
             ValueError: more or fewer images, of another shape, or no uint8.
 
         """
+
+    def add_batch_size(self, size: int) -> None:
+        """Take batches of one more size; it may take seconds, and other threads may predict.
+
+        A network whose batch size is built in stays as it is.
+        """
+
+    def remove_batch_size(self, size: int) -> None:
+        """Take back a size that was added and that no thread uses."""
 
     def check_fits(self, input_size: int, num_classes: int) -> None:
         """Raise :class:`ModelSetError` unless the network is what its manifest says."""

@@ -48,8 +48,11 @@ class Turns:
 
     def rounds(self, number: int, group: str) -> list[Row]:
         """Return a row for each turn; in every round another contestant is first."""
+        # What a service makes when it is first needed, as batches of a backlog, is there then.
+        most = max([16, *(int(load) for load in self._loads if load != FORMS)])
         for service in self._services.values():
-            run_lean(Load(Target(service.url, self._bodies), WARM_UP_S, clients=16), lambda: None)
+            warm_up = Load(Target(service.url, self._bodies), WARM_UP_S, clients=most)
+            run_lean(warm_up, lambda: None)
         names = [*([BOUND] if self._bound else []), *self._services]
         rows = []
         for index in range(number):

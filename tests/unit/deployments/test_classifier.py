@@ -1,10 +1,12 @@
 """The Classifier on a tiny network: each image its own row, and a caller that leaves."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
+from app.deployments import backlog
 from app.deployments.classifier import Classifier
 from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.settings import Settings
@@ -109,3 +111,59 @@ def test_a_network_that_answers_otherwise_does_not_start(tmp_path):
     take_golden(one, two)
     with pytest.raises(GoldenMismatchError, match="sure INT8 does not answer"):
         Classifier(settings(one), "sure")
+
+
+BACKLOG = images(*(["red", "blue", "green"] * 12))  # above 2 places x 2 x 4, whatever was taken
+
+
+async def sizes_of_backlogs(classifier: Classifier) -> set[int]:
+    """Send backlogs until the thread that compiles has ended; return the sizes of later batches."""
+    expected = [index % 3 for index in range(len(BACKLOG))]
+    order = [list(COLORS).index(color) for color in ("red", "blue", "green")]
+    found: set[int] = set()
+    for _ in range(2):
+        answer = await classifier.classify(BACKLOG, 10.0)
+        assert answer.probabilities.argmax(1).tolist() == [order[i] for i in expected]
+        found = set(answer.batch_size)
+        while any(thread.name.startswith("compile") for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_backlog_has_larger_batches_too(tiny_set):
+    assert 8 in await sizes_of_backlogs(Classifier(settings(tiny_set), "sure"))
+
+
+async def test_no_larger_batches_if_they_are_not_wanted(tiny_set):
+    classifier = Classifier(settings(tiny_set, backlog_batches=False), "sure")
+    assert await sizes_of_backlogs(classifier) == {4}
+
+
+async def test_no_larger_batches_where_memory_is_short(tiny_set, monkeypatch, caplog):
+    monkeypatch.setattr(backlog, "free_memory", lambda: 400 * 10**6)
+    assert await sizes_of_backlogs(Classifier(settings(tiny_set), "sure")) == {4}
+    assert "sure: no batches of 8: 400 MB are free, it takes up to " in caplog.text
+
+
+async def test_no_larger_batches_of_another_network(tmp_path, caplog):
+    folder = write_tiny_set(tmp_path / "set")
+    classifier = Classifier(settings(folder), "sure")
+    weights = folder / "sure.bin"
+    weights.write_bytes(weights.read_bytes()[::-1])  # as an update of the set may
+    assert await sizes_of_backlogs(classifier) == {4}
+    assert "sure: no batches of 8: " in caplog.text
+    assert "sure.bin was altered" in caplog.text
+
+
+async def test_no_larger_batches_that_answer_otherwise(tmp_path, monkeypatch, caplog):
+    one, _ = write_opposite_sets(tmp_path)  # with golden answers
+    classifier = Classifier(settings(one), "sure")
+
+    def check(*_: object) -> None:
+        raise GoldenMismatchError("it does not answer as it did")
+
+    monkeypatch.setattr(backlog.golden, "check", check)
+    assert await sizes_of_backlogs(classifier) == {4}
+    assert "sure: no batches of 8: it does not answer as it did" in caplog.text
+    assert classifier._network.batch_sizes == (1, 4)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openvino as ov
@@ -9,6 +11,8 @@ import pytest
 from openvino import opset13 as ops
 
 from models.errors import ModelSetError
+from models.golden import golden_images
+from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.tiny_networks import SIZE, save_model, tiny_model
 
@@ -95,6 +99,44 @@ def test_what_the_network_says_of_itself(network):
     assert network.max_batch_size == 4
     assert network.input_shape == (SIZE, SIZE, 3)
     network.warm_up()
+
+
+def test_a_batch_size_that_comes_and_goes_while_threads_predict(network):
+    batch, ends = images(7), threading.Event()
+    rows = expected(batch)
+
+    def predict(num: int) -> int:
+        rounds = 0
+        while not ends.is_set():
+            np.testing.assert_allclose(network.predict(batch[:num]), rows[:num], atol=1e-5)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as threads:
+        runs = [threads.submit(predict, num) for num in (1, 3, 4)]
+        try:
+            for _ in range(3):
+                network.add_batch_size(8)
+                network.add_batch_size(8)  # once is enough
+                assert network.batch_sizes == (1, 2, 4, 8)
+                np.testing.assert_allclose(network.predict(batch), rows, atol=1e-5)
+                network.remove_batch_size(8)
+                assert network.batch_sizes == (1, 2, 4)
+                with pytest.raises(ValueError, match="a batch of 7 images; 1 to 4 are compiled"):
+                    network.predict(batch)
+        finally:
+            ends.set()
+    assert all(run.result() for run in runs)
+
+
+def test_a_bundled_network_answers_the_same_in_batches_of_any_size():
+    member = load_model_set("imagenette").network_path("resnet50", "INT8")
+    bundled = CompiledNetwork(member, RuntimeOptions(batch_sizes=(1, 8)))
+    batch = golden_images(bundled.input_shape[0], 16)
+    alone = np.concatenate([bundled.predict(batch[i : i + 1]) for i in range(16)])
+    np.testing.assert_allclose(bundled.predict(batch[:8]), alone[:8], atol=1e-6)
+    bundled.add_batch_size(16)  # of a backlog
+    np.testing.assert_allclose(bundled.predict(batch), alone, atol=1e-6)
 
 
 def test_check_fits(network):
