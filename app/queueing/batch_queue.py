@@ -22,6 +22,7 @@ from models.ensemble import Probabilities
 from models.runtime import Pixels
 
 RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities]]
+ALONE_S = 1.0  # since the last interactive image; from then on bulk images are a backlog too
 
 
 class BatchQueue:
@@ -33,7 +34,8 @@ class BatchQueue:
     batch costs as much as a full one. Callers that went away or that cannot be answered in time are
     dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
     the one at fault fails. Queues with the same ``scheduler`` share the cores. With ``backlog``
-    batches have its size too, while there is one.
+    batches have its size too, while there is one; bulk images are none while interactive ones come,
+    which would wait for those larger batches.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BatchQueue:
         self._waiting: PriorityQueue[Waiting] = PriorityQueue()
         self._num_batches = self._num_images = self._num_places = 0
         self._service_rate = ServiceRate(clock)
+        self._interactive_at = -math.inf  # when the last of them came
         self.fastest_s = 0.0  # of all runs: no batch takes less
         self._scheduler = scheduler or BatchScheduler()
         self._scheduler.join(self)
@@ -104,6 +107,8 @@ class BatchQueue:
         loop, now = asyncio.get_running_loop(), self._clock()
         added = [Waiting(i, loop.create_future(), now, now + timeout_s, call) for i in images]
         self._waiting.extend(added, lane)
+        if lane == "interactive":
+            self._interactive_at = now
         self._service_rate.arrived(len(added))
         for entry in added:
             entry.future.add_done_callback(self._left)
@@ -150,12 +155,12 @@ class BatchQueue:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
         self._drop_the_late()
         self._waiting.forget_the_gone()
-        num_waiting = len(self._waiting)
+        num_waiting, num_beside = len(self._waiting), self._num_bulk_beside()
         size = self._size_for(num_waiting)
         if not (batch := [self._waiting.pop() for _ in range(size)]):
             return None
         if self._backlog is not None:
-            self._backlog.waited(num_waiting)
+            self._backlog.waited(num_waiting - num_beside)
         self._num_batches += 1
         self._num_images += size
         self._num_places += max(size, self.max_batch_size)
@@ -172,10 +177,20 @@ class BatchQueue:
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""
         backlog = self._backlog
-        if backlog and backlog.usual <= self.max_batch_size and backlog.is_due(num_waiting):
+        if (
+            backlog
+            and backlog.usual <= self.max_batch_size
+            and backlog.is_due(num_waiting - self._num_bulk_beside())
+        ):
             return backlog.size
         most = min(num_waiting, self.max_batch_size)
         return max((size for size in self._sizes if size <= most), default=most)
+
+    def _num_bulk_beside(self) -> int:
+        """Return how many bulk images wait while interactive ones come; 0 if none came of late."""
+        if self._clock() - self._interactive_at >= ALONE_S:
+            return 0
+        return len(self._waiting) - self._waiting.num_ahead("interactive")
 
     async def _answer(self, batch: list[Waiting]) -> None:
         started = self._clock()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.queueing.backlog_size import BacklogSize
-from app.queueing.batch_queue import BatchQueue
+from app.queueing.batch_queue import ALONE_S, BatchQueue
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 USUAL, LARGE, ENOUGH = 4, 8, 16
@@ -116,3 +116,41 @@ async def test_a_large_batch_that_fails_is_run_one_by_one():
     assert [number_of(await f) for f in futures[:3]] == [0, 1, 2]
     with pytest.raises(ValueError, match="cannot run"):
         await futures[3]
+
+
+async def test_bulk_images_are_no_backlog_while_others_come():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    num = 2 * ENOUGH
+
+    async def sizes(num_others: int) -> set[int]:
+        first = len(network.batches)
+        queue.submit([image(number) for number in range(num)], lane="bulk")
+        if num_others:
+            queue.submit([image(number) for number in range(num_others)])
+        await settle()
+        await network.finish_all()
+        return set(map(len, network.batches[first:]))
+
+    network.now += ALONE_S - 0.01  # others came just now, for the preparation
+    assert await sizes(0) == {USUAL}
+    network.now += 0.02
+    assert LARGE in await sizes(0)
+    assert await sizes(1) == {USUAL, 1}
+    assert LARGE in await sizes(ENOUGH + USUAL)  # those are a backlog themselves
+
+
+async def test_bulk_images_beside_others_prepare_nothing():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    queue.submit([image(0)])
+    queue.submit([image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    await settle()
+    await network.finish_all()
+    assert compiler.num_prepared == 0
+    network.now += ALONE_S
+    queue.submit([image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    await settle()
+    await network.finish_all()
+    assert compiler.num_prepared == 1
