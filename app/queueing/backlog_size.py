@@ -47,7 +47,14 @@ class BacklogSize:
         try:
             await self._prepare()
         except Exception as error:
-            logger.warning("%s: no batches of %d: %s", self._name, self.size, error)
+            logger.warning(
+                "%s: no batches of %d: %s; it serves on in batches of %d. Mend that and restart, "
+                "or set backlog_batches: false",
+                self._name,
+                self.size,
+                error,
+                self.usual,
+            )
         else:
             self._is_ready = True
             logger.info("%s: batches of %d while a backlog waits", self._name, self.size)

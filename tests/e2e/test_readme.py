@@ -225,6 +225,9 @@ def test_start_and_rest_are_what_was_measured() -> None:
     assert "ready after {:.0f} s, {:.0f} s when it has to compile".format(*seconds) in words
     at_rest = found["idle"]["pss_mb"] / 1e3, found["idle"]["cores"]
     assert "at rest it takes {:.2f} GB and {:.2f} of a core".format(*at_rest) in words, at_rest
+    memory = result_of("backlog")["128_px"]["pss_mb"]
+    more = (memory["on"] - memory["off"]) / 1e3
+    assert f"{more:.1f} GB more once many images have waited" in words, more
 
 
 def test_the_faults_are_what_was_measured() -> None:
