@@ -96,6 +96,11 @@ class Settings(BaseModel):
         description="call the Decoder's and the members' replicas on the Gateway's own node over "
         "Unix-domain sockets; false: through Ray, as those of other nodes",
     )
+    direct_requests: bool = Field(
+        True,
+        description="plain requests of POST /v1/classify pass Ray Serve's wrapper of the Gateway's "
+        "replica; false: all go through it",
+    )
     streams: int = Field(
         0, ge=0, description="batches that run at a time in a replica; 0: one on each of its cores"
     )

@@ -23,7 +23,7 @@ def skip_filtered_access_log(logger: logging.Logger) -> None:
         return
 
     def told(message: object, *args: Any, **options: Any) -> None:
-        if MARK in (options.get("extra") or {}) and _is_dropped(logger):
+        if MARK in (options.get("extra") or {}) and drops_access_log(logger):
             return
         options["stacklevel"] = options.get("stacklevel", 1) + 1  # the caller, not this function
         info(message, *args, **options)
@@ -32,7 +32,8 @@ def skip_filtered_access_log(logger: logging.Logger) -> None:
     logger.info = told  # type: ignore[method-assign, assignment]
 
 
-def _is_dropped(logger: logging.Logger) -> bool:
+def drops_access_log(logger: logging.Logger) -> bool:
+    """Whether every handler of ``logger`` would drop a record of Serve's access log."""
     return not logger.propagate and all(
         any(getattr(one, "__name__", "") == FILTER for one in handler.filters)
         for handler in logger.handlers

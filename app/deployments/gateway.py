@@ -8,6 +8,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
+from app.deployments.plain_requests import answer_plain_requests
 from app.deployments.replica import start_replica
 from app.graph.request import ForwardedRequest, RequestAnswers
 from app.grpc.interface import GrpcInterface, Incoming
@@ -39,7 +40,10 @@ class Gateway(OpenInferenceMethods):
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
-        return create_api(self._service, self._inference)
+        api = create_api(self._service, self._inference)
+        if self._service.settings.direct_requests and api.direct is not None:
+            answer_plain_requests(api.direct)
+        return api
 
     async def Classify(
         self, incoming: Incoming, grpc_context: RayServegRPCContext

@@ -2,12 +2,14 @@
 
 FastAPI describes the route and answers whatever is unusual about it. A request without parameters
 that FastAPI would check takes this way past its router, dependencies and middlewares, which cost
-more than the answer itself; the answers are the same (tests/unit/http/test_both_ways.py).
+more than the answer itself; the answers are the same (tests/unit/http/test_both_ways.py). In a
+replica most of them pass Serve's wrapper too (:mod:`app.deployments.plain_requests`).
 """
 
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,8 +28,11 @@ from app.metrics.requests import CLIENT_WENT, record_answered
 from app.tracing.http import note_response
 from models.errors import TandemError
 
-PATH = "/v1/classify"
+VERB, PATH = "POST", "/v1/classify"
+ROUTE = f"{VERB} {PATH}"  # the span's name
 PLAIN_QUERY = re.compile(rb"(?:top_k=(\d{1,4}))?")
+RawHeaders = list[tuple[bytes, bytes]]
+Note = Callable[[int, RawHeaders], None]
 
 
 class TandemAPI(FastAPI):
@@ -39,14 +44,20 @@ class TandemAPI(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
-        if self.direct is not None and scope["type"] == "http":
-            plain = PLAIN_QUERY.fullmatch(scope["query_string"])
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if plain and path == PATH and scope["method"] == "POST":
-                top_k = int(plain[1]) if plain[1] else None
-                await self.direct.answer(scope, receive, send, top_k)
-                return
+        if self.direct is not None and is_plain(scope):
+            await self.direct.answer(scope, receive, send, note_on_span)
+            return
         await super().__call__(scope, receive, send)
+
+
+def is_plain(scope: Scope) -> bool:
+    """Whether a request has nothing that FastAPI would check: its route's body and ``top_k``."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] == VERB
+        and scope["path"].removeprefix(scope.get("root_path", "")) == PATH
+        and PLAIN_QUERY.fullmatch(scope["query_string"]) is not None
+    )
 
 
 class DirectClassify:
@@ -55,43 +66,44 @@ class DirectClassify:
     def __init__(self, endpoint: ClassifyEndpoint, keys: Keys) -> None:
         self._endpoint, self._keys = endpoint, keys
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, top_k: int | None) -> None:
-        """Answer one request, count it and name its span."""
+    async def answer(self, scope: Scope, receive: Receive, send: Send, note: Note) -> None:
+        """Answer one plain request and count it.
+
+        Args:
+            scope: the request's, as those that follow are, of ASGI.
+            receive: gives the body.
+            send: takes the answer.
+            note: called with the answer's status and headers before it is sent; it may add some.
+
+        Raises:
+            Exception: what nobody expected, after it was answered: the server's log is to have it,
+                as Starlette has it.
+
+        """
         started, status = time.perf_counter(), 500
         try:
-            response, error = await self._response(scope, receive, top_k)
-            status = response.status_code
-            if error is None:
-                span = trace.get_current_span()
-                if span.is_recording():
-                    note_response(span, f"POST {PATH}", status, response.raw_headers)
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": status,
-                    "headers": response.raw_headers,
-                }
-            )
+            response, error = await self._response(scope, receive)
+            status, headers = response.status_code, response.raw_headers
+            note(status, headers)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
             if error is not None:
-                raise error  # the server's log is to have it, as Starlette has it
+                raise error
         except asyncio.CancelledError:
             status = CLIENT_WENT
             raise
         finally:
             record_answered(PATH, status, (time.perf_counter() - started) * 1e3)
 
-    async def _response(
-        self, scope: Scope, receive: Receive, top_k: int | None
-    ) -> tuple[Response, Exception | None]:
+    async def _response(self, scope: Scope, receive: Receive) -> tuple[Response, Exception | None]:
         """Return the response, and the error that nobody expected, if there was one."""
         headers = Headers(scope)
         try:
             if self._keys:
                 check_keys(self._keys, scope)
-            answer = await self._endpoint.answer(
-                headers, receive, self._endpoint.default_top_k if top_k is None else top_k
-            )
+            plain = PLAIN_QUERY.fullmatch(scope["query_string"])
+            top_k = int(plain[1]) if plain and plain[1] else self._endpoint.default_top_k
+            answer = await self._endpoint.answer(headers, receive, top_k)
             return rendered(answer, headers.request_id), None
         except UnauthorizedError as error:
             return refusal(error, headers.request_id), None
@@ -99,6 +111,13 @@ class DirectClassify:
             return response_of(error, headers.request_id), None
         except Exception as error:
             return unexpected_response(error, headers.request_id), error
+
+
+def note_on_span(status: int, headers: RawHeaders) -> None:
+    """Name the span that Serve has begun for the request, if it is sampled."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        note_response(span, ROUTE, status, headers)
 
 
 def rendered(answer: bytes | Fault, request_id: str) -> Response:

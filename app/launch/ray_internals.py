@@ -13,13 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from app.calls.ray_compatibility import (
-    REPLICA_NAMES,
-    RayName,
-    check_ray,
-    check_ray_version,
-    mismatch,
-)
+from app.calls.ray_compatibility import check_ray, check_ray_version, mismatch
+from app.calls.ray_names import REPLICA_NAMES, RayName
 
 LAUNCH_NAMES = (
     RayName("ray._private.utils", "set_sigterm_handler", ("sigterm_handler",)),

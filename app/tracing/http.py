@@ -1,7 +1,7 @@
 """ASGI middleware that names the request's span and returns its trace id."""
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, format_trace_id
+from opentelemetry.trace import Span, SpanContext, format_trace_id
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TRACE_ID_HEADER = b"x-trace-id"
@@ -33,7 +33,11 @@ class TracedRequests:
 
 def note_response(span: Span, name: str, status: int, headers: list[tuple[bytes, bytes]]) -> None:
     """Name a request's span, give it the status, and add its trace id to the headers."""
-    trace_id = format_trace_id(span.get_span_context().trace_id)
-    headers.append((TRACE_ID_HEADER, trace_id.encode("ascii")))
+    headers.append(trace_id_header(span.get_span_context()))
     span.update_name(name)
     span.set_attribute("http.response.status_code", status)
+
+
+def trace_id_header(span: SpanContext) -> tuple[bytes, bytes]:
+    """Return the header that tells the client its request's trace id."""
+    return TRACE_ID_HEADER, format_trace_id(span.trace_id).encode("ascii")

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext, SpanKind, format_span_id, format_trace_id
+from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 
 from app.tracing.spans import RecordedSpan
 
@@ -74,7 +74,7 @@ def _recorded(span: RecordedSpan) -> dict[str, Any]:
     return {
         **_identity(span.own, span.parent.span if span.parent else None),
         "name": span.name,
-        "kind": SpanKind.INTERNAL.name,
+        "kind": span.kind.name,
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
         "attributes": span.attributes,

@@ -58,7 +58,7 @@ def _parent_of(span: trace.Span) -> Parent | None:
     if not isinstance(span, ReadableSpan) or not span.is_recording():
         return None
     context = span.get_span_context()
-    return None if context.trace_id in orphans else Parent(context, _place(span.resource))
+    return None if context.trace_id in orphans else Parent(context, place_of(span.resource))
 
 
 def current_ids() -> SpanIds | None:
@@ -73,24 +73,32 @@ def continue_below(ids: SpanIds | None) -> None:
     if ids is None or not isinstance(provider, TracerProvider):
         return
     span = SpanContext(ids.trace, ids.span, True, SAMPLED)
-    _told.set(Parent(span, _place(provider.resource)))
+    _told.set(Parent(span, place_of(provider.resource)))
 
 
-class _Place(Resource):
-    """Compared by identity: the SDK's hash writes JSON, and an exporter asks it of every span."""
+def run_below(parent: Parent) -> None:
+    """Let what this task does from now on be below ``parent``, a request's span of our own.
+
+    The SDK is told too: who asks it for the current span finds one that does not record.
+    """
+    _told.set(parent)
+    attach(trace.set_span_in_context(NonRecordingSpan(parent.span), Context()))
+
+
+class Place(Resource):
+    """A process's resource, compared by identity: the SDK's hash writes JSON for every span."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
-_places: dict[
-    int, tuple[Resource, _Place]
-] = {}  # by the provider's resource, of which there is one
+_places: dict[int, tuple[Resource, Place]] = {}  # by the provider's resource, of which there is one
 
 
-def _place(resource: Resource) -> _Place:
+def place_of(resource: Resource) -> Place:
+    """Return what spans of this process are given as their resource, the same object each time."""
     if id(resource) not in _places:
-        place = _Place(dict(resource.attributes), resource.schema_url)
+        place = Place(dict(resource.attributes), resource.schema_url)
         _places[id(resource)] = resource, place
     return _places[id(resource)][1]
 

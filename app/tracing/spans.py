@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from app.tracing.clock import clock
 from app.tracing.parents import SAMPLED, Parent, ids
@@ -54,6 +54,24 @@ def record_batch(
     return own
 
 
+def record_request(
+    own: SpanContext,
+    parent: SpanContext | None,
+    resource: Resource,
+    times: tuple[float, float],
+    name: str,
+    attributes: Mapping[str, Value],
+) -> None:
+    """Record a request's own span, ``own``: below its client's ``parent``, or the trace's root.
+
+    ``times`` are its start and end, in seconds of ``time.monotonic``.
+    """
+    above = Parent(parent, resource) if parent else None
+    span = RecordedSpan(name, above, resource, times, attributes, (), None, own)
+    span.kind = SpanKind.SERVER
+    _emit(span)
+
+
 def _emit(span: "RecordedSpan") -> None:
     for outlet in outlets:
         outlet(span)
@@ -74,6 +92,7 @@ class RecordedSpan:
         "attributes",
         "end_ns",
         "error",
+        "kind",
         "links",
         "name",
         "parent",
@@ -97,7 +116,7 @@ class RecordedSpan:
         self.start_ns = offset_ns + int(times[0] * 1e9)  # since 1970
         self.end_ns = offset_ns + int(times[1] * 1e9)
         self.attributes, self.links, self.error = attributes or {}, tuple(links), error
-        self._own = own
+        self._own, self.kind = own, SpanKind.INTERNAL
         self._made: ReadableSpan | None = None
 
     @property
@@ -120,6 +139,7 @@ class RecordedSpan:
                 self.resource,
                 self.attributes,
                 links=[Link(link) for link in self.links],
+                kind=self.kind,
                 status=UNSET if error is None else Status(StatusCode.ERROR, error),
                 start_time=self.start_ns,
                 end_time=self.end_ns,

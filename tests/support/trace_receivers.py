@@ -35,6 +35,8 @@ class Received:
     links: tuple[tuple[str, str], ...]
     service: str
     resource: dict[str, Any] = field(default_factory=dict)
+    kind: int = 0  # OTLP's number of it, and the instrumentation scope: OTLP alone is read for both
+    scope: str = ""
 
 
 class Inbox:
@@ -170,6 +172,8 @@ def otlp_spans(request: Any) -> Iterable[Received]:
                     tuple((li.trace_id.hex(), li.span_id.hex()) for li in span.links),
                     str(resource["service.name"]),
                     resource,
+                    span.kind,
+                    scope.scope.name,
                 )
 
 

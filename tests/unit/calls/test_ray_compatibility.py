@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.calls import ray_compatibility
-from app.calls.ray_compatibility import REPLICA_NAMES, SUPPORTED_RAY, RayName, check_ray
+from app.calls.ray_compatibility import SUPPORTED_RAY, check_ray
+from app.calls.ray_names import REPLICA_NAMES, RayName
 from app.errors import ConfigError
 from app.main import build
 from app.settings import Settings

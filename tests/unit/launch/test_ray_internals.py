@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.calls import ray_compatibility
+from app.calls.ray_names import RayName
 from app.environment import node_environment, serve_environment
 from app.errors import ConfigError
 from app.launch import ray_internals
@@ -26,9 +27,7 @@ def test_the_installed_ray_has_every_name() -> None:
 
 
 @pytest.mark.parametrize("name", LAUNCH_NAMES, ids=lambda name: name.name)
-def test_a_name_that_is_gone_is_told(
-    monkeypatch: pytest.MonkeyPatch, name: ray_compatibility.RayName
-) -> None:
+def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, name: RayName) -> None:
     owner_name, _, attribute = name.name.rpartition(".")
     owner = importlib.import_module(name.module)
     owner = getattr(owner, owner_name) if owner_name else owner
