@@ -6,12 +6,11 @@ who do; with the bundled networks at 128 px, and with the same networks at 224 p
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from larger_set import write_larger_set
-from machine import ROOT, describe
-from on_off import Turns
+from machine import ROOT
+from on_off import Photos, Result, Rounds, Seconds, Starts, Turns
 from result_file import write_result
 
 from app.bench.photos import photos_in
@@ -21,17 +20,16 @@ RESULT = ROOT / "tests" / "load" / "results" / "backlog.json"
 
 
 def main(
-    photos: Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)],
-    starts: Annotated[int, typer.Option(help="of both services", min=1)] = 4,
-    rounds: Annotated[int, typer.Option(help="of each start", min=1)] = 2,
-    seconds: Annotated[float, typer.Option(help="of each turn", min=1)] = 4.0,
-    json_file: Annotated[Path, typer.Option("--json", help="write the result here")] = RESULT,
+    photos: Photos,
+    starts: Starts = 4,
+    rounds: Rounds = 2,
+    seconds: Seconds = 4.0,
+    json_file: Result = RESULT,
 ) -> None:
     """Measure with and without larger batches, in turns."""
     bodies = photos_in(photos)
     turns = Turns("backlog_batches", (16, 64), starts, rounds, seconds)
-    result: dict[str, Any] = {"machine": describe(), "starts": starts}
-    result |= {"rounds": rounds, "seconds": seconds}
+    result = turns.facts()
     with tempfile.TemporaryDirectory() as folder:
         sets = {128: "imagenette", 224: str(write_larger_set(Path(folder) / "set224", 224))}
         for size in SIZES_PX:

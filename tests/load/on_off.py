@@ -8,17 +8,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import typer
 import yaml
-from machine import ROOT, process_tree, pss_mb
+from machine import ROOT, describe, process_tree, pss_mb
 from running import Running, running_service
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
 from app.bench.samples import summarise
+
+# What the commands take.
+Photos = Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)]
+Starts = Annotated[int, typer.Option(help="of both services", min=1)]
+Rounds = Annotated[int, typer.Option(help="of each start", min=1)]
+Seconds = Annotated[float, typer.Option(help="of each turn", min=1)]
+Result = Annotated[Path, typer.Option("--json", help="write the result here")]
 
 FIGURES = ("images_per_s", "p50_ms", "p99_ms", "cpu_ms")
 ON, OFF = "on", "off"
@@ -34,6 +41,11 @@ class Turns:
     starts: int  # of both services
     rounds: int  # of each start
     seconds: float  # of each turn
+
+    def facts(self) -> dict[str, Any]:
+        """Return how it is measured: the machine, and how often."""
+        often = {"starts": self.starts, "rounds": self.rounds, "seconds": self.seconds}
+        return {"machine": describe(), **often}
 
     def compared(self, bodies: list[bytes], folder: Path, model_set: str) -> dict[str, Any]:
         """Return the medians of both services by the number of clients, and how they compare.

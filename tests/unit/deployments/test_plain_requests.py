@@ -7,6 +7,8 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from ray.serve._private import replica as serve_replica
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.logging_utils import log_access_log_filter
@@ -20,7 +22,10 @@ from app.deployments.plain_requests import PlainRequests, answer_plain_requests
 from app.deployments.serve_replica import ServeReplica, can_pass
 from app.http.api import create_api
 from app.http.direct import PATH, VERB
+from app.tracing import spans
 from app.tracing.pipeline import pipeline
+from app.tracing.request_span import RequestTracer
+from app.tracing.spans import RecordedSpan
 from tests.support.fakes import FakeService
 from tests.support.raw_asgi import Asked, Told, ask
 
@@ -74,13 +79,13 @@ def made_replica(max_ongoing_requests: int = 2) -> SimpleNamespace:
 class Passing:
     """The middleware before an application that notes what comes through to it."""
 
-    def __init__(self, service: FakeService) -> None:
+    def __init__(self, service: FakeService, tracer: RequestTracer | None = None) -> None:
         self.replica = made_replica()
         self.passed_on: list[str] = []
         api = create_api(service)  # type: ignore[arg-type]
         assert api.direct is not None
         ours = ServeReplica(self.replica, VERB, PATH)  # type: ignore[arg-type]
-        self.application = PlainRequests(self.through, ours, api.direct, None)
+        self.application = PlainRequests(self.through, ours, api.direct, tracer)
         self._api = api
 
     async def through(self, scope, receive, send) -> None:
@@ -180,6 +185,28 @@ def test_a_defect_is_answered_logged_and_counted(passing, service, caplog):
     assert metrics.requests == [{"route": PATH, "is_error": True, "exception_type": "ValueError"}]
     assert [told["status_code"] for told in metrics.ingress] == ["500"]
     assert metrics.num_ongoing == passing.replica._semaphore._value == 0
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_the_answer_names_the_trace_whose_span_has_its_status(service, status, monkeypatch):
+    ended: list[RecordedSpan] = []
+    monkeypatch.setattr(spans, "outlets", [ended.append])
+    if status == 500:
+        service.raises = ValueError("a defect")
+    tracer = RequestTracer(TracerProvider(), "request")
+    body = b"text" if status == 400 else b"image"
+    told = Passing(service, tracer).ask(Asked(headers=[HAPROXYS, ID], chunks=(body,)))
+    (root,) = [span for span in ended if span.name == f"{VERB} {PATH}"]
+    assert told.status == root.attributes["http.response.status_code"] == status
+    assert told.headers[b"x-trace-id"].decode() == f"{root.own.trace_id:032x}"
+    assert root.attributes["request_id"] == "mine"
+
+
+def test_what_is_not_sampled_is_answered_without_a_trace(service):
+    tracer = RequestTracer(TracerProvider(sampler=ALWAYS_OFF), "request")
+    told = Passing(service, tracer).ask(PLAIN)
+    assert told.status == 200
+    assert b"x-trace-id" not in told.headers
 
 
 async def test_a_cancelled_request_leaves_its_place_and_cancels_its_calls(passing):
