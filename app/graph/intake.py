@@ -93,9 +93,11 @@ class Intake:
         control = options.cache_control
         use: CacheUse = "use" if control is None else cache_use_of(control)
         with self._admission.admit(answer_s), self._byte_budget.share() as share:
-            async with self._admission.arriving(timeout_s):
-                with timeline.measure("read") as timeline.reading:
-                    body = await read(share)
+            with (
+                self._admission.arriving(timeout_s),
+                timeline.measure("read") as timeline.reading,
+            ):
+                body = await read(share)
             num_images = num_images_of(body.files, body.tensors)
             self._admission.holds(num_images)
             if body.timeout_s is not None:

@@ -4,8 +4,6 @@ An interface parses a request and renders the answer. Everything between is here
 deadlines, the graph, readiness, and what ``/v1/models`` shows.
 """
 
-import asyncio
-
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError
 from app.graph.answer_timeout import answer_timeout_s
@@ -21,6 +19,7 @@ from app.messages import Fault
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.concurrency_limit import limit_of
+from app.queueing.deadlines import Deadlines
 from app.responses import Classified, ServedMember, ServedModels, ServedRuntime
 from app.scaling.costs import gateway_cpu_ms
 from app.scaling.usage import Usage
@@ -51,11 +50,13 @@ class EnsembleService:
         self.keys = read_keys(settings)
         self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings))
         answer_s = answer_timeout_s(settings)
+        self._deadlines = Deadlines()
         self.admission = Admission(
             settings.max_concurrent_requests,
             on_refused=self.usage.refused,
             limit=limit_of(settings, cores),
             usual_timeout_s=answer_s,
+            deadlines=self._deadlines,
         )
         self._intake = Intake(
             settings,
@@ -85,9 +86,8 @@ class EnsembleService:
         """
         num_counted = 0 if request.is_probe else request.num_images
         try:
-            with self.usage.under_way(num_counted):
-                async with asyncio.timeout(request.left_s):
-                    answers = await self._peers.classify(request)
+            with self.usage.under_way(num_counted), self._deadlines.within(request.left_s):
+                answers = await self._peers.classify(request)
         except TimeoutError as error:
             raise DeadlineError(
                 f"no answer within {request.timeout_s:.3g} s; "

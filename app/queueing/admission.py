@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from app.errors import OverloadedError
 from app.queueing.concurrency_limit import ConcurrencyLimit
+from app.queueing.deadlines import Deadlines
 from app.queueing.service_rate import ServiceRate
-from app.queueing.uploads import Uploads
+from app.queueing.uploads import Upload, Uploads
 
 # Fewer than this are let in whatever the pace: they fill a batch or two, and a pace that was
 # measured while something hung must not keep them out.
@@ -30,20 +31,23 @@ class Admission:
         on_refused: Callable[[int], None] = lambda _: None,
         limit: ConcurrencyLimit | None = None,
         usual_timeout_s: float = math.inf,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self._max_requests, self._on_refused, self._clock = max_requests, on_refused, clock
         self._limit, self._usual_timeout_s = limit, usual_timeout_s
         self._service_rate = ServiceRate(clock)
-        self.uploads = Uploads()
+        self.uploads = Uploads(deadlines)
 
     @property
     def num_under_way(self) -> int:
         """How many requests are under way."""
         return self._service_rate.num_present + self.uploads.num
 
-    @contextmanager
-    def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
+    def admit(self, timeout_s: float = math.inf) -> "Admitted":
         """Count a request while it is under way, its body included; ``timeout_s`` is its time.
+
+        Returns:
+            A context manager; to enter it is to be admitted.
 
         Raises:
             OverloadedError: as many as the limit are under way and none of them is a slow upload,
@@ -51,37 +55,39 @@ class Admission:
                 or more come than are answered, and enough are under way.
 
         """
+        return Admitted(self, timeout_s)
+
+    def begin(self, timeout_s: float) -> None:
+        """Admit a request, which :meth:`end` ends; see :meth:`admit`."""
         try:
             self._check(timeout_s)
         except OverloadedError:
             self._on_refused(1)
             raise
         self._service_rate.arrived()
-        try:
-            yield
-        except BaseException:
+
+    def end(self, *, done: bool) -> None:
+        """End a request that :meth:`begin` admitted; ``done``: it was answered."""
+        if not done:
             self._service_rate.abandoned()
-            raise
+            return
         self._service_rate.done()
         if self._limit is not None and self._limit.is_watching:
             self._limit.answered(self._clock(), self._service_rate.num_present)
 
-    @asynccontextmanager
-    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+    def arriving(self, within_s: float) -> "Arriving":
         """Bound the time in which the body of a request that was let in arrives.
 
         Meanwhile it is not in the pace: what a client is slow at makes nobody else wait.
+
+        Returns:
+            A context manager around the reading of the body.
 
         Raises:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        self._service_rate.abandoned()
-        try:
-            async with self.uploads.arriving(within_s):
-                yield
-        finally:
-            self._service_rate.arrived()
+        return Arriving(self._service_rate, self.uploads.arriving(within_s))
 
     def holds(self, num_images: int) -> None:
         """Note how many images a request that was let in turned out to have."""
@@ -140,6 +146,43 @@ class Admission:
         told = f"more come than can be answered, and {num} requests are under way, the limit then"
         of_all = min(self._max_requests, most + self.uploads.num)
         raise OverloadedError(*_refusal(told, wait_s), of_all)
+
+
+class Admitted:
+    """The block of :meth:`Admission.admit`."""
+
+    __slots__ = ("_admission", "_timeout_s")
+
+    def __init__(self, admission: Admission, timeout_s: float) -> None:
+        self._admission, self._timeout_s = admission, timeout_s
+
+    def __enter__(self) -> None:
+        self._admission.begin(self._timeout_s)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._admission.end(done=kind is None)
+
+
+class Arriving:
+    """The block of :meth:`Admission.arriving`."""
+
+    __slots__ = ("_service_rate", "_upload")
+
+    def __init__(self, service_rate: ServiceRate, upload: Upload) -> None:
+        self._service_rate, self._upload = service_rate, upload
+
+    def __enter__(self) -> None:
+        self._service_rate.abandoned()
+        self._upload.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._service_rate.arrived()
+        self._upload.__exit__(kind, error, trace)
 
 
 def _refusal(reason: str, wait_s: float) -> tuple[str, int]:

@@ -1,10 +1,10 @@
 """Uploads under way: bounds their time, and cancels the slowest when its slot is needed."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from app.errors import SlowBodyError
+from app.queueing.deadlines import Deadline, Deadlines
 
 SLOW_AFTER_S = 1.0  # a body that has taken less is nobody's place to take
 
@@ -12,61 +12,80 @@ SLOW_AFTER_S = 1.0  # a body that has taken less is nobody's place to take
 class Uploads:
     """Knows them in the order of their arrival."""
 
-    def __init__(self) -> None:
-        self._since: dict[asyncio.Timeout, float] = {}
-        self._cut: set[asyncio.Timeout] = set()  # for others, before their time
+    def __init__(self, deadlines: Deadlines | None = None) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self.under_way: dict[Upload, float] = {}  # and when each began, by the loop's clock
 
     @property
     def num(self) -> int:
         """How many there are."""
-        return len(self._since)
+        return len(self.under_way)
 
     @property
     def num_fresh(self) -> int:
         """How many have not taken long yet, as most never do."""
-        if not self._since:
+        if not self.under_way:
             return 0
         now = asyncio.get_running_loop().time()
-        return sum(now - started < SLOW_AFTER_S for started in self._since.values())
+        return sum(now - started < SLOW_AFTER_S for started in self.under_way.values())
 
-    @asynccontextmanager
-    async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """Bound the time that a body takes to arrive, be it a byte a second.
+    def arriving(self, within_s: float) -> "Upload":
+        """Bound the time that a body takes to arrive in a block, be it a byte a second.
 
         Raises:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        loop, timer = asyncio.get_running_loop(), asyncio.timeout(within_s)
-        started = loop.time()
-        try:
-            async with timer:
-                self._since[timer] = started
-                try:
-                    yield
-                finally:
-                    self._since.pop(timer, None)
-        except TimeoutError as error:
-            took_s = loop.time() - started if timer in self._cut else None
-            raise SlowBodyError(_told(took_s, within_s)) from error
-        finally:
-            self._cut.discard(timer)
+        return Upload(self, self._deadlines.within(within_s))
 
     def cut_slowest(self) -> bool:
         """Cancel the oldest upload if it is slow, so that its place is free in a moment.
 
         Idle connections could otherwise hold every place. False if no upload is slow.
         """
-        if not self._since:
+        if not self.under_way:
             return False
-        loop, (timer, started) = asyncio.get_running_loop(), next(iter(self._since.items()))
-        if not timer.expired() and loop.time() - started < SLOW_AFTER_S:
+        now = asyncio.get_running_loop().time()
+        upload, started = next(iter(self.under_way.items()))
+        if not upload.deadline.has_expired and now - started < SLOW_AFTER_S:
             return False
-        del self._since[timer]
-        if not timer.expired():  # it ends by itself, and a timer that has fired cannot be moved
-            self._cut.add(timer)
-            timer.reschedule(loop.time())
+        del self.under_way[upload]
+        upload.cut()
         return True
+
+
+class Upload:
+    """The block of :meth:`Uploads.arriving`."""
+
+    __slots__ = ("_is_cut", "_uploads", "deadline")
+
+    def __init__(self, uploads: Uploads, deadline: Deadline) -> None:
+        self._uploads, self.deadline = uploads, deadline
+        self._is_cut = False  # for another, before its time
+
+    def __enter__(self) -> None:
+        self.deadline.__enter__()
+        self._uploads.under_way[self] = self.deadline.started
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._uploads.under_way.pop(self, None)
+        deadline = self.deadline
+        try:
+            deadline.__exit__(kind, error, trace)
+        except TimeoutError:
+            took_s = asyncio.get_running_loop().time() - deadline.started
+            raise SlowBodyError(_told(took_s if self._is_cut else None, deadline.seconds)) from error
+
+    def cut(self) -> None:
+        """Cancel the upload, unless its time is over anyway: then it ends by itself."""
+        if not self.deadline.has_expired:
+            self._is_cut = True
+            self.deadline.expire_now()
 
 
 def _told(cut_after_s: float | None, within_s: float) -> str:

@@ -17,7 +17,7 @@ async def never() -> None:
 
 
 async def read(uploads: Uploads, begun: asyncio.Event) -> None:
-    async with uploads.arriving(3600):
+    with uploads.arriving(3600):
         begun.set()
         await never()
 
@@ -31,13 +31,13 @@ async def reading(uploads: Uploads) -> asyncio.Task[None]:
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
     with pytest.raises(SlowBodyError, match=r"not there after 0 s.*x-request-timeout-seconds"):
-        async with Uploads().arriving(0):
+        with Uploads().arriving(0):
             await never()
 
 
 async def test_one_that_comes_in_time():
     uploads = Uploads()
-    async with uploads.arriving(3600):
+    with uploads.arriving(3600):
         await asyncio.sleep(0)
     assert not uploads.cut_slowest()
 
@@ -45,7 +45,7 @@ async def test_one_that_comes_in_time():
 async def test_an_error_goes_through_as_it_is():
     uploads = Uploads()
     with pytest.raises(OverloadedError):
-        async with uploads.arriving(3600):
+        with uploads.arriving(3600):
             raise OverloadedError("no room for these bytes")
     assert not uploads.cut_slowest()
 
@@ -74,7 +74,7 @@ async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, s
     uploads, expired, closed = Uploads(), asyncio.Event(), asyncio.Event()
 
     async def closes_slowly() -> None:
-        async with uploads.arriving(0):
+        with uploads.arriving(0):
             try:
                 await never()
             finally:
@@ -154,7 +154,7 @@ async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch, max_requ
 
 async def _admitted(admission: Admission) -> None:
     with admission.admit():
-        async with admission.arriving(3600):
+        with admission.arriving(3600):
             await never()
 
 
