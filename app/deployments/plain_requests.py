@@ -78,7 +78,7 @@ class PlainRequests:
             nonlocal status
             status = answered
             if span is not None:
-                answer.append(trace_id_header(span.own))
+                answer.append(trace_id_header(span.context))
             answer.append((REQUEST_ID, request_id.encode("latin-1")))
 
         internal_id = await self._replica.take_place(request_id)

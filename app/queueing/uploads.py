@@ -79,7 +79,9 @@ class Upload:
             deadline.__exit__(kind, error, trace)
         except TimeoutError:
             took_s = asyncio.get_running_loop().time() - deadline.started
-            raise SlowBodyError(_told(took_s if self._is_cut else None, deadline.seconds)) from error
+            raise SlowBodyError(
+                _told(took_s if self._is_cut else None, deadline.seconds)
+            ) from error
 
     def cut(self) -> None:
         """Cancel the upload, unless its time is over anyway: then it ends by itself."""

@@ -1,6 +1,7 @@
 """The span that code runs in: of a sampled request, or of a call of a stage within it."""
 
 import contextvars
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from opentelemetry import trace
@@ -15,6 +16,31 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 orphans: set[int] = set()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 ids = RandomIdGenerator()
+Value = str | int | float | bool  # of an attribute
+
+
+class SpanPart(NamedTuple):
+    """What a span has besides its trace, its parent and its resource."""
+
+    name: str
+    started: float  # time.monotonic, as ``ended``
+    ended: float
+    attributes: Mapping[str, Value] | None
+    links: Collection[SpanContext]
+    error: str | None  # why it failed, if it did
+
+
+class SpanBuffer:
+    """The spans of a request's stages until it is over; then all leave together.
+
+    To keep one here costs a tenth of handing it to every sink by itself.
+    """
+
+    __slots__ = ("is_over", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[SpanPart] = []
+        self.is_over = False  # what is recorded from now on leaves by itself
 
 
 class Parent(NamedTuple):
@@ -22,6 +48,7 @@ class Parent(NamedTuple):
 
     span: SpanContext
     resource: Resource  # of this process
+    buffer: SpanBuffer | None = None  # for the spans below it; None: each leaves by itself
 
 
 # What was found last in this context, and of which span: every stage of a request asks.

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.tracing.parents import SAMPLED, Parent, Place, ids, place_of, run_below
+from app.tracing.parents import SAMPLED, Parent, SpanBuffer, ids, place_of, run_below
 from app.tracing.spans import Value, record_request
 
 W3C = TraceContextTextMapPropagator()
@@ -26,15 +26,18 @@ NO_PARENT = Context()  # of a request whose client names no span
 class RequestSpan(NamedTuple):
     """The span of a sampled request, from its start until it is recorded."""
 
-    own: SpanContext
+    own: Parent  # as the request's stages know it
     parent: SpanContext | None  # the client's; None: it is the trace's root
-    place: Place
     started: float  # time.monotonic
 
+    @property
+    def context(self) -> SpanContext:
+        """What identifies it."""
+        return self.own.span
+
     def end(self, name: str, attributes: Mapping[str, Value]) -> None:
-        """Record it."""
-        times = self.started, time.monotonic()
-        record_request(self.own, self.parent, self.place, times, name, attributes)
+        """Record it, and what its stages have recorded meanwhile."""
+        record_request(self.own, self.parent, (self.started, time.monotonic()), name, attributes)
 
 
 class RequestTracer:
@@ -77,6 +80,7 @@ class RequestTracer:
         sampling = self._sampler.should_sample(context, trace_id, self._name, SpanKind.SERVER)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return None
-        own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED, sampling.trace_state)
-        run_below(Parent(own, self._place))
-        return RequestSpan(own, parent, self._place, time.monotonic())
+        span = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED, sampling.trace_state)
+        own = Parent(span, self._place, SpanBuffer())
+        run_below(own)
+        return RequestSpan(own, parent, time.monotonic())

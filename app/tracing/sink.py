@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from opentelemetry.context import attach, set_value
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from app.tracing.local_spans import AnySpan, LocalSpans
-from app.tracing.spans import RecordedSpan
+from app.tracing.local_spans import LocalSpans, Queued
 
 logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
@@ -31,8 +31,10 @@ class Sink:
         self.name = name
         self._counted = _Counted(name, exporter)
         self._max_waiting = max_waiting
-        self._waiting: deque[AnySpan] = deque()
-        self._num_exporting = self._num_refused = 0
+        self._waiting: deque[Queued] = deque()
+        self._num_waiting = 0  # spans, those that are being exported too
+        self._counting = threading.Lock()
+        self._num_refused = 0
         self._is_over = False
         self._exporting, self._awake = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"spans-{name}", daemon=True)
@@ -43,14 +45,17 @@ class Sink:
         """How many spans never arrived."""
         return self._num_refused + self._counted.num_failed
 
-    def on_end(self, span: AnySpan) -> None:
-        """Queue a span, or count it as dropped; never waits."""
-        num_waiting = len(self._waiting)
-        if num_waiting + self._num_exporting >= self._max_waiting:
-            self._num_refused += 1
-            return
-        self._waiting.append(span)
-        if num_waiting == BATCH:
+    def on_end(self, ended: Queued) -> None:
+        """Queue what has ended, a span or a request's, or count it as dropped; never waits."""
+        num = 1 if isinstance(ended, ReadableSpan) else ended.num_spans
+        with self._counting:
+            before = self._num_waiting
+            if before >= self._max_waiting:
+                self._num_refused += num
+                return
+            self._num_waiting = before + num
+            self._waiting.append(ended)
+        if before <= BATCH < before + num:
             self._awake.set()
 
     def shutdown(self) -> None:
@@ -79,16 +84,30 @@ class Sink:
         if not self._exporting.acquire(timeout=timeout_s):
             return False
         try:
-            while self._waiting:
-                self._num_exporting = min(BATCH, len(self._waiting))
-                self._counted.export([self._waiting.popleft() for _ in range(self._num_exporting)])
-                self._num_exporting = 0
+            while batch := self._next_batch():
+                self._counted.export(batch)
+                with self._counting:
+                    self._num_waiting -= num_spans_of(batch)
         finally:
             self._exporting.release()
         return True
 
+    def _next_batch(self) -> list[Queued]:
+        """Take what waits longest, ``BATCH`` spans of it or as many as its last request has."""
+        batch: list[Queued] = []
+        num = 0
+        while self._waiting and num < BATCH:
+            batch.append(self._waiting.popleft())
+            num += num_spans_of(batch[-1:])
+        return batch
 
-class _Counted(SpanExporter):
+
+def num_spans_of(queued: Sequence[Queued]) -> int:
+    """Return how many spans there are."""
+    return sum(1 if isinstance(one, ReadableSpan) else one.num_spans for one in queued)
+
+
+class _Counted:
     """An exporter that never raises; one warning when it begins to fail, one when it ends."""
 
     def __init__(self, name: str, exporter: SpanExporter) -> None:
@@ -97,25 +116,25 @@ class _Counted(SpanExporter):
         self.is_failing = self._is_shut_down = False
         self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
-    def export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
+    def export(self, queued: Sequence[Queued]) -> SpanExportResult:
+        num = num_spans_of(queued)
         result, why = SpanExportResult.FAILURE, "not taken"
         if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
             try:
-                result = self._export(spans)
+                result = self._export(queued)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         failed = result is not SpanExportResult.SUCCESS
-        self.num_done += len(spans)
-        self.num_failed += len(spans) * failed
+        self.num_done += num
+        self.num_failed += num * failed
         if is_tried:
             self._tell(failed=failed, why=why)
         return result
 
-    def _export(self, spans: Sequence[AnySpan]) -> SpanExportResult:
+    def _export(self, queued: Sequence[Queued]) -> SpanExportResult:
         if isinstance(self._exporter, LocalSpans):  # which needs nothing of the SDK's made
-            return self._exporter.export(spans)
-        made = [span.made() if isinstance(span, RecordedSpan) else span for span in spans]
-        return self._exporter.export(made)
+            return self._exporter.export(queued)
+        return self._exporter.export([span for one in queued for span in made_of(one)])
 
     def _tell(self, *, failed: bool, why: str) -> None:
         if failed:
@@ -136,3 +155,10 @@ class _Counted(SpanExporter):
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
+
+
+def made_of(queued: Queued) -> list[ReadableSpan]:
+    """Return what the SDK's exporters take."""
+    if isinstance(queued, ReadableSpan):
+        return [queued]
+    return [span.made() for span in queued.spans()]

@@ -7,7 +7,8 @@ of it what the SDK's exporters take, :class:`ReadableSpan`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Union
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -15,10 +16,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from app.tracing.clock import clock
-from app.tracing.parents import SAMPLED, Parent, ids
+from app.tracing.parents import SAMPLED, Parent, SpanPart, Value, ids
 
-Value = str | int | float | bool
-outlets: list[Callable[["RecordedSpan"], None]] = []  # where spans go; the pipeline's
+__all__ = ["RecordedSpan", "RecordedTrace", "Value", "record", "record_batch", "record_request"]
+
+Recorded = Union["RecordedSpan", "RecordedTrace"]
+outlets: list[Callable[[Recorded], None]] = []  # where spans go; the pipeline's
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
 _making = threading.Lock()
@@ -30,13 +33,17 @@ def record(
     started: float,
     ended: float,
     attributes: Mapping[str, Value] | None = None,
-    links: Iterable[SpanContext] = (),
+    links: Collection[SpanContext] = (),
     error: str | None = None,
 ) -> None:
     """Record what ran from ``started`` to ``ended``, both in seconds of ``time.monotonic``.
 
     ``error`` says why it failed, if it did.
     """
+    buffer = parent.buffer
+    if buffer is not None and not buffer.is_over:
+        buffer.parts.append(SpanPart(name, started, ended, attributes, links, error))
+        return
     _emit(RecordedSpan(name, parent, parent.resource, (started, ended), attributes, links, error))
 
 
@@ -55,26 +62,35 @@ def record_batch(
 
 
 def record_request(
-    own: SpanContext,
+    own: Parent,
     parent: SpanContext | None,
-    resource: Resource,
     times: tuple[float, float],
     name: str,
     attributes: Mapping[str, Value],
 ) -> None:
-    """Record a request's own span, ``own``: below its client's ``parent``, or the trace's root.
+    """Record a request's own span, and with it what its stages have left in ``own.buffer``.
 
-    ``times`` are its start and end, in seconds of ``time.monotonic``.
+    Args:
+        own: the request's span, as its stages knew it.
+        parent: its client's; None: it is the trace's root.
+        times: its start and end, in seconds of ``time.monotonic``.
+        name: its name.
+        attributes: its attributes.
+
     """
-    above = Parent(parent, resource) if parent else None
-    span = RecordedSpan(name, above, resource, times, attributes, (), None, own)
+    above = Parent(parent, own.resource) if parent else None
+    span = RecordedSpan(name, above, own.resource, times, attributes, (), None, own.span)
     span.kind = SpanKind.SERVER
-    _emit(span)
+    if own.buffer is None:
+        _emit(span)
+        return
+    own.buffer.is_over = True
+    _emit(RecordedTrace(span, own.buffer.parts))
 
 
-def _emit(span: "RecordedSpan") -> None:
+def _emit(recorded: Recorded) -> None:
     for outlet in outlets:
-        outlet(span)
+        outlet(recorded)
 
 
 class RecordedSpan:
@@ -83,6 +99,7 @@ class RecordedSpan:
     Args:
         times: its start and end, in seconds of ``time.monotonic``.
         own: its identity; None: one is made when it is asked for.
+        offset_ns: from that clock to the system's; None: as it is now.
 
     """
 
@@ -95,10 +112,13 @@ class RecordedSpan:
         "kind",
         "links",
         "name",
+        "offset_ns",
         "parent",
         "resource",
         "start_ns",
     )
+
+    num_spans = 1
 
     def __init__(
         self,
@@ -110,8 +130,11 @@ class RecordedSpan:
         links: Iterable[SpanContext],
         error: str | None,
         own: SpanContext | None = None,
+        offset_ns: int | None = None,
     ) -> None:
-        offset_ns = clock.offset_ns()
+        if offset_ns is None:
+            offset_ns = clock.offset_ns()
+        self.offset_ns = offset_ns
         self.name, self.parent, self.resource = name, parent, resource
         self.start_ns = offset_ns + int(times[0] * 1e9)  # since 1970
         self.end_ns = offset_ns + int(times[1] * 1e9)
@@ -127,6 +150,10 @@ class RecordedSpan:
                 trace_id = self.parent.span.trace_id if self.parent else ids.generate_trace_id()
                 self._own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED)
             return self._own
+
+    def spans(self) -> list["RecordedSpan"]:
+        """Return itself, as :class:`RecordedTrace` returns several."""
+        return [self]
 
     def made(self) -> ReadableSpan:
         """Return what the SDK's exporters take."""
@@ -146,3 +173,54 @@ class RecordedSpan:
                 instrumentation_scope=SCOPE,
             )
         return self._made
+
+
+class RecordedTrace:
+    """A request's own span and those of its stages, which are right below it.
+
+    Args:
+        root: the request's own; its identity has been made.
+        parts: the others, in the order in which they ended.
+
+    """
+
+    __slots__ = ("_ids", "_spans", "parts", "root")
+
+    def __init__(self, root: RecordedSpan, parts: Sequence[SpanPart]) -> None:
+        self.root, self.parts = root, parts
+        self._ids: list[int] | None = None
+        self._spans: list[RecordedSpan] | None = None
+
+    @property
+    def num_spans(self) -> int:
+        """How many spans it has."""
+        return len(self.parts) + 1
+
+    @property
+    def ids(self) -> list[int]:
+        """The identities of the parts, the same for every sink; they have threads of their own."""
+        with _making:
+            if self._ids is None:
+                self._ids = [ids.generate_span_id() for _ in self.parts]
+            return self._ids
+
+    def spans(self) -> list[RecordedSpan]:
+        """Return each as a span by itself, the request's last."""
+        if self._spans is None:
+            root, trace_id = self.root, self.root.own.trace_id
+            below = Parent(root.own, root.resource)
+            self._spans = [
+                RecordedSpan(
+                    part.name,
+                    below,
+                    root.resource,
+                    (part.started, part.ended),
+                    part.attributes,
+                    part.links,
+                    part.error,
+                    SpanContext(trace_id, own, False, SAMPLED),
+                    root.offset_ns,
+                )
+                for part, own in zip(self.parts, self.ids, strict=True)
+            ] + [root]
+        return self._spans

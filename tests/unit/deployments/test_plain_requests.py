@@ -190,7 +190,7 @@ def test_a_defect_is_answered_logged_and_counted(passing, service, caplog):
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_the_answer_names_the_trace_whose_span_has_its_status(service, status, monkeypatch):
     ended: list[RecordedSpan] = []
-    monkeypatch.setattr(spans, "outlets", [ended.append])
+    monkeypatch.setattr(spans, "outlets", [lambda recorded: ended.extend(recorded.spans())])
     if status == 500:
         service.raises = ValueError("a defect")
     tracer = RequestTracer(TracerProvider(), "request")

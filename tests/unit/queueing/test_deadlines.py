@@ -1,6 +1,7 @@
 """Deadlines of many blocks on one timer: what ``asyncio.timeout`` does, for less."""
 
 import asyncio
+import contextlib
 import math
 
 import pytest
@@ -72,11 +73,8 @@ async def test_one_timer_for_all():
 
 async def test_the_block_may_end_by_itself_though_its_time_is_over():
     """The cancellation was swallowed inside: as with asyncio.timeout there is no error then."""
-    with Deadlines().within(0.001) as deadline:
-        try:
-            await never()
-        except asyncio.CancelledError:
-            pass
+    with Deadlines().within(0.001) as deadline, contextlib.suppress(asyncio.CancelledError):
+        await never()
     assert deadline.has_expired
     assert not asyncio.current_task().cancelling()
 
@@ -100,10 +98,15 @@ async def test_both_at_once_is_a_cancellation():
 
 async def test_one_within_another():
     deadlines = Deadlines()
-    with pytest.raises(TimeoutError), deadlines.within(0.02):
-        with pytest.raises(TimeoutError), deadlines.within(0.005):
+
+    async def both() -> None:
+        with deadlines.within(0.02):
+            with pytest.raises(TimeoutError):
+                await within(deadlines, 0.005)
             await never()
-        await never()
+
+    with pytest.raises(TimeoutError):
+        await both()
 
 
 async def test_an_error_goes_through():

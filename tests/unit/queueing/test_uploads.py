@@ -30,9 +30,9 @@ async def reading(uploads: Uploads) -> asyncio.Task[None]:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
-    with pytest.raises(SlowBodyError, match=r"not there after 0 s.*x-request-timeout-seconds"):
-        with Uploads().arriving(0):
-            await never()
+    told = r"not there after 0 s.*x-request-timeout-seconds"
+    with pytest.raises(SlowBodyError, match=told), Uploads().arriving(0):
+        await never()
 
 
 async def test_one_that_comes_in_time():
@@ -44,9 +44,8 @@ async def test_one_that_comes_in_time():
 
 async def test_an_error_goes_through_as_it_is():
     uploads = Uploads()
-    with pytest.raises(OverloadedError):
-        with uploads.arriving(3600):
-            raise OverloadedError("no room for these bytes")
+    with pytest.raises(OverloadedError), uploads.arriving(3600):
+        raise OverloadedError("no room for these bytes")
     assert not uploads.cut_slowest()
 
 
@@ -153,9 +152,8 @@ async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch, max_requ
 
 
 async def _admitted(admission: Admission) -> None:
-    with admission.admit():
-        with admission.arriving(3600):
-            await never()
+    with admission.admit(), admission.arriving(3600):
+        await never()
 
 
 async def test_slow_uploads_are_not_in_the_pace(monkeypatch):

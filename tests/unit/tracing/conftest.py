@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
-from app.tracing.spans import outlets
+from app.tracing.spans import Recorded, outlets
 
 RESOURCE = Resource.create({"service.name": "tandem", "host.name": "here"})
 
@@ -22,7 +22,12 @@ def memory() -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)  # once in a process: other tests have no current span
     processor = SimpleSpanProcessor(exporter)
-    outlets.append(lambda span: processor.on_end(span.made()))
+
+    def take(recorded: Recorded) -> None:
+        for span in recorded.spans():
+            processor.on_end(span.made())
+
+    outlets.append(take)
     return exporter
 
 

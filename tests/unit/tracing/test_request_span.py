@@ -43,7 +43,7 @@ def test_it_is_recorded_with_what_it_is_given(tracer, exported):
     assert ended.name == "POST /v1/classify"
     assert ended.kind is SpanKind.SERVER
     assert ended.parent is None
-    assert ended.context == span.own
+    assert ended.context == span.context
     assert ended.context.trace_flags.sampled
     assert dict(ended.attributes) == {"http.response.status_code": 200}
     assert ended.resource.attributes["service.name"] == "tandem"
@@ -53,22 +53,35 @@ def test_it_is_recorded_with_what_it_is_given(tracer, exported):
 def test_stages_and_log_lines_find_it(tracer, exported):
     def serve() -> RequestSpan:
         span = tracer.begin(None, None)
-        assert current_parent().span is span.own
-        assert current_ids() == (span.own.trace_id, span.own.span_id)
-        assert trace.get_current_span().get_span_context() == span.own  # the log's trace_id
+        assert current_parent().span is span.context
+        assert current_ids() == (span.context.trace_id, span.context.span_id)
+        assert trace.get_current_span().get_span_context() == span.context  # the log's trace_id
         record("decode", current_parent(), 1.0, 2.0)
+        assert not exported.get_finished_spans(), "they leave together"
         span.end("POST", {})
         return span
 
     span = in_own_task(serve)
     decode, root = exported.get_finished_spans()
-    assert decode.parent == root.context == span.own
+    assert decode.parent == root.context == span.context
     assert decode.resource is root.resource, "exporters group spans by it"
     assert current_parent() is None
 
 
+def test_what_ends_after_the_request_leaves_by_itself(tracer, exported):
+    def serve() -> None:
+        span, parent = tracer.begin(None, None), current_parent()
+        span.end("POST", {})
+        record("queue", parent, 1.0, 2.0, error="its caller went away")
+
+    in_own_task(serve)
+    root, queue = exported.get_finished_spans()
+    assert queue.parent == root.context
+    assert not queue.status.is_ok
+
+
 def test_each_begins_a_trace_of_its_own(tracer):
-    assert begun(tracer).own.trace_id != begun(tracer).own.trace_id
+    assert begun(tracer).context.trace_id != begun(tracer).context.trace_id
 
 
 def test_the_clients_trace_is_continued(tracer, exported):
@@ -96,7 +109,7 @@ def test_what_the_client_does_not_sample_is_not_traced(tracer):
 def test_a_malformed_one_begins_a_trace(tracer, traceparent):
     span = begun(tracer, traceparent)
     assert span.parent is None
-    assert f"{span.own.trace_id:032x}" != TRACE
+    assert f"{span.context.trace_id:032x}" != TRACE
 
 
 def test_the_providers_sampler_decides():

@@ -7,11 +7,12 @@ import time
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from app.tracing import sink as sink_module
-from app.tracing.parents import current_parent
+from app.tracing.parents import SpanPart, current_parent
 from app.tracing.sink import Sink
-from app.tracing.spans import RecordedSpan
+from app.tracing.spans import RecordedSpan, RecordedTrace
 
 RESOURCE = Resource.create({"service.name": "tandem"})
 
@@ -145,3 +146,53 @@ def test_a_recorded_span_is_made_once_for_all_exporters(exported, request_span):
     assert first == second
     assert [span.attributes["tandem.bytes"] for span in first] == list(range(50))
     assert len({span.context.span_id for span in first}) == 50
+
+
+def request_of(num_stages: int) -> RecordedTrace:
+    own = SpanContext(7, 8, is_remote=False)
+    root = RecordedSpan("POST", None, RESOURCE, (1.0, 2.0), {}, (), None, own)
+    part = SpanPart("infer", 1.0, 2.0, None, (), None)
+    return RecordedTrace(root, [part] * num_stages)
+
+
+def test_a_request_counts_as_its_spans(exporter):
+    exporter.gate.clear()
+    sink = Sink("otlp", exporter, max_waiting=30)
+    for _ in range(5):
+        sink.on_end(request_of(9))  # three are within the bound, or begin below it
+    assert sink.num_dropped == 20
+    exporter.gate.set()
+    sink.shutdown()
+    assert exporter.num_taken == 30
+    assert sink.num_dropped == 20
+
+
+def test_all_exporters_have_a_requests_spans_with_the_same_identities():
+    exporters = Kept(), Kept()
+    sinks = [Sink("kept", exporter) for exporter in exporters]
+    recorded = request_of(9)
+    for sink in sinks:
+        sink.on_end(recorded)
+        sink.shutdown()
+    first, second = (exporter.spans for exporter in exporters)
+    assert first == second
+    assert len({span.context.span_id for span in first}) == 10
+    assert [span.parent and span.parent.span_id for span in first] == [8] * 9 + [None]
+
+
+def test_many_spans_go_in_batches(exporter, monkeypatch):
+    sizes: list[int] = []
+    take = exporter.export
+
+    def export(spans):
+        sizes.append(len(spans))
+        return take(spans)
+
+    monkeypatch.setattr(exporter, "export", export)
+    monkeypatch.setattr(sink_module, "EVERY_S", 3600.0)
+    sink = Sink("otlp", exporter)
+    for _ in range(100):
+        sink.on_end(request_of(9))
+    sink.shutdown()
+    assert sum(sizes) == 1000
+    assert max(sizes) < sink_module.BATCH + 10
