@@ -8,7 +8,8 @@ default picture, which every viewer shows).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -50,6 +51,7 @@ _MIRRORED = {
 }
 
 COLORS = 3  # blue, green, red
+_CACHED_REGIONS = 1024  # pictures' sizes, each a few hundred bytes
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ class ImageRule:
         return self.input_size**2 * COLORS
 
 
-@dataclass(frozen=True)
-class CheckedImage:
+class CheckedImage(NamedTuple):
     """A file whose header is within the limits; nothing of it has been decoded yet."""
 
     header: ImageHeader
@@ -179,10 +180,11 @@ def decode_images(
         uint8 BGR: the inputs one after the other, flat.
 
     """
-    header, reduction = checked.header, checked.reduction
+    header, reduction = checked
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
-    crops = [_crop_axes(header, rule, reduction) for rule in rules]
-    rows, columns = common_region(crops)
+    rows, columns, crops = _region_of(
+        header.width, header.height, header.orientation, reduction, tuple(rules)
+    )
     source = Source(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
     flat = np.empty(sum(rule.num_bytes for rule in rules), np.uint8)
     start = 0
@@ -224,21 +226,42 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
     return pixels  # type: ignore[return-value]
 
 
-def _crop_axes(header: ImageHeader, rule: ImageRule, reduction: int) -> tuple[Axis, Axis]:
-    """Return where the crop lies along the stored y and x; sizes and rounding as torchvision's."""
-    short, size = min(header.width, header.height), rule.input_size
-    is_y_mirrored, is_x_mirrored = _MIRRORED[header.orientation]
+class _Region(NamedTuple):
+    """What the crops of a picture are made of, as slices of what was decoded, and each one's."""
+
+    rows: slice
+    columns: slice
+    crops: tuple[tuple[Axis, Axis], ...]  # y and x, of each rule
+
+
+@lru_cache(maxsize=_CACHED_REGIONS)
+def _region_of(
+    width: int, height: int, orientation: int, reduction: int, rules: tuple[ImageRule, ...]
+) -> _Region:
+    """Return what pictures of this size need; sizes and rounding are torchvision's."""
+    size = width, height
+    crops = tuple(_crop_axes(size, orientation, rule, reduction) for rule in rules)
+    return _Region(*common_region(crops), crops)
+
+
+def _crop_axes(
+    size: tuple[int, int], orientation: int, rule: ImageRule, reduction: int
+) -> tuple[Axis, Axis]:
+    """Return where the crop lies along the stored y and x."""
+    width, height = size
+    is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
 
     def axis(length: int, is_mirrored: bool) -> Axis:
         is_stretched = rule.resize == "stretch"
-        resized = size if is_stretched else int(rule.resize_shorter * length / short)
-        offset = round((resized - size) / 2)
+        short, cropped = min(size), rule.input_size
+        resized = cropped if is_stretched else int(rule.resize_shorter * length / short)
+        offset = round((resized - cropped) / 2)
         if is_mirrored:
-            offset = resized - size - offset
+            offset = resized - cropped - offset
         scale = length / resized / reduction
-        return Axis(-(-length // reduction), scale, offset, size, rule.interpolation)
+        return Axis(-(-length // reduction), scale, offset, cropped, rule.interpolation)
 
-    return axis(header.height, is_y_mirrored), axis(header.width, is_x_mirrored)
+    return axis(height, is_y_mirrored), axis(width, is_x_mirrored)
 
 
 def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

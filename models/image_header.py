@@ -7,7 +7,7 @@ WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of 
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
 from models.image_formats import DECODED, name_format
@@ -17,6 +17,7 @@ from models.image_formats import DECODED, name_format
 _MAX_SEGMENTS = 4096
 # Any marker that begins a segment or ends the image: not restarts, nor other bare markers.
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_JPEG_MARKERS = frozenset(range(256)) - {0x00, 0x01, *range(0xD0, 0xD9), 0xFF}
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})  # baseline, extended, progressive
 _JPEG_OTHER_FRAMES = frozenset({*range(0xC3, 0xD0), 0xF7}) - _JPEG_FRAMES - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
@@ -25,8 +26,7 @@ _EXIF = b"Exif\0\0"
 _ORIENTATION_TAG = 0x0112
 
 
-@dataclass(frozen=True)
-class ImageHeader:
+class ImageHeader(NamedTuple):
     """What the file announces.
 
     ``format`` is "jpeg", "png" or "webp". ``width`` and ``height`` are as stored; ``orientation``
@@ -68,7 +68,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     if name not in DECODED:
         raise UnsupportedFormatError(f"{name} is not decoded: send JPEG, PNG or WebP.")
     try:
-        header = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}[name](view)
+        header = _PARSERS[name](view)
     except (struct.error, IndexError):
         header = None
     if header is None:
@@ -89,13 +89,23 @@ def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, in
 
     Compressed data and whatever else stands between segments is skipped, as libjpeg does.
     """
+    num_bytes = view.nbytes
     for _ in range(_MAX_SEGMENTS):
-        found = _JPEG_MARKER.search(view, position)
-        if found is None or found.end() + 2 > view.nbytes:
+        # Nearly always one begins where the last has ended.
+        if (
+            position + 2 <= num_bytes
+            and view[position] == 0xFF
+            and view[position + 1] in _JPEG_MARKERS
+        ):
+            start = position + 2
+        elif (found := _JPEG_MARKER.search(view, position)) is not None:
+            start = found.end()
+        else:
             return
-        marker, start = view[found.end() - 1], found.end()
-        position = start + int.from_bytes(view[start : start + 2])
-        yield marker, start + 2, position
+        if start + 2 > num_bytes:
+            return
+        position = start + (view[start] << 8 | view[start + 1])
+        yield view[start - 1], start + 2, position
     raise CorruptImageError(f"The JPEG has more than {_MAX_SEGMENTS} segments: save it anew.")
 
 
@@ -205,3 +215,6 @@ def read_orientation(exif: memoryview) -> int:
     except struct.error:
         pass
     return 1
+
+
+_PARSERS = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}

@@ -15,7 +15,7 @@ of one row to another in one go, where NumPy makes a copy of each row first (DEC
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -36,8 +36,7 @@ Wide = NDArray[Any]  # pixels in the type of the weights: uint16, or int32
 Interpolation = Literal["bilinear", "bicubic"]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """Where the crop lies along one axis of the source.
 
     The whole source (``length`` pixels) would become ``length / scale`` pixels; the crop is
