@@ -182,33 +182,31 @@ class Classifier:
 
         To cancel the future is to leave the queue.
         """
-        answer: asyncio.Future[MemberAnswer] = asyncio.get_running_loop().create_future()
         observed = self._observer.begin()
         self.usage.began(len(images))
 
-        def finished(results: Sequence[BatchResult] | None, error: BaseException | None) -> None:
+        def finished(
+            results: Sequence[BatchResult] | None, error: BaseException | None
+        ) -> MemberAnswer | None:
             self.usage.ended(len(images), done=results is not None)
             if results is None:
                 assert error is not None
                 self._observer.failed(observed, error)
-                if not answer.done():
-                    answer.set_exception(error)
-                return
+                return None
             self._observer.answered(observed, results)
-            if not answer.done():
-                answer.set_result(self._answer_of(results))
+            return self._answer_of(results)
 
+        call = MemberCall(self._queue, finished)
         try:
             if images.shape[1] != self._input_size:
                 told = f"{self._name} is of another model set than the Gateway: {UPDATING}"
                 raise OtherSetError(told)
-            futures = self._queue.submit(images, left_s, lane, observed.number)
+            call.wait_for(
+                self._queue.submit(images, call.image_done, left_s, lane, observed.number)
+            )
         except Exception as error:
-            finished(None, error)
-            return answer
-        call = MemberCall(futures, finished)
-        answer.add_done_callback(lambda _: call.cancel() if answer.cancelled() else None)
-        return answer
+            call.fail(error)
+        return call
 
     def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
         rows = [result.probabilities for result in results]

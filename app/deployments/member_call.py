@@ -2,48 +2,66 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from app.queueing.batch_records import BatchResult
+from app.messages import MemberAnswer
+from app.queueing.batch_queue import BatchQueue
+from app.queueing.batch_records import BatchResult, Waiting
 
-Finished = Callable[[Sequence[BatchResult] | None, BaseException | None], None]
+Finished = Callable[[Sequence[BatchResult] | None, BaseException | None], MemberAnswer | None]
 
 
-class MemberCall:
-    """Waits for all images of a call with callbacks; cheaper than a task.
+class MemberCall(asyncio.Future[MemberAnswer]):
+    """The future of a member's answer; cheaper than a task, or a future for each image.
+
+    To cancel it is to leave the queue: what still waits is dropped when its turn comes.
 
     Args:
-        futures: of the call's images, one or more.
-        finished: called once, with the results in order, or with the error of the call: the first
-            image's that failed, or CancelledError if its caller went away.
+        queue: its images wait there.
+        finished: called once, with the results in order, and returns the answer; or with the error
+            of the call: the first image's that failed, or CancelledError if its caller went away.
 
     """
 
-    def __init__(self, futures: Sequence[asyncio.Future[BatchResult]], finished: Finished) -> None:
-        self._futures, self._finished = futures, finished
-        self._num_left = len(futures)
-        self._is_over = False
-        for future in futures:
-            future.add_done_callback(self._image_done)
+    def __init__(self, queue: BatchQueue, finished: Finished) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._queue, self._finished = queue, finished
+        self._entries: list[Waiting] = []
+        self._num_left = 0
 
-    def cancel(self) -> None:
-        """Leave the queue: what still waits is dropped when its turn comes."""
-        self._end(None, asyncio.CancelledError())
+    def wait_for(self, entries: list[Waiting]) -> None:
+        """Wait for these, one or more, of whose ends :meth:`image_done` is told."""
+        self._entries, self._num_left = entries, len(entries)
 
-    def _image_done(self, future: asyncio.Future[BatchResult]) -> None:
-        if future.cancelled() or self._is_over:
+    def image_done(self, entry: Waiting) -> None:
+        """Hear of one of its images that has a result or an error."""
+        if self.done():
             return
-        if (error := future.exception()) is not None:
-            self._end(None, error)
+        if entry.error is not None:
+            self.fail(entry.error)
             return
         self._num_left -= 1
         if not self._num_left:
-            self._end([future.result() for future in self._futures], None)
+            results = [entry.result for entry in self._entries if entry.result is not None]
+            self._entries = []  # they know this call
+            answer = self._finished(results, None)
+            assert answer is not None
+            self.set_result(answer)
 
-    def _end(self, results: Sequence[BatchResult] | None, error: BaseException | None) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        if error is not None:
-            for future in self._futures:
-                future.cancel()
-        self._finished(results, error)
+    def fail(self, error: BaseException) -> None:
+        """End the call with its error."""
+        self._leave(error)
+        self.set_exception(error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the future, if it is not done, and leave the queue."""
+        if not super().cancel(msg):
+            return False
+        self._leave(asyncio.CancelledError())
+        return True
+
+    def _leave(self, error: BaseException) -> None:
+        entries, self._entries = self._entries, []
+        for entry in entries:
+            self._queue.leave(entry)
+        self._finished(None, error)

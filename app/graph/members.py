@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
-from app.graph.quorum import CircuitBreaker, enough_of, has_succeeded, needed_of
+from app.graph.quorum import AllOrOneFailed, CircuitBreaker, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import LocalMemberStage, MemberStage
@@ -66,11 +66,14 @@ class Members:
             needed = self.needed
         chosen = self._chosen(needed)
         times: dict[str, Interval] = {}
-        asked = {name: self._ask(name, images, request, times) for name in chosen}
+        everyone = AllOrOneFailed(len(chosen))
+        asked = {name: self._ask(name, images, request, times, everyone) for name in chosen}
+        were_waited_for = False
         try:
-            were_waited_for = await enough_of(
-                asked, min(needed, len(asked)), self._patience_s, request.left_s
-            )
+            if needed >= len(asked):
+                await everyone.over
+            else:
+                were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)
         finally:  # what the others still do is of no use
             for call in asked.values():
                 if not call.done():
@@ -85,9 +88,14 @@ class Members:
         return [MemberResults(tuple(range(len(images))), answers, times, missing=missing)]
 
     def _ask(
-        self, name: str, images: Pixels, request: ClassifyRequest, times: dict[str, Interval]
+        self,
+        name: str,
+        images: Pixels,
+        request: ClassifyRequest,
+        times: dict[str, Interval],
+        everyone: AllOrOneFailed,
     ) -> Asked:
-        """Begin a call, and note its interval in ``times`` once it has ended."""
+        """Begin a call; once it has ended note its interval in ``times``, and tell ``everyone``."""
         timeline = request.timeline
         images = self._inputs.of(name, images)
         times[name] = interval = Interval(timeline.elapsed_s() * 1e3)
@@ -97,8 +105,9 @@ class Members:
             remote = self._members[name].classify(images, request.left_s, request.lane)
             call = asyncio.ensure_future(remote)
 
-        def ended(_: Asked) -> None:
+        def ended(call: Asked) -> None:
             interval.end_ms = timeline.elapsed_s() * 1e3
+            everyone.ended(call)
 
         call.add_done_callback(ended)
         return call

@@ -7,7 +7,7 @@ one: what is missing then is said in the answer, which is *degraded*.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.settings import AnswerPolicy
@@ -66,7 +66,10 @@ async def enough_of(
 
     """
     if needed == len(tasks):
-        await _all_or_one_failed(tasks.values())
+        everyone = AllOrOneFailed(len(tasks))
+        for task in tasks.values():
+            task.add_done_callback(everyone.ended)
+        await everyone.over
         return False
     clock = asyncio.get_running_loop().time
     until = clock() + left_s * WAIT_SHARE
@@ -87,24 +90,23 @@ async def enough_of(
     return False
 
 
-async def _all_or_one_failed(calls: Collection[asyncio.Future[Any]]) -> None:
-    """Return once all have succeeded, or one has not, with less than asyncio.wait does."""
-    over = asyncio.get_running_loop().create_future()
-    num_left = len(calls)
+class AllOrOneFailed:
+    """Waits until ``num`` calls have all succeeded, or one has not, with less than asyncio.wait.
 
-    def ended(call: asyncio.Future[Any]) -> None:
-        nonlocal num_left
-        num_left -= 1
-        if not over.done() and (not num_left or not has_succeeded(call)):
-            over.set_result(None)
+    ``over`` is the future to await; :meth:`ended` has to be told of every call.
+    """
 
-    for call in calls:
-        call.add_done_callback(ended)
-    try:
-        await over
-    finally:
-        for call in calls:
-            call.remove_done_callback(ended)
+    __slots__ = ("_num_left", "over")
+
+    def __init__(self, num: int) -> None:
+        self._num_left = num
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended(self, call: asyncio.Future[Any]) -> None:
+        """Note that a call has ended."""
+        self._num_left -= 1
+        if not self.over.done() and (not self._num_left or not has_succeeded(call)):
+            self.over.set_result(None)
 
 
 def has_succeeded(task: asyncio.Future[Any]) -> bool:

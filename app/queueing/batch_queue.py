@@ -5,7 +5,6 @@ a batch runs the next one grows. One queue per network, in two lanes;
 :mod:`app.queueing.scheduler` says how many batches run at a time.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -83,15 +82,21 @@ class BatchQueue:
     def submit(
         self,
         images: Sequence[Pixels] | Pixels,
+        done: Callable[[Waiting], None],
         timeout_s: float = math.inf,
         lane: Lane = "interactive",
         call: int = 0,
-    ) -> list[asyncio.Future[BatchResult]]:
-        """Queue images (H, W, 3) and return one future for each; all of them fit or none is taken.
+    ) -> list[Waiting]:
+        """Queue images (H, W, 3), an entry for each; all of them fit or none is taken.
 
-        ``timeout_s`` is the time left to them; one that has not started by then is dropped.
-        ``call`` is the caller's number for them, by which :class:`ExecutedBatch` names them to
-        ``on_batch``.
+        Args:
+            images: they are not copied.
+            done: called once for each entry when it has a result or an error, at once: on the
+                loop, and with other entries of its batch still to be told.
+            timeout_s: the time left to them; one that has not started by then fails.
+            lane: in which they wait.
+            call: the caller's number for them, by which :class:`ExecutedBatch` names them to
+                ``on_batch``.
 
         Raises:
             OverloadedError: the queue has no room for them.
@@ -104,16 +109,20 @@ class BatchQueue:
             )
         self._check_wait(timeout_s, lane)
         self._check_room(len(images))
-        loop, now = asyncio.get_running_loop(), self._clock()
-        added = [Waiting(i, loop.create_future(), now, now + timeout_s, call) for i in images]
+        now = self._clock()
+        added = [Waiting(image, done, now, now + timeout_s, call) for image in images]
         self._waiting.extend(added, lane)
         if lane == "interactive":
             self._interactive_at = now
         self._service_rate.arrived(len(added))
-        for entry in added:
-            entry.future.add_done_callback(self._left)
         self._scheduler.call()
-        return [entry.future for entry in added]
+        return added
+
+    def leave(self, entry: Waiting) -> None:
+        """Say that nobody wants an image any more, if it is not over: it is dropped in its turn."""
+        if not entry.is_over:
+            self._service_rate.abandoned()
+            entry.end(None)
 
     def _check_room(self, num_images: int) -> None:
         places = self.max_queued if num_images == 1 else form_places(self.max_queued)
@@ -133,13 +142,6 @@ class BatchQueue:
                 f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left; "
                 f"{MORE_TIME}"
             )
-
-    def _left(self, future: asyncio.Future[BatchResult]) -> None:
-        """Keep the pace; the image was answered, or its caller has no more use for an answer."""
-        if future.cancelled() or future.exception() is not None:
-            self._service_rate.abandoned()
-        else:
-            self._service_rate.done()
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger if so many more images came ``within_s``.
@@ -172,7 +174,7 @@ class BatchQueue:
             if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
                 told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
-                _fail(entry, DeadlineError(f"{told}; {MORE_TIME}"))
+                self._fail(entry, DeadlineError(f"{told}; {MORE_TIME}"))
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""
@@ -201,17 +203,18 @@ class BatchQueue:
         except Exception as error:
             self._executed(batch, started, error)
             if len(batch) == 1:
-                _fail(batch[0], error)
+                self._fail(batch[0], error)
                 return
             for entry in batch:
-                if not entry.future.done():
+                if not entry.is_over:
                     await self._answer([entry])
             return
         executed = self._executed(batch, started)
         self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
         for entry, row in zip(batch, rows, strict=True):
-            if not entry.future.done():  # cancelled meanwhile; setting it would raise
-                entry.future.set_result(BatchResult(row, started - entry.arrived, executed))
+            if not entry.is_over:  # its caller may have gone away meanwhile
+                self._service_rate.done()
+                entry.end(BatchResult(row, started - entry.arrived, executed))
 
     def _executed(
         self, batch: list[Waiting], started: float, error: Exception | None = None
@@ -221,7 +224,7 @@ class BatchQueue:
         self._on_batch(executed)
         return executed
 
-
-def _fail(entry: Waiting, error: Exception) -> None:
-    if not entry.future.done():
-        entry.future.set_exception(error)
+    def _fail(self, entry: Waiting, error: Exception) -> None:
+        if not entry.is_over:
+            self._service_rate.abandoned()
+            entry.end(None, error)

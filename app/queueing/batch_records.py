@@ -1,6 +1,6 @@
 """Records of the batch queue: an image's result, an executed batch, the queue's state."""
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,16 +46,41 @@ class QueueReport(NamedTuple):
     mean_fill: float  # images over places of the largest batch; 0 before the first batch
 
 
-@dataclass(slots=True)
 class Waiting:
-    """An image in the queue; times are by the queue's clock."""
+    """An image in the queue, and who hears of its end; times are by the queue's clock.
 
-    image: Pixels  # (H, W, 3)
-    future: asyncio.Future[BatchResult]
-    arrived: float
-    expires: float
-    call: int  # the caller's number for the images that it submitted together
+    Args:
+        image: (H, W, 3).
+        done: called once, when it has a result or an error; not if its caller goes away.
+        arrived: when it was queued.
+        expires: until when it is to have its turn.
+        call: the caller's number for the images that it submitted together.
+
+    """
+
+    __slots__ = ("_done", "arrived", "call", "error", "expires", "image", "is_over", "result")
+
+    def __init__(
+        self,
+        image: Pixels,
+        done: "Callable[[Waiting], None]",
+        arrived: float,
+        expires: float,
+        call: int,
+    ) -> None:
+        self.image, self.arrived, self.expires, self.call = image, arrived, expires, call
+        self._done: Callable[[Waiting], None] | None = done
+        self.is_over = False  # it was answered, has failed, or its caller went away
+        self.result: BatchResult | None = None
+        self.error: BaseException | None = None
 
     def is_gone(self) -> bool:
         """Whether the caller went away, or was answered."""
-        return self.future.done()
+        return self.is_over
+
+    def end(self, result: BatchResult | None, error: BaseException | None = None) -> None:
+        """Tell the caller, who is told once; without a result or an error it went away."""
+        done, self._done = self._done, None
+        self.is_over, self.result, self.error = True, result, error
+        if done is not None and not (result is None and error is None):
+            done(self)

@@ -23,6 +23,7 @@ from app.compute.inference_threads import InferenceThreads
 from app.queueing.batch_queue import BatchQueue
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.queued_images import submit
 
 WAITS_S = (0.0, 0.002, 0.01)  # batch_wait_timeout_s of @serve.batch, whose default is 0.01
 SIZES = (1, 2, 4, 8)
@@ -57,7 +58,7 @@ class Replica:
         return list(await self.infer(images))
 
     async def ours(self, image: np.ndarray) -> np.ndarray:
-        (future,) = self.queue.submit([image])
+        (future,) = submit(self.queue, [image])
         return (await future).probabilities
 
     async def load(self, way: str, clients: int, seconds: float) -> dict[str, float]:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from app.deployments.member_call import MemberCall
-from app.queueing.batch_records import BatchResult, ExecutedBatch
+from app.messages import MemberAnswer
+from app.queueing.batch_records import BatchResult, ExecutedBatch, Waiting
 
 BATCH = ExecutedBatch(0.0, 1.0, (0,))
+IMAGE = np.zeros((1, 1, 3), np.uint8)
 
 
 def result(value: float) -> BatchResult:
@@ -16,57 +18,95 @@ def result(value: float) -> BatchResult:
 
 
 class Heard:
-    """What a call says when it is over."""
+    """A call of so many images, and what it says when it is over."""
 
     def __init__(self, num_images: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.futures = [loop.create_future() for _ in range(num_images)]
         self.ends: list = []
-        self.call = MemberCall(self.futures, lambda *end: self.ends.append(end))
+        self.left: list[Waiting] = []
+        self.call = MemberCall(self, self.finished)  # type: ignore[arg-type]
+        done = self.call.image_done
+        self.entries = [Waiting(IMAGE, done, 0.0, 1.0, 0) for _ in range(num_images)]
+        self.call.wait_for(list(self.entries))
 
-    async def told(self) -> list:
-        await asyncio.sleep(0)  # the futures' callbacks
-        await asyncio.sleep(0)
-        return self.ends
+    def leave(self, entry: Waiting) -> None:
+        """What the batch queue is told."""
+        if not entry.is_over:
+            self.left.append(entry)
+            entry.end(None)
+
+    def finished(self, results, error) -> MemberAnswer | None:
+        self.ends.append((results, error))
+        if results is None:
+            return None
+        rows = np.stack([one.probabilities for one in results])
+        return MemberAnswer(rows, (0.5,), (1.0,), (1,), "of this set")
 
 
 async def test_results_come_in_order_once_all_are_there():
     heard = Heard(3)
     for i in (2, 0):
-        heard.futures[i].set_result(result(i))
-    assert await heard.told() == []
-    heard.futures[1].set_result(result(1))
-    ((results, error),) = await heard.told()
+        heard.entries[i].end(result(i))
+    assert heard.ends == []
+    assert not heard.call.done()
+    heard.entries[1].end(result(1))
+    ((_, error),) = heard.ends
     assert error is None
-    assert [float(r.probabilities[0]) for r in results] == [0, 1, 2]
+    assert (await heard.call).probabilities.tolist() == [[0], [1], [2]]
 
 
 async def test_the_first_error_ends_the_call_and_the_others_leave_the_queue():
     heard = Heard(3)
-    heard.futures[0].set_result(result(0))
-    heard.futures[1].set_exception(ValueError("first"))
-    ((results, error),) = await heard.told()
+    heard.entries[0].end(result(0))
+    heard.entries[1].end(None, ValueError("first"))
+    ((results, error),) = heard.ends
     assert results is None
     assert str(error) == "first"
-    assert heard.futures[2].cancelled()
+    assert heard.left == [heard.entries[2]]
+    with pytest.raises(ValueError, match="first"):
+        await heard.call
 
 
 async def test_a_call_that_is_cancelled_leaves_the_queue_and_is_told_once():
     heard = Heard(2)
-    heard.call.cancel()
-    heard.call.cancel()
-    ((results, error),) = await heard.told()
+    assert heard.call.cancel()
+    assert not heard.call.cancel()
+    ((results, error),) = heard.ends
     assert results is None
     assert isinstance(error, asyncio.CancelledError)
-    assert all(future.cancelled() for future in heard.futures)
+    assert heard.left == heard.entries
+    with pytest.raises(asyncio.CancelledError):
+        await heard.call
+
+
+async def test_who_awaits_it_and_is_cancelled_leaves_the_queue():
+    heard = Heard(2)
+
+    async def awaits() -> MemberAnswer:
+        return await heard.call
+
+    task = asyncio.create_task(awaits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert heard.left == heard.entries
 
 
 @pytest.mark.parametrize("late", ["result", "error"])
 async def test_what_comes_after_the_end_is_not_told(late):
     heard = Heard(2)
-    heard.futures[0].set_exception(ValueError("first"))
+    heard.entries[0].end(None, ValueError("first"))
     if late == "result":
-        heard.futures[1].set_result(result(1))
+        heard.entries[1].end(result(1))
     else:
-        heard.futures[1].set_exception(ValueError("second"))
-    assert len(await heard.told()) == 1
+        heard.entries[1].end(None, ValueError("second"))
+    assert len(heard.ends) == 1
+    assert isinstance(heard.call.exception(), ValueError)
+
+
+async def test_an_image_is_told_of_once():
+    heard = Heard(1)
+    heard.entries[0].end(result(0))
+    heard.entries[0].end(None, ValueError("second"))
+    assert len(heard.ends) == 1
+    assert heard.call.done()

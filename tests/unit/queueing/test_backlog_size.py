@@ -6,6 +6,7 @@ import pytest
 
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import ALONE_S, BatchQueue
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 USUAL, LARGE, ENOUGH = 4, 8, 16
@@ -34,7 +35,7 @@ def queue_of(network: SteppedNetwork, compiler: Compiler) -> BatchQueue:
 async def worked_off(network: SteppedNetwork, queue: BatchQueue, num: int) -> list[int]:
     """Submit so many images, run them all, and return the sizes of their batches."""
     first = len(network.batches)
-    futures = queue.submit([image(number) for number in range(num)])
+    futures = submit(queue, [image(number) for number in range(num)])
     await settle()
     await network.finish_all()
     assert [number_of(await future) for future in futures] == list(range(num))
@@ -109,7 +110,7 @@ async def test_a_large_batch_that_fails_is_run_one_by_one():
     queue = queue_of(network, compiler)
     await prepared(network, queue, compiler)
     network.bad = {3}
-    futures = queue.submit([image(number) for number in range(ENOUGH)])
+    futures = submit(queue, [image(number) for number in range(ENOUGH)])
     await settle()
     await network.finish_all()
     assert [len(batch) for batch in network.batches[4:]] == [8, *[1] * 8, 4, 4]
@@ -126,9 +127,9 @@ async def test_bulk_images_are_no_backlog_while_others_come():
 
     async def sizes(num_others: int) -> set[int]:
         first = len(network.batches)
-        queue.submit([image(number) for number in range(num)], lane="bulk")
+        submit(queue, [image(number) for number in range(num)], lane="bulk")
         if num_others:
-            queue.submit([image(number) for number in range(num_others)])
+            submit(queue, [image(number) for number in range(num_others)])
         await settle()
         await network.finish_all()
         return set(map(len, network.batches[first:]))
@@ -144,13 +145,13 @@ async def test_bulk_images_are_no_backlog_while_others_come():
 async def test_bulk_images_beside_others_prepare_nothing():
     network, compiler = SteppedNetwork(), Compiler()
     queue = queue_of(network, compiler)
-    queue.submit([image(0)])
-    queue.submit([image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    submit(queue, [image(0)])
+    submit(queue, [image(number) for number in range(2 * ENOUGH)], lane="bulk")
     await settle()
     await network.finish_all()
     assert compiler.num_prepared == 0
     network.now += ALONE_S
-    queue.submit([image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    submit(queue, [image(number) for number in range(2 * ENOUGH)], lane="bulk")
     await settle()
     await network.finish_all()
     assert compiler.num_prepared == 1

@@ -9,13 +9,14 @@ import pytest
 from app.errors import OverloadedError
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import BatchResult, ExecutedBatch
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
 
 
 async def test_a_lone_image_starts_at_once_and_alone():
     network = SteppedNetwork()
     queue = make_queue(network)
-    (future,) = queue.submit([image(7)])
+    (future,) = submit(queue, [image(7)])
     await settle()
     assert network.batches == [[7]]  # no timer: nothing but the loop's next turns
     network.now += 0.5
@@ -28,10 +29,10 @@ async def test_a_lone_image_starts_at_once_and_alone():
 async def test_while_a_batch_runs_the_next_one_grows():
     network = SteppedNetwork()
     queue = make_queue(network)
-    futures = queue.submit([image(0)])
+    futures = submit(queue, [image(0)])
     await settle()
     for number in range(1, 7):
-        futures += queue.submit([image(number)])
+        futures += submit(queue, [image(number)])
         await settle()
     assert network.batches == [[0]]
     assert len(queue) == 6
@@ -44,9 +45,9 @@ async def test_while_a_batch_runs_the_next_one_grows():
 async def test_the_time_in_the_queue_is_told_apart_from_the_run():
     network = SteppedNetwork()
     queue = make_queue(network)
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
-    (second,) = queue.submit([image(1)])
+    (second,) = submit(queue, [image(1)])
     network.now += 2.0
     network.finish()
     await settle()
@@ -61,7 +62,7 @@ async def test_the_worker_ends_when_idle_and_starts_again():
     queue = make_queue(network)
     for number in (1, 2):
         before = asyncio.all_tasks()
-        (future,) = queue.submit([image(number)])
+        (future,) = submit(queue, [image(number)])
         await network.finish_all()
         assert number_of(await future) == number
         assert asyncio.all_tasks() == before
@@ -70,13 +71,13 @@ async def test_the_worker_ends_when_idle_and_starts_again():
 async def test_a_full_queue_takes_all_or_none():
     network = SteppedNetwork()
     queue = make_queue(network, max_queued=3)
-    running = queue.submit([image(0)])
+    running = submit(queue, [image(0)])
     await settle()
-    queued = queue.submit([image(1), image(2)])
+    queued = submit(queue, [image(1), image(2)])
     with pytest.raises(OverloadedError, match=r"2 images are queued, 2 more .* into 3"):
-        queue.submit([image(3), image(4)])
+        submit(queue, [image(3), image(4)])
     assert len(queue) == 2
-    queued += queue.submit([image(3)])  # exactly the room there is
+    queued += submit(queue, [image(3)])  # exactly the room there is
     await network.finish_all()
     assert [number_of(await f) for f in running + queued] == [0, 1, 2, 3]
 
@@ -84,7 +85,7 @@ async def test_a_full_queue_takes_all_or_none():
 async def test_an_image_that_makes_its_batch_fail_fails_alone():
     network = SteppedNetwork(bad={2})
     queue = make_queue(network)
-    futures = queue.submit([image(n) for n in range(4)])
+    futures = submit(queue, [image(n) for n in range(4)])
     await network.finish_all()
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert isinstance(answers[2], ValueError)
@@ -96,7 +97,7 @@ async def test_images_of_different_shapes_do_not_spoil_each_other():
     network = SteppedNetwork()
     queue = make_queue(network)
     odd = np.zeros((5, 4, 3), np.uint8)
-    futures = queue.submit([image(1), odd, image(2)])
+    futures = submit(queue, [image(1), odd, image(2)])
     await network.finish_all()
     assert [number_of(await f) for f in futures] == [1, 0, 2]
 
@@ -106,7 +107,7 @@ async def test_a_wrong_number_of_rows_is_an_error_not_somebody_elses_answer():
         return np.zeros((len(batch) + 1, 2), np.float32)
 
     queue = BatchQueue(run, range(1, 5), 64)
-    futures = queue.submit([image(1), image(2)])
+    futures = submit(queue, [image(1), image(2)])
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert [str(a) for a in answers] == ["the network gave 2 rows for 1 images"] * 2
 
@@ -114,12 +115,12 @@ async def test_a_wrong_number_of_rows_is_an_error_not_somebody_elses_answer():
 async def test_a_caller_that_leaves_while_its_batch_runs_spoils_nothing():
     network = SteppedNetwork()
     queue = make_queue(network)
-    futures = queue.submit([image(0), image(1)])
+    futures = submit(queue, [image(0), image(1)])
     await settle()
     futures[0].cancel()
     network.finish()
     assert number_of(await futures[1]) == 1
-    (after,) = queue.submit([image(2)])
+    (after,) = submit(queue, [image(2)])
     await network.finish_all()
     assert number_of(await after) == 2
 
@@ -127,7 +128,7 @@ async def test_a_caller_that_leaves_while_its_batch_runs_spoils_nothing():
 async def test_a_caller_that_leaves_while_its_batch_fails_is_not_run_again():
     network = SteppedNetwork(bad={1})
     queue = make_queue(network)
-    futures = queue.submit([image(0), image(1)])
+    futures = submit(queue, [image(0), image(1)])
     await settle()
     futures[0].cancel()
     await network.finish_all()
@@ -138,14 +139,14 @@ async def test_a_caller_that_leaves_while_its_batch_fails_is_not_run_again():
 async def test_ten_thousand_callers_that_all_leave():
     network = SteppedNetwork()
     queue = make_queue(network, max_queued=10_001)
-    (first,) = queue.submit([image(0)])
+    (first,) = submit(queue, [image(0)])
     await settle()
     callers = [asyncio.ensure_future(waiting(queue, n)) for n in range(10_000)]
     await settle()
     assert len(queue) == 10_000
     for caller in callers:
         caller.cancel()
-    (last,) = queue.submit([image(1)])
+    (last,) = submit(queue, [image(1)])
     await network.finish_all()
     assert number_of(await first) == 0
     assert number_of(await last) == 1
@@ -158,41 +159,41 @@ async def test_forms_leave_places_for_single_images():
     """Interactive images go first: it must not be forms alone that have places to wait in."""
     network = SteppedNetwork()
     queue = make_queue(network, max_queued=8)
-    running = queue.submit([image(0)])
+    running = submit(queue, [image(0)])
     await settle()
-    forms = queue.submit([image(n) for n in range(1, 4)], lane="bulk")
-    forms += queue.submit([image(n) for n in range(4, 7)])  # as its client asked to go first
+    forms = submit(queue, [image(n) for n in range(1, 4)], lane="bulk")
+    forms += submit(queue, [image(n) for n in range(4, 7)])  # as its client asked to go first
     with pytest.raises(OverloadedError, match=r"6 images are queued, 2 more .* into 6 \(the other"):
-        queue.submit([image(7), image(8)], lane="bulk")
-    singles = [queue.submit([image(n)])[0] for n in (9, 10)]
+        submit(queue, [image(7), image(8)], lane="bulk")
+    singles = [submit(queue, [image(n)])[0] for n in (9, 10)]
     with pytest.raises(OverloadedError, match=r"8 images are queued, 1 more .* into 8; try"):
-        queue.submit([image(11)])
+        submit(queue, [image(11)])
     await network.finish_all()
     assert [number_of(await future) for future in singles] == [9, 10]
     assert all(future.done() for future in (*running, *forms))
 
 
 async def waiting(queue: BatchQueue, number: int) -> BatchResult:
-    (future,) = queue.submit([image(number)])
+    (future,) = submit(queue, [image(number)])
     return await future
 
 
 async def test_the_places_of_callers_that_left_are_free_again():
     network = SteppedNetwork()
     queue = make_queue(network, max_queued=2)
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
-    gone = queue.submit([image(1), image(2)])
+    gone = submit(queue, [image(1), image(2)])
     for future in gone:
         future.cancel()
-    (taken,) = queue.submit([image(3)])
+    (taken,) = submit(queue, [image(3)])
     await network.finish_all()
     assert number_of(await taken) == 3
 
 
 async def test_nothing_to_submit_is_no_error():
     network = SteppedNetwork()
-    assert make_queue(network).submit([]) == []
+    assert submit(make_queue(network), []) == []
     await settle()
     assert network.batches == []
 
@@ -207,10 +208,10 @@ async def test_who_keeps_a_record_hears_of_every_batch():
     network, heard = SteppedNetwork(bad={3}), []
 
     queue = BatchQueue(network.run, (1, 2), 64, network.clock, on_batch=heard.append)
-    (first,) = queue.submit([image(0)], call=7)
+    (first,) = submit(queue, [image(0)], call=7)
     await settle()
-    others = queue.submit([image(1)], call=8) + queue.submit([image(2)])
-    (bad,) = queue.submit([image(3)], call=9)
+    others = submit(queue, [image(1)], call=8) + submit(queue, [image(2)])
+    (bad,) = submit(queue, [image(3)], call=9)
     network.now += 2.0
     await network.finish_all()
     assert [(batch.calls, batch.error is None) for batch in heard] == [
@@ -229,9 +230,9 @@ async def test_the_report_tells_length_age_and_fill():
     network = SteppedNetwork()
     queue = make_queue(network)
     assert queue.report() == (0, 0.0, 0, 0, 0.0)
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
-    queue.submit([image(n) for n in range(1, 7)])
+    submit(queue, [image(n) for n in range(1, 7)])
     network.now += 0.5
     assert queue.report() == (6, 0.5, 1, 1, 0.25)  # one image in a batch that could have four
     await network.finish_all()

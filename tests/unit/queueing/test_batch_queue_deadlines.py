@@ -6,6 +6,7 @@ import pytest
 
 from app.errors import DeadlineError
 from app.queueing.batch_queue import BatchQueue
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
 
 
@@ -14,7 +15,7 @@ async def test_a_timeout_that_leaves_no_time_is_refused(timeout_s):
     network = SteppedNetwork()
     queue = make_queue(network)
     with pytest.raises(DeadlineError, match="no time is left for this image; try again"):
-        queue.submit([image(1)], timeout_s)
+        submit(queue, [image(1)], timeout_s)
     await settle()
     assert len(queue) == 0
     assert network.batches == []
@@ -23,11 +24,11 @@ async def test_a_timeout_that_leaves_no_time_is_refused(timeout_s):
 async def test_an_image_whose_deadline_passed_in_the_queue_never_runs():
     network = SteppedNetwork()
     queue = make_queue(network)
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
-    (late,) = queue.submit([image(1)], timeout_s=1.0)
-    (near,) = queue.submit([image(3)], timeout_s=1.9)  # the fastest run took 1 s
-    (patient,) = queue.submit([image(2)], timeout_s=2.1)
+    (late,) = submit(queue, [image(1)], timeout_s=1.0)
+    (near,) = submit(queue, [image(3)], timeout_s=1.9)  # the fastest run took 1 s
+    (patient,) = submit(queue, [image(2)], timeout_s=2.1)
     network.now += 1.0
     await network.finish_all()
     with pytest.raises(DeadlineError, match=r"after 1\.000 s in the queue"):
@@ -41,7 +42,7 @@ async def test_an_image_whose_deadline_passed_in_the_queue_never_runs():
 async def steady(network: SteppedNetwork, queue: BatchQueue, num_images: int) -> None:
     """Let a queue learn its pace: an image a second."""
     for number in range(num_images):
-        queue.submit([image(number)])
+        submit(queue, [image(number)])
         await settle()
         network.now += 1.0
         await network.finish_all()
@@ -51,15 +52,15 @@ async def test_what_cannot_be_answered_in_time_is_refused_at_once():
     network = SteppedNetwork()
     queue = make_queue(network, max_batch_size=1)
     await steady(network, queue, 60)
-    queue.submit([image(0)] * 10)
+    submit(queue, [image(0)] * 10)
     await settle()  # 1 runs, 9 wait: 9 s
     with pytest.raises(DeadlineError, match=r"9 images are ahead and take 8\.\d+ s, 8\.00 s"):
-        queue.submit([image(1)], timeout_s=8.0)
-    (future,) = queue.submit([image(2)], timeout_s=12.0)
-    bulk = queue.submit([image(3)] * 20, lane="bulk")
-    queue.submit([image(4)], timeout_s=15.0)  # passes the bulk
+        submit(queue, [image(1)], timeout_s=8.0)
+    (future,) = submit(queue, [image(2)], timeout_s=12.0)
+    bulk = submit(queue, [image(3)] * 20, lane="bulk")
+    submit(queue, [image(4)], timeout_s=15.0)  # passes the bulk
     with pytest.raises(DeadlineError, match="31 images are ahead"):
-        queue.submit([image(5)], timeout_s=15.0, lane="bulk")
+        submit(queue, [image(5)], timeout_s=15.0, lane="bulk")
     await network.finish_all()
     assert number_of(await future) == 2
     assert len(bulk) == 20
@@ -69,11 +70,11 @@ async def test_a_batch_or_two_may_always_wait():
     """A pace that was measured while something hung must not keep everybody out."""
     network = SteppedNetwork()
     queue = make_queue(network)
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
     network.now += 60.0
     await network.finish_all()
-    queue.submit([image(1)] * 8, timeout_s=100.0)
-    (future,) = queue.submit([image(2)], timeout_s=100.0)
+    submit(queue, [image(1)] * 8, timeout_s=100.0)
+    (future,) = submit(queue, [image(2)], timeout_s=100.0)
     await network.finish_all()
     assert number_of(await future) == 2

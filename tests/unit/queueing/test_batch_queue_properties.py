@@ -12,6 +12,7 @@ from app.errors import DeadlineError, OverloadedError
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import BatchResult
 from app.setting_values import form_places
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 BOUNDED = settings(max_examples=250, deadline=None, database=None)
@@ -55,7 +56,7 @@ class Script:
         first, before = len(self.submitted), len(self.queue)
         numbers = range(first, first + count)
         try:
-            futures = self.queue.submit([image(n) for n in numbers], timeout_s)
+            futures = submit(self.queue, [image(n) for n in numbers], timeout_s)
         except OverloadedError:
             assert len(self.queue) <= before  # less by those that went away
             places = self.max_queued if count == 1 else form_places(self.max_queued)
@@ -129,8 +130,9 @@ def check_outcome(
 def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
     async def play() -> list[int]:
         network = SteppedNetwork()
-        BatchQueue(network.run, range(1, max_batch_size + 1), 64, network.clock).submit(
-            [image(n) for n in range(count)]
+        submit(
+            BatchQueue(network.run, range(1, max_batch_size + 1), 64, network.clock),
+            [image(n) for n in range(count)],
         )
         await network.finish_all()
         return [len(batch) for batch in network.batches]
@@ -143,15 +145,15 @@ def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
 @BOUNDED
 @given(timeout_s=st.floats(allow_nan=True, allow_infinity=True))
 def test_any_float_is_a_timeout_or_refused(timeout_s):
-    async def submit() -> None:
+    async def ask() -> None:
         network = SteppedNetwork()
         queue = BatchQueue(network.run, range(1, 5), 4, network.clock)
         if timeout_s > 0:
-            (future,) = queue.submit([image(1)], timeout_s)
+            (future,) = submit(queue, [image(1)], timeout_s)
             await network.finish_all()
             assert number_of(future.result()) == 1
         else:
             with pytest.raises(DeadlineError):
-                queue.submit([image(1)], timeout_s)
+                submit(queue, [image(1)], timeout_s)
 
-    asyncio.run(submit())
+    asyncio.run(ask())

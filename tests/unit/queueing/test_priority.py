@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.priority import BULK_EVERY
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, settle
 
 BOUNDED = settings(max_examples=150, deadline=None, database=None)
@@ -23,7 +24,7 @@ async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[
         first = numbers[is_bulk]
         numbers[is_bulk] += count
         lane = "bulk" if is_bulk else "interactive"
-        queue.submit([image(first + i) for i in range(count)], math.inf, lane)
+        submit(queue, [image(first + i) for i in range(count)], math.inf, lane)
     await network.finish_all()
     return [number for batch in network.batches for number in batch]
 
@@ -59,9 +60,9 @@ def _last(values: list[bool]) -> int:
 async def test_an_interactive_image_overtakes_a_form():
     network = SteppedNetwork()
     queue = BatchQueue(network.run, range(1, 5), 100, network.clock)
-    queue.submit([image(BULK + i) for i in range(20)], math.inf, "bulk")
+    submit(queue, [image(BULK + i) for i in range(20)], math.inf, "bulk")
     await settle()  # the first four run
-    queue.submit([image(1)])
+    submit(queue, [image(1)])
     await network.finish_all()
     assert network.batches[0] == [BULK, BULK + 1, BULK + 2, BULK + 3]
     assert 1 in network.batches[1]
@@ -70,25 +71,25 @@ async def test_an_interactive_image_overtakes_a_form():
 async def test_ten_thousand_callers_that_all_leave_cost_nothing_more():
     network = SteppedNetwork()
     queue = BatchQueue(network.run, range(1, 9), 13_333, network.clock)  # a form may fill 10,000
-    futures = queue.submit([image(i) for i in range(10_000)])
+    futures = submit(queue, [image(i) for i in range(10_000)])
     await settle()
     for future in futures:
         future.cancel()
     await network.finish_all()
     assert len(network.batches) == 1  # what had begun
     assert len(queue) == 0
-    assert len(queue.submit([image(i) for i in range(10_000)])) == 10_000
+    assert len(submit(queue, [image(i) for i in range(10_000)])) == 10_000
 
 
 async def test_the_age_of_the_oldest_that_somebody_wants():
     network = SteppedNetwork()
     queue = BatchQueue(network.run, range(1, 2), 100, network.clock)
     assert queue.oldest_age_s == 0
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
-    gone = queue.submit([image(1)], math.inf, "bulk")
+    gone = submit(queue, [image(1)], math.inf, "bulk")
     network.now = 2.0
-    queue.submit([image(2)])
+    submit(queue, [image(2)])
     network.now = 5.0
     assert queue.oldest_age_s == 5.0
     gone[0].cancel()
@@ -99,7 +100,7 @@ async def test_the_age_of_the_oldest_that_somebody_wants():
 async def test_settings_change_while_it_works():
     network = SteppedNetwork()
     queue = BatchQueue(network.run, range(1, 9), 100, network.clock)
-    queue.submit([image(i) for i in range(20)])
+    submit(queue, [image(i) for i in range(20)])
     await settle()
     queue.max_batch_size = 2
     await network.finish_all()

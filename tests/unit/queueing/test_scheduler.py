@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 
@@ -21,12 +22,12 @@ def queues_of(
 async def test_two_queues_share_one_place_oldest_first():
     networks = [SteppedNetwork(), SteppedNetwork()]
     first, second = queues_of(BatchScheduler(1), networks)
-    first.submit([image(0)])
+    submit(first, [image(0)])
     await settle()
     networks[0].now = 1.0
-    second.submit([image(1)])
+    submit(second, [image(1)])
     networks[0].now = 2.0
-    first.submit([image(2)])
+    submit(first, [image(2)])
     await settle()
     assert [n.batches for n in networks] == [[[0]], []]
     networks[0].finish()
@@ -41,7 +42,7 @@ async def test_two_queues_share_one_place_oldest_first():
 async def test_two_places_run_two_batches_of_one_queue():
     network = SteppedNetwork(max_running=2)
     (queue,) = queues_of(BatchScheduler(2), [network])
-    futures = queue.submit([image(n) for n in range(6)])
+    futures = submit(queue, [image(n) for n in range(6)])
     await settle()
     assert network.batches == [[0, 1, 2, 3], [4, 5]]
     await network.finish_all()
@@ -55,7 +56,7 @@ async def test_two_places_run_two_batches_of_one_queue():
 async def test_no_batch_is_padded_when_a_smaller_size_is_filled(num_waiting, batches):
     network = SteppedNetwork()
     (queue,) = queues_of(BatchScheduler(1), [network])
-    queue.submit([image(n) for n in range(num_waiting)])
+    submit(queue, [image(n) for n in range(num_waiting)])
     await network.finish_all()
     assert [len(batch) for batch in network.batches] == batches
 
@@ -64,7 +65,7 @@ async def test_images_of_one_turn_of_the_loop_share_a_batch():
     network = SteppedNetwork()
     (queue,) = queues_of(BatchScheduler(1), [network])
     for number in range(4):
-        queue.submit([image(number)])
+        submit(queue, [image(number)])
     await settle()
     assert network.batches == [[0, 1, 2, 3]]
     await network.finish_all()
@@ -73,7 +74,7 @@ async def test_images_of_one_turn_of_the_loop_share_a_batch():
 async def test_fewer_than_the_smallest_size_go_at_once():
     network = SteppedNetwork()
     (queue,) = queues_of(BatchScheduler(1), [network], sizes=(4, 8))
-    queue.submit([image(n) for n in range(3)])
+    submit(queue, [image(n) for n in range(3)])
     await settle()
     assert network.batches == [[0, 1, 2]]  # the runtime pads
     await network.finish_all()
@@ -92,7 +93,7 @@ def test_no_place_is_free_while_an_image_waits(num_places: int, steps: list[tupl
         for which, count in steps:
             if not count and networks[which].is_running:
                 networks[which].finish()
-            futures += queues[which].submit([image(len(futures) + n) for n in range(count)])
+            futures += submit(queues[which], [image(len(futures) + n) for n in range(count)])
             await settle()
             running = sum(network.num_running for network in networks)
             assert running <= num_places

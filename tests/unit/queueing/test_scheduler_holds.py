@@ -12,6 +12,7 @@ from app.queueing import scheduler
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler
 from tests.support.decoding import Decoding
+from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
 SIZES = (1, 3, 8)
@@ -37,7 +38,7 @@ class Cores:
     async def submit(
         self, which: int, num: int, timeout_s: float = math.inf
     ) -> Sequence[asyncio.Future]:
-        futures = self.queues[which].submit([image(n) for n in range(num)], timeout_s)
+        futures = submit(self.queues[which], [image(n) for n in range(num)], timeout_s)
         await settle()
         return futures
 
@@ -150,10 +151,10 @@ async def test_a_batch_that_keeps_two_cores_busy_counts_for_two():
     network = SteppedNetwork(max_running=2)
     queue = BatchQueue(network.run, SIZES, 100, network.clock, turns)
     decoding.num_coming = 2
-    queue.submit([image(0)])
+    submit(queue, [image(0)])
     await settle()
     assert len(network.batches) == 1  # two of four cores were free
-    queue.submit([image(1)])
+    submit(queue, [image(1)])
     await settle()
     assert len(network.batches) == 1
     await network.finish_all()
