@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
@@ -29,8 +30,7 @@ UNEXPECTED = Fault(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """The Decoder's answer: the good images stacked, in order, and the bad ones' faults."""
 
     # uint8 BGR, (K, H, W, 3); (K, B) where members take different inputs: models.image_inputs
@@ -40,8 +40,7 @@ class Decoded:
     model_set_fingerprint: str  # of all stages alike, but in a rolling update
 
 
-@dataclass(frozen=True, slots=True)
-class MemberAnswer:
+class MemberAnswer(NamedTuple):
     """A Classifier's answer for K images."""
 
     probabilities: Probabilities  # (K, C) float32
@@ -61,8 +60,7 @@ class MemberAnswer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Combined:
+class Combined(NamedTuple):
     """The Combiner's answer for one image; every list is likeliest first."""
 
     predictions: list[Prediction]

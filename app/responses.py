@@ -218,8 +218,22 @@ def _given(answer: Classified) -> dict[str, Any]:
         values["members"] = {name: _fields(one) for name, one in answer.members.items()}
     values["timings_ms"] = {
         "total": answer.timings_ms.total,
-        "stages": [_fields(stage) for stage in answer.timings_ms.stages],
+        "stages": list(map(_given_stage, answer.timings_ms.stages)),
     }
+    return values
+
+
+def _given_stage(stage: StageTiming) -> dict[str, Any]:
+    """Return what :func:`_fields` would, sooner: an image has seven of them."""
+    values: dict[str, Any] = {
+        "stage": stage.stage,
+        "start_ms": stage.start_ms,
+        "duration_ms": stage.duration_ms,
+    }
+    if stage.member is not None:
+        values["member"] = stage.member
+    if stage.batch_size is not None:
+        values["batch_size"] = stage.batch_size
     return values
 
 

@@ -23,6 +23,8 @@ class MemberCall(asyncio.Future[MemberAnswer]):
 
     """
 
+    __slots__ = ("_entries", "_finished", "_num_left", "_queue")
+
     def __init__(self, queue: BatchQueue, finished: Finished) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self._queue, self._finished = queue, finished

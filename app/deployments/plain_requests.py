@@ -70,6 +70,7 @@ class PlainRequests:
         if not request_id:
             request_id = new_request_id()
             scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id.encode("ascii"))]
+            headers = Headers(scope)
         span = self._begin_span(headers)
         status = 500
         error: BaseException | None = None
@@ -83,7 +84,7 @@ class PlainRequests:
 
         internal_id = await self._replica.take_place(request_id)
         try:
-            await self._direct.answer(scope, receive, send, note)
+            await self._direct.answer(scope, headers, receive, send, note)
         except asyncio.CancelledError as cancelled:  # ends here, as in Serve's wrapper
             status, error = CLIENT_WENT, cancelled
             self._replica.cancel_calls(internal_id, cancelled)

@@ -4,8 +4,6 @@ It stands before the Decoder, so a hit costs a hash of the file and the ordering
 Every file of a request is looked up by itself; what is left goes through the ensemble together.
 """
 
-from dataclasses import replace
-
 from app.caching.flights import Flight
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
@@ -162,7 +160,7 @@ class _Run:
         """Send these files through the ensemble, keep what is whole, and tell those that wait."""
         request = self._request
         if len(own) < len(request.files):
-            request = replace(request, files=[request.files[place] for place in own])
+            request = request._replace(files=[request.files[place] for place in own])
         kept: dict[int, Rows] = {}
         answers = await self._graph.ensemble.run(request, kept.__setitem__)
         for number, (place, flight) in enumerate(own.items()):

@@ -1,7 +1,7 @@
 """Takes a request in, the same for HTTP and gRPC: parameters, admission, bytes, time, lane."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.caching.directives import CacheUse, cache_use_of
 from app.graph.parameters import checked_threshold, checked_top_k, lane_of
@@ -14,8 +14,7 @@ from app.queueing.byte_budget import ByteBudget, Share
 from app.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(NamedTuple):
     """What a request's body holds: the images, and what else the protocol has there."""
 
     files: list[bytes]
@@ -30,8 +29,7 @@ class RequestBody:
 ReadFiles = Callable[[Share], Awaitable[RequestBody]]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(NamedTuple):
     """What a client asks for besides its images; None: not given."""
 
     request_id: str

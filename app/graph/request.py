@@ -1,6 +1,7 @@
 """A classification request as the graph sees it, whichever interface it came through."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.caching.directives import CacheUse
 from app.graph.timeline import Timeline
@@ -28,8 +29,7 @@ class TensorRequest:
         return self.pixels is None and self.member is None
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifyRequest:
+class ClassifyRequest(NamedTuple):
     """The files of a request, how they are to be answered, and its clock."""
 
     files: list[bytes]

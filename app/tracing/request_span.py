@@ -21,6 +21,12 @@ from app.tracing.spans import Value, record_request
 
 W3C = TraceContextTextMapPropagator()
 NO_PARENT = Context()  # of a request whose client names no span
+# As the SDK describes samplers that take every trace which begins here: they need not be asked.
+SAMPLE_ALL = (
+    "ParentBased{root:TraceIdRatioBased{1.0}",
+    "ParentBased{root:AlwaysOnSampler",
+    "AlwaysOnSampler",
+)
 
 
 class RequestSpan(NamedTuple):
@@ -51,6 +57,7 @@ class RequestTracer:
 
     def __init__(self, provider: TracerProvider, name: str) -> None:
         self._sampler, self._name = provider.sampler, name
+        self._samples_all = provider.sampler.get_description().startswith(SAMPLE_ALL)
         self._place = place_of(provider.resource)
 
     @classmethod
@@ -70,6 +77,9 @@ class RequestTracer:
             The span; None if the request is not sampled.
 
         """
+        if traceparent is None and self._samples_all:
+            own = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, SAMPLED)
+            return self._begun(own, None)
         context, parent = NO_PARENT, None
         if traceparent is not None:
             carrier = {"traceparent": traceparent, "tracestate": tracestate or ""}
@@ -80,7 +90,10 @@ class RequestTracer:
         sampling = self._sampler.should_sample(context, trace_id, self._name, SpanKind.SERVER)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return None
-        span = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED, sampling.trace_state)
+        own = SpanContext(trace_id, ids.generate_span_id(), False, SAMPLED, sampling.trace_state)
+        return self._begun(own, parent)
+
+    def _begun(self, span: SpanContext, parent: SpanContext | None) -> RequestSpan:
         own = Parent(span, self._place, SpanBuffer())
         run_below(own)
         return RequestSpan(own, parent, time.monotonic())

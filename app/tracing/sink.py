@@ -116,20 +116,31 @@ class _Counted:
         self.is_failing = self._is_shut_down = False
         self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
 
-    def export(self, queued: Sequence[Queued]) -> SpanExportResult:
-        num = num_spans_of(queued)
-        result, why = SpanExportResult.FAILURE, "not taken"
+    def export(self, queued: Sequence[Queued]) -> None:
+        """Export, and count what failed.
+
+        Once an endpoint has failed one request's spans are sent first: to encode a whole batch
+        every few seconds for nobody costs as much as all that is written to files.
+        """
+        num_left, why = num_spans_of(queued), "not taken"
+        self.num_done += num_left
         if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
-            try:
-                result = self._export(queued)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-        failed = result is not SpanExportResult.SUCCESS
-        self.num_done += num
-        self.num_failed += num * failed
+            first = queued[:1] if self.is_failing else queued
+            for part in (first, queued[len(first) :]):
+                if part:
+                    result, why = self._tried(part)
+                    if result is not SpanExportResult.SUCCESS:
+                        break
+                    num_left -= num_spans_of(part)
+        self.num_failed += num_left
         if is_tried:
-            self._tell(failed=failed, why=why)
-        return result
+            self._tell(failed=num_left > 0, why=why)
+
+    def _tried(self, queued: Sequence[Queued]) -> tuple[SpanExportResult, str]:
+        try:
+            return self._export(queued), "not taken"
+        except Exception as error:
+            return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
 
     def _export(self, queued: Sequence[Queued]) -> SpanExportResult:
         if isinstance(self._exporter, LocalSpans):  # which needs nothing of the SDK's made

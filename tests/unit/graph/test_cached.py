@@ -1,7 +1,5 @@
 """The ensemble behind the response cache: the same answers, computed once."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -146,7 +144,7 @@ async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
     await cached.classify(ONE)
     request = ClassifyRequest([ONE], 2, 10.0, "id", Timeline())
     for use, expected in (("use", True), ("renew", None), ("off", None)):
-        forwarded = ForwardedRequest.of(replace(request, cache_use=use))
+        forwarded = ForwardedRequest.of(request._replace(cache_use=use))
         (answer,) = await cached.service.handle_forwarded(forwarded)
         assert answer.cached is expected
 

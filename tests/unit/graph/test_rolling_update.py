@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,7 +89,7 @@ async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
 async def test_a_sibling_takes_over_a_request_of_tensors(monkeypatch):
     tensors = TensorRequest(np.zeros((2, 8, 8, 3), np.uint8), "resnet50")
     sibling = Scripted(["theirs"])
-    request = replace(request_of(), tensors=tensors)
+    request = request_of()._replace(tensors=tensors)
     assert await siblings(Scripted(MIXED), sibling, monkeypatch).classify(request) == ["theirs"]
     ((forwarded,),) = sibling.asked
     again = pickle.loads(pickle.dumps(forwarded)).request()

@@ -196,3 +196,31 @@ def test_many_spans_go_in_batches(exporter, monkeypatch):
     sink.shutdown()
     assert sum(sizes) == 1000
     assert max(sizes) < sink_module.BATCH + 10
+
+
+def test_where_nobody_listens_only_one_request_is_encoded(monkeypatch):
+    """Every few seconds, to see whether somebody does; then the others go too."""
+    exporter = Scripted()
+    sizes: list[int] = []
+    take = exporter.export
+
+    def export(spans):
+        sizes.append(len(spans))
+        return take(spans)
+
+    monkeypatch.setattr(exporter, "export", export)
+    monkeypatch.setattr(sink_module, "RETRY_AFTER_S", 0.0)
+    exporter.result = SpanExportResult.FAILURE
+    sink = Sink("otlp", exporter)
+    for _ in range(3):
+        for _ in range(20):
+            sink.on_end(request_of(9))
+        sink.force_flush(1000)
+    assert sizes == [200, 10, 10]
+    assert sink.num_dropped == 600
+    exporter.result = SpanExportResult.SUCCESS
+    for _ in range(20):
+        sink.on_end(request_of(9))
+    sink.shutdown()
+    assert sizes[3:] == [10, 190]
+    assert sink.num_dropped == 600
