@@ -35,7 +35,7 @@ def same(a: object, b: object) -> bool:
 def test_what_travels_survives_the_way(value):
     back = pickle.loads(pickle.dumps(value))
     assert type(back) is type(value)
-    assert all(same(getattr(back, n), getattr(value, n)) for n in value.__dataclass_fields__)
+    assert all(same(getattr(back, n), getattr(value, n)) for n in type(value).__annotations__)
 
 
 def test_an_answer_for_some_of_the_images():
