@@ -28,7 +28,7 @@ class InferenceThreads:
 
     def __init__(self, num: int, threads_each: int = 1) -> None:
         self.num, self.threads_each = num, threads_each
-        self.scheduler = BatchScheduler(num, threads_each)
+        self.scheduler = BatchScheduler(num, threads_each, num_ahead=num)
         self._threads: WorkerThreads[Any] = WorkerThreads(num, "infer")
 
     @property
@@ -37,7 +37,7 @@ class InferenceThreads:
         return self.num * self.threads_each
 
     async def run(self, work: Callable[[T], R], value: T) -> R:
-        """Run ``work`` on a thread."""
+        """Run ``work`` on a thread, after what was to run before."""
         outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
         def done(result: R | None, error: BaseException | None) -> None:

@@ -18,14 +18,13 @@ from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
 from app.metrics.member import golden_recorded
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, QueueReport
+from app.queueing.batch_records import BatchResult, QueueReport, TimedRows
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
 from app.setting_values import check_form_fits
 from app.settings import Settings
 from models import golden
-from models.ensemble import Probabilities
 from models.model_set import ModelSet
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
@@ -218,6 +217,12 @@ class Classifier:
             self._fingerprint,
         )
 
-    async def _infer(self, batch: Sequence[Pixels]) -> Probabilities:
+    async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
-            return await self._inference_threads.run(self._network.predict, batch)
+            return await self._inference_threads.run(self._predict, batch)
+
+    def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
+        """Run on a thread, which the batch may have waited for."""
+        started = time.monotonic()
+        rows = self._network.predict(batch)
+        return TimedRows(rows, started, time.monotonic())

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.backlog_size import BacklogSize
-from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
+from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, TimedRows, Waiting
 from app.queueing.priority import Lane, PriorityQueue
 from app.queueing.scheduler import BatchScheduler
 from app.queueing.service_rate import ServiceRate
@@ -20,7 +20,7 @@ from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
-RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities]]
+RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
 ALONE_S = 1.0  # since the last interactive image; from then on bulk images are a backlog too
 
 
@@ -28,7 +28,7 @@ class BatchQueue:
     """A work-conserving queue in front of one network.
 
     ``run`` takes N images, uint8 (H, W, 3), N up to the largest of ``batch_sizes``, and gives
-    float32 (N, C).
+    float32 (N, C); with the times at which it ran, if it may have waited for a thread.
     A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
     batch costs as much as a full one. Callers that went away or that cannot be answered in time are
     dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
@@ -153,6 +153,16 @@ class BatchQueue:
             return False
         return self._size_for(len(self._waiting) + num_more) > self._size_for(len(self._waiting))
 
+    @property
+    def has_whole_batch(self) -> bool:
+        """Whether interactive images fill the largest usual batch, and no larger one is near.
+
+        With a backlog's size as many images again may soon make a batch of twice the size.
+        """
+        num = self._waiting.num_ahead("interactive")
+        is_one = num >= self.max_batch_size
+        return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
+
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form a batch of what somebody still wants and return its run; None if there is none."""
         self._drop_the_late()
@@ -197,11 +207,13 @@ class BatchQueue:
     async def _answer(self, batch: list[Waiting]) -> None:
         started = self._clock()
         try:
-            rows = await self._run([entry.image for entry in batch])
+            ran = await self._run([entry.image for entry in batch])
+            timed = ran if isinstance(ran, TimedRows) else TimedRows(ran, started, self._clock())
+            rows, started = timed.rows, timed.started
             if len(rows) != len(batch):
                 raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
         except Exception as error:
-            self._executed(batch, started, error)
+            self._executed(batch, started, self._clock(), error)
             if len(batch) == 1:
                 self._fail(batch[0], error)
                 return
@@ -209,7 +221,7 @@ class BatchQueue:
                 if not entry.is_over:
                     await self._answer([entry])
             return
-        executed = self._executed(batch, started)
+        executed = self._executed(batch, started, timed.ended)
         self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
         for entry, row in zip(batch, rows, strict=True):
             if not entry.is_over:  # its caller may have gone away meanwhile
@@ -217,10 +229,10 @@ class BatchQueue:
                 entry.end(BatchResult(row, started - entry.arrived, executed))
 
     def _executed(
-        self, batch: list[Waiting], started: float, error: Exception | None = None
+        self, batch: list[Waiting], started: float, ended: float, error: Exception | None = None
     ) -> ExecutedBatch:
         calls = tuple(entry.call for entry in batch)
-        executed = ExecutedBatch(started, self._clock(), calls, error)
+        executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed
 

@@ -28,6 +28,14 @@ class ExecutedBatch:
         return self.ended - self.started
 
 
+class TimedRows(NamedTuple):
+    """What a batch gave, and when it ran: it may have waited for a thread, and the loop for it."""
+
+    rows: Probabilities  # (N, C)
+    started: float  # by the queue's clock, as ``ended``
+    ended: float
+
+
 class BatchResult(NamedTuple):
     """One image's part of a batch."""
 

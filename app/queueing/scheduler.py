@@ -7,6 +7,9 @@ waits for any member.
 Where the images are decoded on the same cores, a batch that could be larger waits for those that
 are being decoded while that keeps every core busy: the cores do what has to be done anyway, and the
 batch costs less an image.
+
+A batch that is whole can be taken ahead, while the cores are busy: the thread whose batch ends then
+begins the next one at once, and does not wait for an event loop that is decoding.
 """
 
 import asyncio
@@ -32,6 +35,11 @@ class Queue(Protocol):
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger, and none late, if so many more came by then."""
+        ...
+
+    @property
+    def has_whole_batch(self) -> bool:
+        """Whether a batch is whole already, and would be no better for waiting longer."""
         ...
 
 
@@ -69,11 +77,14 @@ class BatchScheduler:
     Args:
         num_at_once: batches at a time.
         threads_each: cores that a batch keeps busy.
+        num_ahead: batches that may be taken while all places are busy; who runs them lets them
+            wait in the order in which they were taken.
 
     """
 
-    def __init__(self, num_at_once: int = 1, threads_each: int = 1) -> None:
-        self._num_free, self._threads_each = num_at_once, threads_each
+    def __init__(self, num_at_once: int = 1, threads_each: int = 1, num_ahead: int = 0) -> None:
+        self._num_free, self._threads_each = num_at_once, threads_each  # less than 0: ahead
+        self._num_at_once, self._num_ahead = num_at_once, num_ahead
         self._num_cores = num_at_once * threads_each
         self._queues: list[Queue] = []
         self._source: Source | None = None
@@ -101,7 +112,7 @@ class BatchScheduler:
 
     def _give(self) -> None:
         self._is_called = False
-        while self._num_free and (queue := self._next()):
+        while queue := self._next() if self._num_free > 0 else self._next_ahead():
             if (run := queue.take()) is None:
                 continue
             self._hold.end()
@@ -121,11 +132,19 @@ class BatchScheduler:
                 self._hold.begin(MAX_HOLD_S)
         return min(waiting, key=lambda pair: pair[0])[1] if waiting else None
 
+    def _next_ahead(self) -> Queue | None:
+        """Return the queue of a whole batch to take while all places are busy, if one may be."""
+        if self._num_free <= -self._num_ahead:
+            return None
+        since = [(queue.waiting_since, queue) for queue in self._queues if queue.has_whole_batch]
+        waiting = [(when, queue) for when, queue in since if when is not None]
+        return min(waiting, key=lambda pair: pair[0])[1] if waiting else None
+
     def _num_worth_waiting_for(self) -> int:
         """Return how many images are coming; 0 if a core is idle until they have come."""
         if self._source is None or self._hold.was_whole:
             return 0
-        num_busy = len(self._running) * self._threads_each
+        num_busy = min(len(self._running), self._num_at_once) * self._threads_each
         return num_worth_waiting_for(self._source, num_busy, self._num_cores)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

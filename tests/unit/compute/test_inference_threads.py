@@ -63,3 +63,22 @@ def test_a_replica_with_affinity_claims_its_cores(monkeypatch) -> None:
 async def test_as_many_run_at_a_time_as_there_are() -> None:
     threads, meeting = InferenceThreads(2), threading.Barrier(2, timeout=10)
     assert await asyncio.gather(*(threads.run(lambda n: meeting.wait() * 0 + n, i) for i in (1, 2)))
+
+
+def test_what_is_taken_ahead_begins_when_a_thread_is_free_in_order() -> None:
+    threads, began, may_end = InferenceThreads(1), [], threading.Event()
+
+    def work(number: int) -> int:
+        began.append(number)
+        may_end.wait(10)
+        return number
+
+    async def run() -> list[int]:
+        runs = [asyncio.ensure_future(threads.run(work, number)) for number in range(3)]
+        await asyncio.sleep(0.05)
+        assert began == [0]
+        may_end.set()
+        return await asyncio.gather(*runs)
+
+    assert asyncio.run(run()) == [0, 1, 2]
+    assert began == [0, 1, 2]

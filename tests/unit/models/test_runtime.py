@@ -47,6 +47,15 @@ def test_a_batch_of_any_size_gives_its_own_rows(network, count):
     np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "seen", [lambda b: b[:, ::-1], lambda b: b[..., ::-1], lambda b: b.transpose(0, 2, 1, 3)]
+)
+def test_images_that_do_not_lie_in_one_piece(network, seen):
+    batch = seen(images(3))
+    rows = network.predict(list(batch))
+    np.testing.assert_array_equal(rows, network.predict(np.ascontiguousarray(batch)))
+
+
 def test_padding_changes_nothing(network, xml):
     exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(3,)))
     np.testing.assert_allclose(network.infer(images(3)), exact.infer(images(3)), atol=1e-6)

@@ -155,3 +155,14 @@ async def test_bulk_images_beside_others_prepare_nothing():
     await settle()
     await network.finish_all()
     assert compiler.num_prepared == 1
+
+
+async def test_where_a_larger_batch_is_near_none_is_taken_ahead():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    submit(queue, [image(0)])
+    await settle()
+    for num_waiting, is_whole in ((USUAL - 1, False), (USUAL, True), (2 * USUAL, False)):
+        submit(queue, [image(n) for n in range(num_waiting - len(queue))])
+        assert queue.has_whole_batch is is_whole
+    await network.finish_all()

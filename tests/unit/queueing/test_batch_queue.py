@@ -8,7 +8,8 @@ import pytest
 
 from app.errors import OverloadedError
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, ExecutedBatch
+from app.queueing.batch_records import BatchResult, ExecutedBatch, TimedRows
+from tests.support.hand_clock import HandClock
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
 
@@ -240,3 +241,19 @@ async def test_the_report_tells_length_age_and_fill():
     assert (report.num_waiting, report.oldest_age_s) == (0, 0.0)
     assert (report.num_batches, report.num_images) == (3, 7)  # of 1, 4 and 2
     assert report.mean_fill == 7 / 12
+
+
+async def test_a_batch_that_waited_for_its_thread_ran_when_it_says():
+    executed: list[ExecutedBatch] = []
+    clock = HandClock(0.0)
+
+    async def run(images) -> TimedRows:
+        clock.now = 9.0  # when the loop hears of it
+        return TimedRows(np.zeros((len(images), 2), np.float32), 3.0, 5.0)
+
+    queue = BatchQueue(run, (1, 4), 64, clock, on_batch=executed.append)
+    (future,) = submit(queue, [image(1)])
+    result = await future
+    assert result.queued_s == 3.0
+    assert [(batch.started, batch.ended) for batch in executed] == [(3.0, 5.0)]
+    assert queue.fastest_s == 2.0

@@ -104,3 +104,63 @@ def test_no_place_is_free_while_an_image_waits(num_places: int, steps: list[tupl
         assert sorted(number_of(f.result()) for f in futures) == list(range(len(futures)))
 
     asyncio.run(play())
+
+
+async def test_a_whole_batch_is_taken_ahead_of_its_place():
+    """Who runs it can begin it without the loop; of less than a whole one more may come."""
+    network = SteppedNetwork(max_running=2)
+    (queue,) = queues_of(BatchScheduler(1, num_ahead=1), [network])
+    submit(queue, [image(n) for n in range(4)])
+    await settle()
+    submit(queue, [image(n) for n in range(4, 7)])
+    await settle()
+    assert [len(batch) for batch in network.batches] == [4]
+    submit(queue, [image(7)])
+    await settle()
+    assert [len(batch) for batch in network.batches] == [4, 4]
+    submit(queue, [image(n) for n in range(8, 12)])
+    await settle()
+    assert len(queue) == 4, "one batch ahead, no more"
+    network.finish()
+    await settle()
+    assert network.batches[2:] == [[8, 9, 10, 11]]
+    await network.finish_all()
+
+
+async def test_ahead_too_the_oldest_goes_first():
+    networks = [SteppedNetwork(max_running=3) for _ in range(2)]
+    first, second = queues_of(BatchScheduler(1, num_ahead=1), networks)
+    submit(first, [image(0)])
+    await settle()
+    submit(second, [image(n) for n in range(4)])
+    networks[0].now = 1.0
+    submit(first, [image(n) for n in range(4)])
+    await settle()
+    assert [len(n.batches) for n in networks] == [1, 1]
+    for network in networks:
+        await network.finish_all()
+
+
+async def test_bulk_images_are_not_taken_ahead():
+    """A photo that comes meanwhile would wait for them."""
+    network = SteppedNetwork(max_running=2)
+    (queue,) = queues_of(BatchScheduler(1, num_ahead=1), [network])
+    submit(queue, [image(0)])
+    await settle()
+    submit(queue, [image(n) for n in range(1, 9)], lane="bulk")
+    await settle()
+    assert len(network.batches) == 1
+    submit(queue, [image(9)])
+    network.finish()
+    await settle()
+    assert network.batches[1][0] == 9
+    await network.finish_all()
+
+
+async def test_without_a_place_ahead_none_is_taken():
+    network = SteppedNetwork()
+    (queue,) = queues_of(BatchScheduler(1), [network])
+    submit(queue, [image(n) for n in range(8)])
+    await settle()
+    assert [len(batch) for batch in network.batches] == [4]
+    await network.finish_all()

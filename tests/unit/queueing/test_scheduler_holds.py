@@ -26,7 +26,7 @@ class Cores:
         self.scheduler.share_cores_with(self.decoding)
         self.networks = [SteppedNetwork(max_running=4) for _ in range(num_networks)]
         self.queues = [
-            BatchQueue(network.run, SIZES, 100, network.clock, self.scheduler)
+            BatchQueue(network.run, SIZES, 1000, network.clock, self.scheduler)
             for network in self.networks
         ]
 
