@@ -8,11 +8,12 @@ from typing import Any
 
 import psutil
 
-from app.errors import ConfigError
+from app.errors import ConfigError, NotReadyError
 from app.launch.draining import drain
 from app.launch.forks.running import RunningForkServer
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
+from models.errors import TandemError
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
 GRACE_S = 12.0
@@ -29,7 +30,7 @@ def _init_ray(**options: Any) -> None:
 def local_ray(metrics_port: int, forks: RunningForkServer) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
     try:
-        with only_what_one_machine_needs(forks.client):
+        with only_what_one_machine_needs(forks.client), _start_failures_told():
             _init_ray(
                 address="local",
                 num_cpus=max(MIN_CPUS, available_cpus()),
@@ -41,6 +42,21 @@ def local_ray(metrics_port: int, forks: RunningForkServer) -> Iterator[None]:
         yield
     finally:
         _stop_ray(forks)
+
+
+@contextlib.contextmanager
+def _start_failures_told() -> Iterator[None]:
+    """Turn what Ray raises when it does not start, a bare Exception, into a line for the user."""
+    try:
+        yield
+    except TandemError:
+        raise
+    except Exception as error:
+        reason = str(error).partition(". ")[0].strip() or type(error).__name__
+        raise NotReadyError(
+            f"Ray did not start: {reason}. A machine on which much else starts at the same time may "
+            "be why: try again; Ray's own logs are in /tmp/ray/session_latest/logs"
+        ) from error
 
 
 @contextlib.contextmanager

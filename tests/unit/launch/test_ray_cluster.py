@@ -1,0 +1,59 @@
+"""A Ray of our own that does not start: what the user is told, and that nothing stays."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError, NotReadyError
+from app.launch import ray_cluster
+from app.launch.ray_cluster import local_ray
+
+LATE = "The current node timed out during startup. This could happen because some of the raylet"
+
+
+class Forks:
+    """In the place of the fork server."""
+
+    client = Path("client.py")
+
+    def __init__(self) -> None:
+        self.was_asked_to_end = False
+
+    def ask_to_end(self) -> None:
+        self.was_asked_to_end = True
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> Forks:
+    monkeypatch.setattr(ray_cluster, "only_what_one_machine_needs", lambda _: nullcontext())
+    return Forks()
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray_cluster, "init_ray", init)
+
+
+def test_what_ray_raises_is_told_in_a_line(monkeypatch, forks):
+    fails(monkeypatch, Exception(LATE))
+    told = r"^Ray did not start: The current node timed out during startup\. A machine .* try again"
+    with pytest.raises(NotReadyError, match=told), local_ray(0, forks):
+        pass
+    assert forks.was_asked_to_end
+
+
+@pytest.mark.parametrize("error", [ConfigError("ours"), KeyboardInterrupt()])
+def test_what_is_told_already_and_ctrl_c_stay_what_they_are(monkeypatch, forks, error):
+    fails(monkeypatch, error)
+    with pytest.raises(type(error)), local_ray(0, forks):
+        pass
+    assert forks.was_asked_to_end
+
+
+def test_what_fails_once_it_runs_is_not_the_start(monkeypatch, forks):
+    monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: None)
+    with pytest.raises(ValueError, match="later"), local_ray(0, forks):
+        raise ValueError("later")
