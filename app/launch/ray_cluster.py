@@ -54,8 +54,8 @@ def _start_failures_told() -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition(". ")[0].strip() or type(error).__name__
         raise NotReadyError(
-            f"Ray did not start: {reason}. A machine on which much else starts at the same time may "
-            "be why: try again; Ray's own logs are in /tmp/ray/session_latest/logs"
+            f"Ray did not start: {reason}. A machine on which much else starts at the same time "
+            "may be why: try again; Ray's own logs are in /tmp/ray/session_latest/logs"
         ) from error
 
 
