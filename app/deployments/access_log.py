@@ -36,7 +36,7 @@ def drops_access_log(logger: logging.Logger) -> bool:
     """Whether every handler of ``logger`` would drop a record of Serve's access log."""
     if logger.propagate:
         return False
-    for handler in logger.handlers:  # asked for every request: a generator costs three times that
+    for handler in logger.handlers:  # asked for every request: a generator costs several times that
         for one in handler.filters:
             if getattr(one, "__name__", "") == FILTER:
                 break

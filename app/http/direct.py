@@ -61,7 +61,7 @@ def is_plain(scope: Scope) -> bool:
 
 
 class JSONAnswer:
-    """A response of status 200, as far as it is sent here; Starlette's costs several times more."""
+    """A response of status 200, as far as it is sent here; Starlette's costs three times that."""
 
     __slots__ = ("body", "raw_headers")
 

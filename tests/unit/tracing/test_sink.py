@@ -25,9 +25,11 @@ class Scripted(SpanExporter):
         self.gate.set()
         self.result: SpanExportResult | Exception = SpanExportResult.SUCCESS
         self.num_taken = 0
+        self.sizes: list[int] = []  # of all that it was given
         self.is_shut_down = False
 
     def export(self, spans):
+        self.sizes.append(len(spans))
         self.gate.wait(10)
         if isinstance(self.result, Exception):
             raise self.result
@@ -181,34 +183,18 @@ def test_all_exporters_have_a_requests_spans_with_the_same_identities():
 
 
 def test_many_spans_go_in_batches(exporter, monkeypatch):
-    sizes: list[int] = []
-    take = exporter.export
-
-    def export(spans):
-        sizes.append(len(spans))
-        return take(spans)
-
-    monkeypatch.setattr(exporter, "export", export)
     monkeypatch.setattr(sink_module, "EVERY_S", 3600.0)
     sink = Sink("otlp", exporter)
     for _ in range(100):
         sink.on_end(request_of(9))
     sink.shutdown()
-    assert sum(sizes) == 1000
-    assert max(sizes) < sink_module.BATCH + 10
+    assert sum(exporter.sizes) == 1000
+    assert max(exporter.sizes) < sink_module.BATCH + 10
 
 
 def test_where_nobody_listens_only_one_request_is_encoded(monkeypatch):
     """Every few seconds, to see whether somebody does; then the others go too."""
     exporter = Scripted()
-    sizes: list[int] = []
-    take = exporter.export
-
-    def export(spans):
-        sizes.append(len(spans))
-        return take(spans)
-
-    monkeypatch.setattr(exporter, "export", export)
     monkeypatch.setattr(sink_module, "RETRY_AFTER_S", 0.0)
     exporter.result = SpanExportResult.FAILURE
     sink = Sink("otlp", exporter)
@@ -216,11 +202,11 @@ def test_where_nobody_listens_only_one_request_is_encoded(monkeypatch):
         for _ in range(20):
             sink.on_end(request_of(9))
         sink.force_flush(1000)
-    assert sizes == [200, 10, 10]
+    assert exporter.sizes == [200, 10, 10]
     assert sink.num_dropped == 600
     exporter.result = SpanExportResult.SUCCESS
     for _ in range(20):
         sink.on_end(request_of(9))
     sink.shutdown()
-    assert sizes[3:] == [10, 190]
+    assert exporter.sizes[3:] == [10, 190]
     assert sink.num_dropped == 600
