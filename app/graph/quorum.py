@@ -57,20 +57,14 @@ async def enough_of(
     """Wait until every call is done, or no longer than is worth while.
 
     That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
-    more; or until nearly all of ``left_s`` is over, unless all are needed (the request's own
-    deadline ends that).
+    more; or until nearly all of ``left_s`` is over. Where all are needed :class:`AllOrOneFailed`
+    is enough: the request's own deadline ends that.
 
     Returns:
         Whether those that are not done had the whole of ``patience_s``; False if the request's own
         time ended the wait, which says nothing against them.
 
     """
-    if needed == len(tasks):
-        everyone = AllOrOneFailed(len(tasks))
-        for task in tasks.values():
-            task.add_done_callback(everyone.ended)
-        await everyone.over
-        return False
     clock = asyncio.get_running_loop().time
     until = clock() + left_s * WAIT_SHARE
     patient_until = math.inf

@@ -9,11 +9,12 @@ from pydantic.json_schema import SkipJsonSchema
 from app.graph.service import EnsembleService
 from app.http.auth import require_keys
 from app.http.classify import ClassifyEndpoint
-from app.http.direct import PATH, DirectClassify, TandemAPI, rendered
-from app.http.errors import ERRORS, add_error_handlers
+from app.http.direct import PATH, DirectClassify, TandemAPI
+from app.http.errors import ERRORS, add_error_handlers, error_response
 from app.http.headers import Headers
 from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
+from app.messages import Fault
 from app.metrics.requests import MeasuredRequests
 from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels
@@ -77,7 +78,9 @@ def _add_classify(api: TandemAPI, service: EnsembleService) -> None:
     ) -> Response:
         headers = Headers(request.scope)
         answer = await endpoint.answer(headers, request.receive, top_k, threshold)
-        return rendered(answer, headers.request_id)
+        if isinstance(answer, Fault):
+            return error_response(answer, headers.request_id)
+        return Response(answer, media_type="application/json")
 
 
 def _add_state(api: TandemAPI, service: EnsembleService) -> None:

@@ -138,10 +138,3 @@ def note_on_span(status: int, headers: RawHeaders) -> None:
     span = trace.get_current_span()
     if span.is_recording():
         note_response(span, ROUTE, status, headers)
-
-
-def rendered(answer: bytes | Fault, request_id: str) -> Response:
-    """Return the response of an endpoint's answer."""
-    if isinstance(answer, Fault):
-        return error_response(answer, request_id)
-    return Response(answer, media_type="application/json")

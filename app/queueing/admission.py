@@ -172,8 +172,8 @@ class Arriving:
         self._service_rate, self._upload = service_rate, upload
 
     def __enter__(self) -> None:
-        self._service_rate.abandoned()
         self._upload.__enter__()
+        self._service_rate.abandoned()
 
     def __exit__(
         self,
