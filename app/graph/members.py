@@ -95,15 +95,20 @@ class Members:
         times: dict[str, Interval],
         everyone: AllOrOneFailed,
     ) -> Asked:
-        """Begin a call; once it has ended note its interval in ``times``, and tell ``everyone``."""
+        """Begin a call and note its interval in ``times``; once it has ended tell ``everyone``.
+
+        A local call has no end there: its images are queued when it begins, with no transport
+        before. What lies behind, until this loop hears of the answer, is nothing to centre it in.
+        """
         timeline = request.timeline
         images = self._inputs.of(name, images)
         times[name] = interval = Interval(timeline.elapsed_s() * 1e3)
         if (local := self._local.get(name)) is not None:
             call = local.begin(images, request.left_s, request.lane)
-        else:
-            remote = self._members[name].classify(images, request.left_s, request.lane)
-            call = asyncio.ensure_future(remote)
+            call.add_done_callback(everyone.ended)
+            return call
+        remote = self._members[name].classify(images, request.left_s, request.lane)
+        call = asyncio.ensure_future(remote)
 
         def ended(call: Asked) -> None:
             interval.end_ms = timeline.elapsed_s() * 1e3

@@ -1,6 +1,7 @@
 """The Gateway's way through the stages, which are plain objects here."""
 
 import asyncio
+import time
 from importlib.metadata import version
 
 import pytest
@@ -186,3 +187,27 @@ def test_what_is_served(graph):
         ("openvino", version("openvino"))
     }
     assert graph.service.num_classes == 3
+
+
+class LateMember(FakeMember):
+    """A member of this process, of whose answer a busy loop hears late."""
+
+    def begin(self, images, left_s, lane) -> asyncio.Future:
+        async def late():
+            answer = await self.classify(images, left_s, lane)
+            time.sleep(0.05)  # the loop does something else
+            return answer
+
+        return asyncio.ensure_future(late())
+
+
+async def test_a_local_members_bars_begin_with_its_call(tiny_set):
+    graph = Graph(tiny_set)
+    graph.members |= {"sure": LateMember((0.1, 0.8, 0.1))}
+    stages = graph.decoder, graph.members, graph.combiner
+    graph.service = service_of(Settings(model_set=str(tiny_set)), *stages)
+    (answer,) = await graph.classify(b"good")
+    (queued,) = [s for s in answer.timings_ms.stages if (s.stage, s.member) == ("queue", "sure")]
+    (decoded,) = [s for s in answer.timings_ms.stages if s.stage == "decode"]
+    assert queued.start_ms - decoded.start_ms - decoded.duration_ms < 20
+    assert answer.timings_ms.total > 50
