@@ -155,6 +155,12 @@ class HeavyFileError(NotReadyError):
     """A large picture came in a call with files of others: it is to come in one of its own."""
 
 
+class DecodingDiedError(TandemError):
+    """The process that decoded an image died of it, or beside it."""
+
+    code = "decoding_died"
+
+
 class FunctionError(TandemError):
     """A function of the operator's (``preprocess``, ``combine``) raised, or returned nonsense."""
 

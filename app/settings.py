@@ -108,6 +108,13 @@ class Settings(BaseModel):
         False, description="each replica keeps to cores of its own, as many as its whole num_cpus"
     )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    decode_processes: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="processes that decode small photos beside a Gateway that runs the networks "
+        "too, from when two requests meet; null: one for every four of its cores; 0: none",
+    )
     cache: str = Field(
         "none",
         description="where answers are kept, so that an image that was seen before is not "

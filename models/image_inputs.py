@@ -73,7 +73,10 @@ class ImageInputs:
             TandemError: OpenCV could not get the memory it needs.
 
         """
-        flat = decode_images(data, self.rules, checked)
+        return self.shaped(decode_images(data, self.rules, checked))
+
+    def shaped(self, flat: Pixels) -> Pixels:
+        """Return an image, (B,) as its inputs lie one after the other, as :meth:`decode` does."""
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
 
     def read(self, data: bytes | memoryview) -> Pixels:

@@ -49,9 +49,9 @@ class RemoteDecoder:
         self._on_end: Callable[[], None] = lambda: None
 
     @property
-    def num_threads(self) -> int:
-        """Images that the replicas on this node decode at a time."""
-        return self._threads_each * self._calls.num_near
+    def num_busy(self) -> int:
+        """How many cores of this node its replicas keep busy with them."""
+        return min(self.num_coming, self._threads_each * self._calls.num_near)
 
     def tell(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the loop whenever images have come, or will not."""

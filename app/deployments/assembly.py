@@ -1,11 +1,14 @@
 """Puts the graph together: each stage in this process, or a deployment behind a handle."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from app.calls.channels.pool import ChannelPool
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
 from app.compute.inference_threads import replica_inference_threads
+from app.decoding.pool import DecodeProcesses, num_processes
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -17,7 +20,8 @@ from app.settings import Settings
 from models.cpus import available_cpus
 from models.model_set import ModelSet
 
-# A loop that decodes serves some 400 images a second: as many as two cores' networks.
+# A loop that decodes serves some 400 images a second: as many as two cores' networks. On more, it
+# decodes while nothing else is under way.
 MAX_CORES_OF_LOOP = 2
 
 
@@ -61,16 +65,46 @@ def assemble(
     combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
     ensemble = Ensemble(settings, model_set, decoding, stages, combining)
     own_decoder = decoding if isinstance(decoding, Decoder) else None
+    processes = None
     if threads is not None and own_decoder is not None:
-        threads.scheduler.share_cores_with(own_decoder.queue)
-        if threads.cores <= MAX_CORES_OF_LOOP:
-            most = threads.cores * max(settings.batch_sizes)
-            own_decoder.use_loop(lambda: all(one.num_waiting < most for one in own.values()))
+        processes = _decode_off_loop(settings, model_set, own_decoder, own, threads.cores)
+        threads.scheduler.share_cores_with(own_decoder)
     # Without members of its own a process computes on its one event loop.
     cores = threads.cores if threads is not None else 1
-    service = EnsembleService(settings, model_set, ensemble, cores)
+    cpu_s = time.process_time if processes is None else partial(_cpu_s, processes)
+    service = EnsembleService(settings, model_set, ensemble, cores, cpu_s)
     own_combiner = combining if isinstance(combining, Combiner) else None
     return Assembly(service, tuple(own.values()), own_decoder, own_combiner)
+
+
+def _decode_off_loop(
+    settings: Settings,
+    model_set: ModelSet,
+    decoder: Decoder,
+    members: Mapping[str, Classifier],
+    cores: int,
+) -> DecodeProcesses | None:
+    """Say where small photos are decoded: on the loop while it has time, else in processes."""
+
+    def is_idle() -> bool:
+        return all(not one.usage.num_under_way for one in members.values())
+
+    most = cores * max(settings.batch_sizes)
+
+    def has_time() -> bool:
+        return all(one.num_waiting < most for one in members.values())
+
+    decoder.use_loop(has_time if cores <= MAX_CORES_OF_LOOP else is_idle)
+    if not (num := num_processes(settings.decode_processes, cores)):
+        return None
+    rules = model_set.manifest.inputs.rules
+    processes = DecodeProcesses(num, rules, settings.max_pixels, settings.max_full_pixels)
+    decoder.use_processes(processes, is_idle)
+    return processes
+
+
+def _cpu_s(processes: DecodeProcesses) -> float:
+    return time.process_time() + processes.cpu_s
 
 
 def _decoder(
@@ -85,8 +119,7 @@ def _decoder(
 def _remote_members(
     handles: Mapping[str, StageHandle], settings: Settings, decoder: Decoder | RemoteDecoder
 ) -> dict[str, RemoteMember]:
-    source = decoder.queue if isinstance(decoder, Decoder) else decoder
-    cores = NodeCores(available_cpus(), source)
+    cores = NodeCores(available_cpus(), decoder)
     return {
         name: RemoteMember(handle, settings.batch_sizes, _channels(handle, settings), cores)
         for name, handle in handles.items()

@@ -13,8 +13,11 @@ import numpy as np
 
 from app.compute.health import Health
 from app.compute.inference_threads import replica_cores
+from app.decoding.pool import DecodeProcesses
+from app.decoding.process import Photo
+from app.decoding.small import SMALL_BYTES, is_small
 from app.deployments.observers import DecoderObserver
-from app.errors import HeavyFileError
+from app.errors import DecodingDiedError, HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
 from app.queueing.priority import Lane
@@ -30,9 +33,7 @@ from models.model_set import ModelSet
 from models.runtime import Pixels
 
 HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
-# Up to which a JPEG is a small photo, decoded in a few milliseconds.
-SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
-MAX_AT_ONCE = 8  # images that the loop decodes in one turn: what else it has to do waits so long
+MAX_ON_LOOP = 8  # images that the loop decodes in one turn: what else it has to do waits so long
 
 
 class _Outcome(NamedTuple):
@@ -43,7 +44,8 @@ class _Outcome(NamedTuple):
 class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free.
 
-    While the loop has time enough (:meth:`use_loop`) small photos are decoded on it.
+    A request's only small photo may be decoded elsewhere: on the loop, while it has time enough
+    (:meth:`use_loop`), or in a process (:meth:`use_processes`).
     """
 
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
@@ -59,10 +61,12 @@ class Decoder:
         self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels
         )
-        self._num_at_once = 0  # in this turn of the loop
+        self._num_on_loop = 0  # in this turn of the loop
         self._health = Health("file that is decoded", counts_failures=False)
         self._observer = DecoderObserver()
         self._has_time: Callable[[], bool] = lambda: False
+        self._processes: DecodeProcesses | None = None
+        self._is_idle: Callable[[], bool] = lambda: True
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
         expected_ms = decoder_cpu_ms(model_set.manifest)
@@ -76,6 +80,31 @@ class Decoder:
         """
         self._has_time = has_time
 
+    def use_processes(self, processes: DecodeProcesses, is_idle: Callable[[], bool]) -> None:
+        """Let processes decode small photos, unless ``is_idle`` says that nothing is under way.
+
+        There the loop, if it has time, or a thread is sooner done.
+        """
+        self._processes, self._is_idle = processes, is_idle
+
+    @property
+    def num_coming(self) -> int:
+        """Images that wait or are decoded, but for heavy ones."""
+        in_processes = 0 if self._processes is None else self._processes.num_open
+        return self.queue.num_coming + in_processes
+
+    @property
+    def num_busy(self) -> int:
+        """How many cores decoding keeps busy."""
+        in_processes = 0 if self._processes is None else self._processes.num_busy
+        return self.queue.num_busy + in_processes
+
+    def tell(self, ended: Callable[[], None]) -> None:
+        """Call ``ended`` on the loop whenever a file has ended."""
+        self.queue.tell(ended)
+        if self._processes is not None:
+            self._processes.tell(ended)
+
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; one that does not is replaced.
 
@@ -84,6 +113,8 @@ class Decoder:
 
         """
         self._health.check()
+        if self._processes is not None:
+            self._processes.end_hung()
 
     async def decode(
         self,
@@ -104,34 +135,60 @@ class Decoder:
         """
         observed = self._observer.begin()
         with self.usage.under_way(len(files)):
-            outcomes = self._at_once(files, left_s, lane)
-            if outcomes is None:
+            outcome = None
+            if len(files) == 1 and lane == "interactive" and left_s > 0:
+                outcome = await self._small(files[0])
+            if outcome is not None:
+                outcomes = [outcome]
+            else:
                 outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
         self._observer.decoded(observed, [outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 
-    def _at_once(self, files: list[bytes], left_s: float, lane: Lane) -> list[_Outcome] | None:
-        """Decode a small photo here; None: the files are for the threads, where they take turns."""
-        is_for_loop = len(files) == 1 and lane == "interactive"
-        is_room = self._num_at_once < MAX_AT_ONCE and self._has_time()
-        if not (is_for_loop and is_room and left_s > 0):
-            return None
-        data = files[0]
+    async def _small(self, data: bytes) -> _Outcome | None:
+        """Decode a small photo; None: it is for the threads, where files take turns."""
         if len(data) > SMALL_BYTES:
             return None
+        if (
+            self._processes is not None
+            and not self._is_idle()
+            and (photo := self._processes.submit(data)) is not None
+        ):
+            return await self._of_process(data, photo)
+        if self._num_on_loop < MAX_ON_LOOP and self._has_time():
+            return self._on_loop(data)
+        return None
+
+    def _on_loop(self, data: bytes) -> _Outcome | None:
         try:
             checked = self._check(data)
         except TandemError:
             return None  # a thread tells what is wrong with it
-        if not _is_small(checked.header):
+        if not is_small(checked.header):
             return None
-        if not self._num_at_once:
+        if not self._num_on_loop:
             asyncio.get_running_loop().call_soon(self._next_turn)
-        self._num_at_once += 1
-        return [self._finish(data, checked)]
+        self._num_on_loop += 1
+        return self._finish(data, checked)
+
+    async def _of_process(
+        self, data: bytes, decoding: asyncio.Future[Photo | None]
+    ) -> _Outcome | None:
+        submitted = time.monotonic()
+        try:
+            photo = await decoding
+        except DecodingDiedError as error:
+            ended = time.monotonic()
+            file = DecodedFile(len(data), submitted, ended, _header_of(data), Fault.of(error))
+            return _Outcome(None, file)
+        if photo is None:
+            return None
+        header = ImageHeader("jpeg", photo.width, photo.height)
+        file = DecodedFile(len(data), photo.started, photo.ended, header, None)
+        return _Outcome(self._inputs.shaped(photo.pixels), file)
 
     def _next_turn(self) -> None:
-        self._num_at_once = 0
+        self._num_on_loop = 0
 
     async def _by_turns(
         self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool
@@ -192,12 +249,6 @@ class Decoder:
             fault = Fault.of(error)
         ended = time.monotonic()
         return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
-
-
-def _is_small(header: ImageHeader) -> bool:
-    """Whether it is a JPEG that takes a few milliseconds, at whatever scale it is decoded."""
-    is_plain = header.format == "jpeg" and not header.has_many_scans
-    return is_plain and header.width * header.height <= SMALL_PIXELS
 
 
 def _header_of(data: bytes) -> ImageHeader | None:

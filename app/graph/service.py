@@ -4,6 +4,9 @@ An interface parses a request and renders the answer. Everything between is here
 deadlines, the graph, readiness, and what ``/v1/models`` shows.
 """
 
+import time
+from collections.abc import Callable
+
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError
 from app.graph.answer_timeout import answer_timeout_s
@@ -39,16 +42,22 @@ class EnsembleService:
         model_set: the set that ``ensemble`` serves.
         ensemble: the graph.
         cores: that this process computes on, as the autoscaling policy is told.
+        cpu_s: gives the CPU time that it has taken, in s, with all that works for it alone.
 
     """
 
     def __init__(
-        self, settings: Settings, model_set: ModelSet, ensemble: Ensemble, cores: int = 1
+        self,
+        settings: Settings,
+        model_set: ModelSet,
+        ensemble: Ensemble,
+        cores: int = 1,
+        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
         self.settings, self._model_set, self._ensemble = settings, model_set, ensemble
         self.num_classes = model_set.manifest.num_classes
         self.keys = read_keys(settings)
-        self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings))
+        self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings), cpu_s)
         answer_s = answer_timeout_s(settings)
         self._deadlines = Deadlines()
         self.admission = Admission(

@@ -75,7 +75,7 @@ class DecodeQueue(Generic[R]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._threads: WorkerThreads[_Ended[R] | None] = WorkerThreads(num_threads, "decode")
-        self.num_threads = num_threads
+        self._num_threads = num_threads
         self._num_open = 0  # files that have not ended; of the loop
         self._on_end: Callable[[], None] = lambda: None
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
@@ -90,6 +90,11 @@ class DecodeQueue(Generic[R]):
     def num_coming(self) -> int:
         """Images that wait or are decoded, but for the heavy ones: nobody should wait for those."""
         return self._num_open - len(self._heavy) - (self._max_heavy - self._num_heavy_free)
+
+    @property
+    def num_busy(self) -> int:
+        """How many cores decoding keeps busy, but for the heavy files."""
+        return min(self.num_coming, self._num_threads)
 
     def tell(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the loop whenever a file has ended, and its future has a result."""

@@ -44,11 +44,11 @@ class Queue(Protocol):
 
 
 class Source(Protocol):
-    """What makes the images for the queues, on threads of its own, and on the same cores."""
+    """What makes the images for the queues, beside the loop, and on the same cores."""
 
     @property
-    def num_threads(self) -> int:
-        """Images that it makes at a time."""
+    def num_busy(self) -> int:
+        """How many cores it keeps busy with them."""
         ...
 
     @property
@@ -66,9 +66,7 @@ def num_worth_waiting_for(source: Source, num_busy: int, num_cores: int) -> int:
 
     ``num_busy`` cores do something else than make them.
     """
-    num_coming = source.num_coming
-    is_busy = num_busy + min(num_coming, source.num_threads) >= num_cores
-    return num_coming if is_busy else 0
+    return source.num_coming if num_busy + source.num_busy >= num_cores else 0
 
 
 class BatchScheduler:

@@ -41,6 +41,7 @@ class Turns:
     starts: int  # of both services
     rounds: int  # of each start
     seconds: float  # of each turn
+    values: tuple[Any, Any] = (True, False)  # on, and off
 
     def facts(self) -> dict[str, Any]:
         """Return how it is measured: the machine, and how often."""
@@ -89,7 +90,8 @@ class Turns:
     def _config(self, folder: Path, name: str) -> str:
         """Write serve_config.yaml with the setting; return its path."""
         shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-        shipped["applications"][0]["args"][self.setting] = name == ON
+        on, off = self.values
+        shipped["applications"][0]["args"][self.setting] = on if name == ON else off
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(shipped), "utf-8")
         return str(path)

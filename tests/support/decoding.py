@@ -7,8 +7,12 @@ class Decoding:
     """A source whose images a test counts."""
 
     def __init__(self, num_threads: int = 2) -> None:
-        self.num_threads, self.num_coming = num_threads, 0
+        self._num_threads, self.num_coming = num_threads, 0
         self._ended: Callable[[], None] = lambda: None
+
+    @property
+    def num_busy(self) -> int:
+        return min(self.num_coming, self._num_threads)
 
     def tell(self, ended: Callable[[], None]) -> None:
         self._ended = ended

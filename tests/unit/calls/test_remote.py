@@ -81,9 +81,10 @@ async def test_the_images_that_a_decoder_was_asked_for_are_coming() -> None:
     remote.tell(lambda: told.append(remote.num_coming))
     asked = asyncio.create_task(remote.decode([b"good", b"too"], 60, "interactive"))
     await asyncio.sleep(0)
-    assert remote.num_coming == 2
+    assert (remote.num_coming, remote.num_busy) == (2, 0)  # none of its replicas is near
+    note_replicas("fake", "decoder_near", KnownReplicas(3, ("a",)))
+    assert remote.num_busy == 2
     await asked
     await asyncio.sleep(0)
     assert (remote.num_coming, told) == (0, [0])
-    note_replicas("fake", "decoder_near", KnownReplicas(3, ("a", "b")))
-    assert remote.num_threads == 4
+    assert remote.num_busy == 0

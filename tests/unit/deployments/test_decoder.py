@@ -10,15 +10,12 @@ import pytest
 from app.calls.answer_messages import read_decoded
 from app.calls.call_messages import Call, Question, pack_call
 from app.compute.health import MAX_RUN_S
-from app.compute.inference_threads import InferenceThreads
-from app.deployments import assembly
 from app.deployments.assembly import assemble
-from app.deployments.decoder import HEAVY_PIXELS, MAX_AT_ONCE, SMALL_BYTES, Decoder
+from app.deployments.decoder import HEAVY_PIXELS, Decoder
 from app.deployments.many import decode_many
 from app.errors import DeadlineError, HeavyFileError, UnhealthyError
 from app.settings import Settings
 from models.errors import TooManyPixelsError
-from models.image_inputs import ImageInputs
 from tests.support.tiny_networks import COLORS, SIZE, picture
 
 
@@ -163,100 +160,3 @@ async def test_a_decoder_that_hangs_is_unhealthy_and_so_is_the_gateway_that_has_
     finally:
         gate.set()
         decoding.cancel()
-
-
-def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of the thread that decodes each file from now on."""
-    used: list[str] = []
-    decode = ImageInputs.decode
-
-    def noted(inputs: ImageInputs, *given):
-        used.append(threading.current_thread().name)
-        return decode(inputs, *given)
-
-    monkeypatch.setattr(ImageInputs, "decode", noted)
-    return used
-
-
-MAIN = threading.main_thread().name
-
-
-@pytest.mark.parametrize("has_time", [True, False])
-async def test_while_the_loop_has_time_it_decodes_small_photos(tiny_set, monkeypatch, has_time):
-    decoder = Decoder(Settings(model_set=str(tiny_set)))
-    decoder.use_loop(lambda: has_time)
-    used = threads_used(monkeypatch)
-    decoded = await decoder.decode([picture("red", suffix=".jpg")])
-    np.testing.assert_allclose(decoded.images[0, 0, 0], COLORS["red"], atol=2)
-    assert len(decoded.decode_ms) == 1
-    assert (used == [MAIN]) is has_time
-
-
-def progressive() -> bytes:
-    pixels = np.full((40, 40, 3), 90, np.uint8)
-    return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("files", "lane"),
-    [
-        ([picture("red", suffix=".jpg")] * 2, "interactive"),  # a form
-        ([picture("red", suffix=".jpg")], "bulk"),
-        ([picture("red")], "interactive"),  # PNG takes longer
-        ([picture("red", 1100, suffix=".jpg")], "interactive"),
-        ([progressive()], "interactive"),
-        ([picture("red", suffix=".jpg") + bytes(SMALL_BYTES)], "interactive"),
-    ],
-)
-async def test_what_may_take_longer_is_for_the_threads(tiny_set, monkeypatch, files, lane):
-    decoder = Decoder(Settings(model_set=str(tiny_set)))
-    decoder.use_loop(lambda: True)
-    used = threads_used(monkeypatch)
-    decoded = await decoder.decode(files, lane=lane)
-    assert len(decoded.images) == len(files)
-    assert MAIN not in used
-
-
-async def test_one_turn_of_the_loop_decodes_a_batch_at_most(tiny_set, monkeypatch):
-    decoder = Decoder(Settings(model_set=str(tiny_set)))
-    decoder.use_loop(lambda: True)
-    used = threads_used(monkeypatch)
-    photo = picture("red", suffix=".jpg")
-    for _ in range(2):  # the next turn may again
-        await asyncio.gather(*(decoder.decode([photo]) for _ in range(MAX_AT_ONCE + 3)))
-    assert used.count(MAIN) == 2 * MAX_AT_ONCE
-    assert len(used) == 2 * (MAX_AT_ONCE + 3)
-
-
-async def test_on_the_loop_too_faults_are_told_and_what_is_late_is_not_decoded(
-    tiny_set, monkeypatch
-):
-    decoder = Decoder(Settings(model_set=str(tiny_set)))
-    decoder.use_loop(lambda: True)
-    used = threads_used(monkeypatch)
-    photo = picture("red", suffix=".jpg")
-    tables = photo.index(b"\xff\xdb")
-    damaged = photo[: tables + 4] + b"\x09" + photo[tables + 5 :]  # no such quantisation table
-    assert (await decoder.decode([damaged])).faults[0].code == "corrupt_image"
-    assert used == [MAIN]
-    assert (await decoder.decode([photo[:-4]])).faults[0].code == "corrupt_image"
-    assert (await decoder.decode([b""])).faults[0].code == "not_an_image"
-    with pytest.raises(DeadlineError):
-        await decoder.decode([photo], 0.0)
-
-
-@pytest.mark.parametrize(("cores", "uses_loop"), [(1, True), (2, True), (3, False)])
-async def test_the_loop_decodes_only_where_it_keeps_up_with_the_cores(
-    tiny_set, monkeypatch, cores, uses_loop
-):
-    threads = InferenceThreads(cores)
-    monkeypatch.setattr(assembly, "replica_inference_threads", lambda _: threads)
-    graph = assemble(Settings(model_set=str(tiny_set)))
-    assert graph.own_decoder is not None
-    used = threads_used(monkeypatch)
-    await graph.own_decoder.decode([picture("red", suffix=".jpg")])
-    assert (used == [MAIN]) is uses_loop
-    for member in graph.own_members:  # a queue of more than fills the cores' batches
-        monkeypatch.setattr(type(member), "num_waiting", 1000)
-    await graph.own_decoder.decode([picture("red", suffix=".jpg")])
-    assert used[-1] != MAIN

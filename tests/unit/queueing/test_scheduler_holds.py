@@ -178,7 +178,7 @@ def test_no_core_is_free_while_an_image_waits(num_cores: int, steps: list[tuple[
                 cores.networks[what].finish()
             await settle()
             running = sum(network.num_running for network in cores.networks)
-            decoding = min(cores.decoding.num_coming, cores.decoding.num_threads)
+            decoding = cores.decoding.num_busy
             assert running <= num_cores
             is_waiting = any(len(queue) for queue in cores.queues)
             assert running + decoding >= num_cores or not is_waiting
