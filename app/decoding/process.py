@@ -27,6 +27,7 @@ from app.decoding.slots import (
 )
 from app.decoding.small import SMALL_BYTES
 from app.decoding.worker import Task
+from app.environment import decoding_environment
 from app.errors import DecodingDiedError
 from models.image import ImageRule
 from models.image_inputs import Pixels
@@ -228,6 +229,7 @@ class _Child:
                 stdin=its_end.fileno(),
                 pass_fds=(memory,),
                 cwd=PACKAGES,
+                env=decoding_environment(),
             )
         except BaseException:
             self.connection.close()

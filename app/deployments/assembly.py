@@ -67,7 +67,7 @@ def assemble(
     own_decoder = decoding if isinstance(decoding, Decoder) else None
     processes = None
     if threads is not None and own_decoder is not None:
-        processes = _decode_off_loop(settings, model_set, own_decoder, own, threads.cores)
+        processes = _place_small_photos(settings, model_set, own_decoder, own, threads.cores)
         threads.scheduler.share_cores_with(own_decoder)
     # Without members of its own a process computes on its one event loop.
     cores = threads.cores if threads is not None else 1
@@ -77,7 +77,7 @@ def assemble(
     return Assembly(service, tuple(own.values()), own_decoder, own_combiner)
 
 
-def _decode_off_loop(
+def _place_small_photos(
     settings: Settings,
     model_set: ModelSet,
     decoder: Decoder,

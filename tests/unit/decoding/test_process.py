@@ -174,6 +174,18 @@ async def test_one_that_hangs_is_killed(process, monkeypatch):
     assert not process.is_ready
 
 
+async def test_it_knows_no_secrets(monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEYS", "a-key")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token")
+    process = DecodeProcess(RULES, MAX_PIXELS, MAX_PIXELS)
+    process.start()
+    await ready(process)
+    has = psutil.Process(pid_of(process)).environ()
+    assert "PATH" in has
+    assert not {"TANDEM_API_KEYS", "RAY_AUTH_TOKEN"} & set(has)
+    process.close()
+
+
 async def test_ctrl_c_is_for_the_gateway(process):
     os.kill(pid_of(process), signal.SIGINT)
     assert await answered(process, photo()) is not None
