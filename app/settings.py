@@ -112,8 +112,9 @@ class Settings(BaseModel):
         None,
         ge=0,
         le=64,
-        description="processes that decode small photos beside a Gateway that runs the networks "
-        "too, from when two requests meet; null: one for every four of its cores; 0: none",
+        description="processes that decode small photos for a Gateway whose own networks answer "
+        "more images a second than its event loop can decode, from when two requests meet; null: "
+        "one for every four of its cores; 0: none",
     )
     cache: str = Field(
         "none",

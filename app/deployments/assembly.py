@@ -7,7 +7,7 @@ from functools import partial
 
 from app.calls.channels.pool import ChannelPool
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
-from app.compute.inference_threads import replica_inference_threads
+from app.compute.inference_threads import InferenceThreads, replica_inference_threads
 from app.decoding.pool import DecodeProcesses, num_processes
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
@@ -20,9 +20,9 @@ from app.settings import Settings
 from models.cpus import available_cpus
 from models.model_set import ModelSet
 
-# A loop that decodes serves some 400 images a second: as many as two cores' networks. On more, it
-# decodes while nothing else is under way.
-MAX_CORES_OF_LOOP = 2
+# A loop that decodes is busy with half of a core at so many images a second: where the networks
+# answer more, small photos are decoded elsewhere.
+LOOP_IMAGES_PER_S = 250
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def assemble(
     own_decoder = decoding if isinstance(decoding, Decoder) else None
     processes = None
     if threads is not None and own_decoder is not None:
-        processes = _place_small_photos(settings, model_set, own_decoder, own, threads.cores)
+        processes = _place_small_photos(settings, model_set, own_decoder, own, threads)
         threads.scheduler.share_cores_with(own_decoder)
     # Without members of its own a process computes on its one event loop.
     cores = threads.cores if threads is not None else 1
@@ -82,24 +82,29 @@ def _place_small_photos(
     model_set: ModelSet,
     decoder: Decoder,
     members: Mapping[str, Classifier],
-    cores: int,
+    threads: InferenceThreads,
 ) -> DecodeProcesses | None:
-    """Say where small photos are decoded: on the loop while it has time, else in processes."""
+    """Say where small photos are decoded: the loop, processes or threads (DECISIONS.md)."""
 
     def is_idle() -> bool:
         return all(not one.usage.num_under_way for one in members.values())
 
-    most = cores * max(settings.batch_sizes)
+    def are_cheap() -> bool:
+        image_s = sum(one.image_s for one in members.values()) / threads.num
+        return image_s * LOOP_IMAGES_PER_S < 1
+
+    most = threads.cores * max(settings.batch_sizes)
 
     def has_time() -> bool:
-        return all(one.num_waiting < most for one in members.values())
+        is_for_loop = not are_cheap() or is_idle()
+        return is_for_loop and all(one.num_waiting < most for one in members.values())
 
-    decoder.use_loop(has_time if cores <= MAX_CORES_OF_LOOP else is_idle)
-    if not (num := num_processes(settings.decode_processes, cores)):
+    decoder.use_loop(has_time)
+    if not (num := num_processes(settings.decode_processes, threads.cores)):
         return None
     rules = model_set.manifest.inputs.rules
     processes = DecodeProcesses(num, rules, settings.max_pixels, settings.max_full_pixels)
-    decoder.use_processes(processes, is_idle)
+    decoder.use_processes(processes, lambda: are_cheap() and not is_idle())
     return processes
 
 

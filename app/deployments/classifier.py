@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -30,6 +31,9 @@ from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
+
+
+LAST_BATCH_SHARE = 0.05  # of the moving average of an image's time
 
 
 class QueueConfig(BaseModel):
@@ -85,6 +89,8 @@ class Classifier:
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(f"batch of {member}")
+        # What an image takes a thread, in s, by the last batches; not known before the first.
+        self.image_s = math.inf
         self._observer = MemberObserver(member, self.report)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
@@ -219,7 +225,11 @@ class Classifier:
 
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
-            return await self._inference_threads.run(self._predict, batch)
+            timed = await self._inference_threads.run(self._predict, batch)
+        taken_s = (timed.ended - timed.started) / len(batch)
+        before = self.image_s if math.isfinite(self.image_s) else taken_s
+        self.image_s = before + LAST_BATCH_SHARE * (taken_s - before)
+        return timed
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run on a thread, which the batch may have waited for."""

@@ -66,7 +66,7 @@ class Decoder:
         self._observer = DecoderObserver()
         self._has_time: Callable[[], bool] = lambda: False
         self._processes: DecodeProcesses | None = None
-        self._is_idle: Callable[[], bool] = lambda: True
+        self._is_for_processes: Callable[[], bool] = lambda: False
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
         expected_ms = decoder_cpu_ms(model_set.manifest)
@@ -80,12 +80,9 @@ class Decoder:
         """
         self._has_time = has_time
 
-    def use_processes(self, processes: DecodeProcesses, is_idle: Callable[[], bool]) -> None:
-        """Let processes decode small photos, unless ``is_idle`` says that nothing is under way.
-
-        There the loop, if it has time, or a thread is sooner done.
-        """
-        self._processes, self._is_idle = processes, is_idle
+    def use_processes(self, processes: DecodeProcesses, is_wanted: Callable[[], bool]) -> None:
+        """Let processes decode small photos whenever ``is_wanted`` says so, and they are ready."""
+        self._processes, self._is_for_processes = processes, is_wanted
 
     @property
     def num_coming(self) -> int:
@@ -151,7 +148,7 @@ class Decoder:
             return None
         if (
             self._processes is not None
-            and not self._is_idle()
+            and self._is_for_processes()
             and (photo := self._processes.submit(data)) is not None
         ):
             return await self._of_process(data, photo)

@@ -4,13 +4,16 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from app.bench.process_tree import DECODING, stage_of
-from tests.support.services.live_service import Service
+from tests.support.services.live_service import Service, Start
 from tests.support.services.processes import EVENTUALLY_S
+from tests.support.tiny_networks import expected_label, picture, write_tiny_set
 
 NUM_CLIENTS = 8
 
@@ -28,9 +31,14 @@ def decoding_pids(service: Service) -> list[int]:
     return found
 
 
+@pytest.mark.slow  # a service of its own
 def test_a_decoding_process_that_is_killed_costs_one_image_at_most(
-    service: Service, photo: bytes, photo_label: str
+    start_service: Start, tmp_path: Path
 ) -> None:
+    """With networks that cost nothing: dear ones leave the event loop time to decode."""
+    service = start_service("--model-set", str(write_tiny_set(tmp_path / "tiny")))
+    service.wait_ready()
+    photo, photo_label = picture("red", 100, suffix=".jpg"), expected_label("red")
     told: Counter[str] = Counter()
 
     async def client(http: httpx.AsyncClient, is_over: asyncio.Event) -> None:

@@ -1,7 +1,9 @@
 """Where small photos are decoded: on the event loop, in a process, or on the Decoder's threads."""
 
 import asyncio
+import math
 import threading
+from contextlib import nullcontext
 
 import cv2
 import numpy as np
@@ -11,7 +13,7 @@ from app.compute.inference_threads import InferenceThreads
 from app.decoding.process import Photo
 from app.decoding.small import SMALL_BYTES
 from app.deployments import assembly
-from app.deployments.assembly import assemble
+from app.deployments.assembly import LOOP_IMAGES_PER_S, Assembly, assemble
 from app.deployments.decoder import MAX_ON_LOOP, Decoder
 from app.errors import DeadlineError, DecodingDiedError
 from app.settings import Settings
@@ -135,13 +137,13 @@ DECODED = Photo(np.full(SIZE * SIZE * 3, 7, np.uint8), 1.0, 1.5, 24, 24)
 
 @pytest.fixture
 def processes(decoder) -> FakeProcesses:
-    """The decoder's, while something else is under way."""
+    """The decoder's, which are wanted."""
     processes = FakeProcesses()
-    decoder.use_processes(processes, lambda: False)
+    decoder.use_processes(processes, lambda: True)
     return processes
 
 
-async def test_while_something_is_under_way_processes_decode(decoder, processes, monkeypatch):
+async def test_processes_decode_where_they_are_wanted(decoder, processes, monkeypatch):
     used = threads_used(monkeypatch)
     told = []
     decoder.tell(lambda: told.append(1))
@@ -160,9 +162,9 @@ async def test_while_something_is_under_way_processes_decode(decoder, processes,
     assert processes.num_checked == 1
 
 
-@pytest.mark.parametrize(("is_idle", "takes"), [(True, True), (False, False)])
-async def test_else_the_loop_does_if_it_has_time(decoder, processes, monkeypatch, is_idle, takes):
-    decoder.use_processes(processes, lambda: is_idle)
+@pytest.mark.parametrize(("is_wanted", "takes"), [(False, True), (True, False)])
+async def test_else_the_loop_does_if_it_has_time(decoder, processes, monkeypatch, is_wanted, takes):
+    decoder.use_processes(processes, lambda: is_wanted)
     processes.takes = takes
     used = threads_used(monkeypatch)
     await decoder.decode([JPEG])
@@ -206,13 +208,22 @@ async def test_what_is_late_or_large_or_of_many_is_not_for_processes(decoder, pr
     assert not processes.given
 
 
+CHEAP_S, DEAR_S = 1e-4, 1.0  # of an image in a network
+
+
+def with_networks_of(graph: Assembly, image_s: float) -> Assembly:
+    for member in graph.own_members:
+        member.image_s = image_s
+    return graph
+
+
 async def test_photos_that_meet_are_decoded_in_a_process_with_the_same_pixels(tiny_set):
     """The whole way, with a process that is started by the first two that meet."""
-    graph = assemble(Settings(model_set=str(tiny_set)))
+    graph = with_networks_of(assemble(Settings(model_set=str(tiny_set))), CHEAP_S)
     decoder, photo = graph.own_decoder, picture("blue", 100, suffix=".jpg")
     alone = (await decoder.decode([photo])).images
-    member = graph.own_members[0]
-    with member.usage.under_way(1):
+    assert decoder._processes._all[0]._child is None
+    with graph.own_members[0].usage.under_way(1):
         async with asyncio.timeout(60):
             while not decoder._processes.cpu_s:  # until it is ready, others decode
                 decoded = await decoder.decode([photo])
@@ -221,28 +232,52 @@ async def test_photos_that_meet_are_decoded_in_a_process_with_the_same_pixels(ti
     decoder._processes.close()
 
 
-async def test_without_processes_nothing_is_started(tiny_set):
-    graph = assemble(Settings(model_set=str(tiny_set), decode_processes=0))
+async def test_where_networks_are_dear_no_process_is_started(tiny_set):
+    graph = assemble(Settings(model_set=str(tiny_set)))
+    for image_s in (math.inf, DEAR_S):  # not known yet, and known
+        with_networks_of(graph, image_s)
+        with graph.own_members[0].usage.under_way(1):
+            assert len((await graph.own_decoder.decode([JPEG])).images) == 1
+        assert all(one._child is None for one in graph.own_decoder._processes._all)
+
+
+async def test_none_is_started_where_none_is_wanted(tiny_set):
+    settings = Settings(model_set=str(tiny_set), decode_processes=0)
+    graph = with_networks_of(assemble(settings), CHEAP_S)
     assert graph.own_decoder._processes is None
     with graph.own_members[0].usage.under_way(1):
         assert len((await graph.own_decoder.decode([JPEG])).images) == 1
 
 
-@pytest.mark.parametrize(("cores", "uses_loop"), [(1, True), (2, True), (3, False)])
-async def test_the_loop_decodes_where_it_keeps_up_with_the_cores_or_nothing_else_is_under_way(
-    tiny_set, monkeypatch, cores, uses_loop
+@pytest.mark.parametrize(
+    ("image_s", "is_idle", "num_waiting", "uses_loop"),
+    [
+        (math.inf, False, 0, True),  # nobody knows yet
+        (DEAR_S, False, 0, True),
+        (DEAR_S, False, 1000, False),  # more than fills the cores' batches
+        (CHEAP_S, False, 0, False),
+        (CHEAP_S, True, 0, True),
+    ],
+)
+async def test_the_loop_decodes_where_it_keeps_up_with_the_networks_or_nothing_is_under_way(
+    tiny_set, monkeypatch, image_s, is_idle, num_waiting, uses_loop
 ):
-    threads = InferenceThreads(cores)
-    monkeypatch.setattr(assembly, "replica_inference_threads", lambda _: threads)
+    graph = assemble(Settings(model_set=str(tiny_set), decode_processes=0))
+    with_networks_of(graph, image_s)
+    for member in graph.own_members:
+        monkeypatch.setattr(type(member), "num_waiting", num_waiting)
+    used = threads_used(monkeypatch)
+    with nullcontext() if is_idle else graph.own_members[0].usage.under_way(1):
+        await graph.own_decoder.decode([JPEG])
+    assert (used == [MAIN]) is uses_loop
+
+
+async def test_what_counts_is_what_all_members_take_on_all_threads(tiny_set, monkeypatch):
+    monkeypatch.setattr(assembly, "replica_inference_threads", lambda _: InferenceThreads(4))
     graph = assemble(Settings(model_set=str(tiny_set), decode_processes=0))
     used = threads_used(monkeypatch)
-    await graph.own_decoder.decode([JPEG])
-    assert used == [MAIN]
     with graph.own_members[0].usage.under_way(1):
-        await graph.own_decoder.decode([JPEG])
-    assert (used[1] == MAIN) is uses_loop
-    for member in graph.own_members:  # a queue of more than fills the cores' batches
-        monkeypatch.setattr(type(member), "num_waiting", 1000)
-    with graph.own_members[0].usage.under_way(1):
-        await graph.own_decoder.decode([JPEG])
-    assert used[-1] != MAIN
+        for share, is_on_loop in ((1.1, True), (0.9, False)):
+            with_networks_of(graph, share * 4 / len(graph.own_members) / LOOP_IMAGES_PER_S)
+            await graph.own_decoder.decode([JPEG])
+            assert (used[-1] == MAIN) is is_on_loop
