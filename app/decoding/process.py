@@ -143,7 +143,7 @@ class DecodeProcess:
             self._child.process.kill()
 
     def close(self) -> None:
-        """End it; what it still had raises."""
+        """End it; what it still had is undone, or raises if it was being decoded."""
         if self._child is not None:
             self._forget()
 
@@ -181,10 +181,10 @@ class DecodeProcess:
     def _died(self) -> None:
         assert self._child is not None
         self._child.process.kill()  # if it has but closed its socket
-        self._pause()
         logger.warning(
-            "A process that decodes photos died; threads do its work for %g s", self._pause_s / 2
+            "A process that decodes photos died; threads do its work for %g s", self._pause_s
         )
+        self._pause()
         self._forget()
 
     def _pause(self) -> None:
