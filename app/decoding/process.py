@@ -3,42 +3,25 @@
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
-import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from app.decoding.slots import (
-    NUM_SLOTS,
-    READ_BYTES,
-    READY_SLOT,
-    Job,
-    Reply,
-    Slots,
-    replies,
-    slot_bytes,
-)
+from app.decoding.child import Child
+from app.decoding.slots import NUM_SLOTS, READ_BYTES, READY_SLOT, Job, Reply
 from app.decoding.small import SMALL_BYTES
 from app.decoding.worker import Task
-from app.environment import decoding_environment
 from app.errors import DecodingDiedError
 from models.image import ImageRule
 from models.image_inputs import Pixels
 
 logger = logging.getLogger("ray.serve")
 
-PACKAGES = Path(__file__).resolve().parents[2]  # the folder that app and models are in
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0  # before one that died is started again; doubled each time
 CALM_S = 60.0  # without a death, after which the first pause is enough again
 MAX_RUN_S = 10.0  # of one small photo, which takes milliseconds
-END_WITHIN_S = 2.0
 DIED = (
     "the process that decoded this image died meanwhile; try again, with another file if it recurs"
 )
@@ -74,7 +57,7 @@ class DecodeProcess:
         self._task = Task(-1, rules, max_pixels, max_full_pixels)
         self._image_bytes = sum(rule.num_bytes for rule in rules)
         self._on_end = on_end
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._waiting: dict[int, asyncio.Future[Photo | None]] = {}  # by slot, the oldest first
         self._free: list[int] = list(range(NUM_SLOTS))
         self._may_start_at, self._pause_s, self._started_at = 0.0, FIRST_PAUSE_S, 0.0
@@ -105,7 +88,7 @@ class DecodeProcess:
             self._pause_s = FIRST_PAUSE_S
         self._started_at = now
         try:
-            self._child = _Child(self._task, self._image_bytes)
+            self._child = Child(self._task, self._image_bytes)
         except OSError as error:  # no memory, or no process more
             self._pause()
             logger.warning("No process to decode photos: %s; threads do it", error)
@@ -165,7 +148,7 @@ class DecodeProcess:
         if not received:
             self._died()
 
-    def _answered(self, child: "_Child", reply: Reply) -> None:
+    def _answered(self, child: "Child", reply: Reply) -> None:
         self._answered_at, self._cpu_s = time.monotonic(), reply.cpu_s
         if (future := self._waiting.pop(reply.slot, None)) is None:
             return
@@ -209,49 +192,3 @@ class DecodeProcess:
         child.end()
         if waiting:
             self._on_end()
-
-
-class _Child:
-    """A running process, its socket and its memory, which go with it."""
-
-    def __init__(self, task: Task, image_bytes: int) -> None:
-        self.is_ready = False
-        self.unsent: list[bytes] = []  # jobs of this turn of the loop
-        self.replies = replies()
-        self.connection, its_end = socket.socketpair()
-        memory = os.memfd_create("tandem-photos")
-        try:
-            os.ftruncate(memory, NUM_SLOTS * slot_bytes(image_bytes))
-            self.slots = Slots(memory, image_bytes)
-            argument = task._replace(descriptor=memory).as_argument()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "app.decoding.worker", argument],
-                stdin=its_end.fileno(),
-                pass_fds=(memory,),
-                cwd=PACKAGES,
-                env=decoding_environment(),
-            )
-        except BaseException:
-            self.connection.close()
-            raise
-        finally:
-            its_end.close()
-            os.close(memory)
-        self.connection.setblocking(False)
-        self.end = weakref.finalize(self, _end, self.connection, self.process)
-
-    def send(self) -> None:
-        """Send the jobs of a turn of the loop together: to wake the process costs more than one."""
-        message, self.unsent = b"".join(self.unsent), []
-        with contextlib.suppress(OSError):  # it is gone, which the loop is about to read
-            self.connection.send(message)
-
-
-def _end(connection: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    """Close the socket, at which it ends, and wait for it."""
-    connection.close()
-    try:
-        process.wait(END_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from app.decoding import child
 from app.decoding import process as module
 from app.decoding.process import DecodeProcess, Photo
 from app.decoding.slots import NUM_SLOTS
@@ -202,7 +203,7 @@ async def test_closing_ends_it(process):
 async def test_what_could_not_be_started_leaves_no_file_open(monkeypatch):
     silent = logging.Logger("silent")  # a record would hold the error, and all that was made
     monkeypatch.setattr(module, "logger", silent)
-    monkeypatch.setattr(module.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(child.sys, "executable", "/nowhere/python")
     before = num_descriptors()
     DecodeProcess(RULES, MAX_PIXELS, MAX_PIXELS).start()
     gc.collect()
@@ -220,7 +221,7 @@ async def test_without_a_process_more_threads_go_on(monkeypatch, caplog):
         tried.append(1)
         raise OSError("no process more")
 
-    monkeypatch.setattr(module.subprocess, "Popen", refuse)
+    monkeypatch.setattr(child.subprocess, "Popen", refuse)
     monkeypatch.setattr(module, "logger", logging.getLogger("of this test"))
     process = DecodeProcess(RULES, MAX_PIXELS, MAX_PIXELS)
     process.start()
