@@ -148,7 +148,7 @@ class DecodeProcess:
         if not received:
             self._died()
 
-    def _answered(self, child: "Child", reply: Reply) -> None:
+    def _answered(self, child: Child, reply: Reply) -> None:
         self._answered_at, self._cpu_s = time.monotonic(), reply.cpu_s
         if (future := self._waiting.pop(reply.slot, None)) is None:
             return

@@ -27,6 +27,7 @@ from app.setting_values import check_form_fits
 from app.settings import Settings
 from models import golden
 from models.model_set import ModelSet
+from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
 
@@ -73,14 +74,7 @@ class Classifier:
             settings, len(model_set.manifest.members)
         )
         self.calls_at_once = self._inference_threads.num  # of a remote caller: a batch is a call
-        options = RuntimeOptions(
-            num_threads=self._inference_threads.cores,
-            num_streams=self._inference_threads.num,
-            batch_sizes=settings.batch_sizes,
-            cache_dir=settings.compile_cache,
-            float_type=model_set.manifest.float_type,
-        )
-        self._network = load(model_set.network_path(member, settings.precision), options)
+        self._network = self._loaded(settings, model_set)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._input_size = manifest.image_of(member).input_size
@@ -102,6 +96,16 @@ class Classifier:
             on_batch=self._observer.executed,
             backlog=backlog_size(settings, model_set, member, self._network, self.calls_at_once),
         )
+
+    def _loaded(self, settings: Settings, model_set: ModelSet) -> LoadedNetwork:
+        options = RuntimeOptions(
+            num_threads=self._inference_threads.cores,
+            num_streams=self._inference_threads.num,
+            batch_sizes=settings.batch_sizes,
+            cache_dir=settings.compile_cache,
+            float_type=model_set.manifest.float_type,
+        )
+        return load(model_set.network_path(self._name, settings.precision), options)
 
     def _log_network(self) -> None:
         network = self._network
@@ -226,10 +230,13 @@ class Classifier:
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
             timed = await self._inference_threads.run(self._predict, batch)
-        taken_s = (timed.ended - timed.started) / len(batch)
+        self._note_time(timed, len(batch))
+        return timed
+
+    def _note_time(self, timed: TimedRows, num_images: int) -> None:
+        taken_s = (timed.ended - timed.started) / num_images
         before = self.image_s if math.isfinite(self.image_s) else taken_s
         self.image_s = before + LAST_BATCH_SHARE * (taken_s - before)
-        return timed
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run on a thread, which the batch may have waited for."""

@@ -17,8 +17,8 @@ from app.planning.simulator import Simulation
 HTTP_MS = 2.8  # of one image beyond its stages (share-floor-plan.json, overhead_ms now)
 CORES_TOGETHER = 4.0  # of a replica that is a whole graph, at most (configs/xeon-one-socket.yaml)
 # What one process cannot exceed, whatever its cores: so much of a photo of 15 to 240 KB passes
-# through its event loop and under Python's one lock (overhead-vnni.json, 64 clients, by thread:
-# decoded elsewhere). Of 10 KB it is some 0.5.
+# through its event loop and under Python's one lock (0.77 to 0.87 in runs of overhead.py at 64
+# clients, by thread: decoded elsewhere). Of 10 KB it is some 0.5.
 SERIAL_CPU_MS = 0.8
 SERIAL_BUSY = 0.6  # of that, at most: what waits for the loop waits in every stage
 CORES_APART = {"Gateway": 1.0, "Decoder": 2.0, "Combiner": 1.0}  # configs/cluster.yaml
