@@ -1,7 +1,6 @@
 """A decoding process for real: the Gateway's own pixels, and whatever dies, nobody hangs."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from app.decoding.small import SMALL_BYTES
 from app.errors import DecodingDiedError
 from models.image import ImageRule
 from models.image_inputs import ImageInputs
+from tests.support.open_files import open_files
 from tests.support.tiny_networks import picture
 
 RULES = (ImageRule(16, 20), ImageRule(24, 24, interpolation="bicubic"))
@@ -204,14 +204,9 @@ async def test_what_could_not_be_started_leaves_no_file_open(monkeypatch):
     silent = logging.Logger("silent")  # a record would hold the error, and all that was made
     monkeypatch.setattr(module, "logger", silent)
     monkeypatch.setattr(child.sys, "executable", "/nowhere/python")
-    before = num_descriptors()
+    before = open_files()
     DecodeProcess(RULES, MAX_PIXELS, MAX_PIXELS).start()
-    gc.collect()
-    assert num_descriptors() == before
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    assert not open_files() - before
 
 
 async def test_without_a_process_more_threads_go_on(monkeypatch, caplog):

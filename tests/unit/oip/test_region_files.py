@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import BadRegionError
 from app.oip.region_files import OpenFile, file_name, opened, read_at, write_at
+from tests.support.open_files import open_files
 
 
 @pytest.mark.parametrize("key", ["k", "/k", "a b", ".k", "..k", "ü", "k" * 255])
@@ -90,7 +91,7 @@ def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(
 ) -> None:
     (tmp_path / "other").write_bytes(b"secret")
     make(tmp_path / "k")
-    num_open = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files()
     with pytest.raises(BadRegionError, match=says), opened(tmp_path, "k", is_writing=is_writing):
         pass
-    assert len(os.listdir("/proc/self/fd")) == num_open  # noqa: PTH208
+    assert not open_files() - before
