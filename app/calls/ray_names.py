@@ -57,9 +57,13 @@ def _set_in_init(found: object) -> set[str]:
 ROUTER = "ray.serve.request_router"
 REPLICA, COMMON = "ray.serve._private.replica", "ray.serve._private.common"
 METRICS = "ReplicaMetricsManager"
-# What of Serve's wrapper app/deployments/serve_replica.py does itself, and hands to its objects.
+# What of Serve's wrapper app/deployments/serve_replica.py does itself, and hands to its objects,
+# and what of its HTTP server replica_server.py adds to.
 WRAPPER_NAMES = (
     RayName(REPLICA, "start_asgi_http_server", ("app", "http_options")),
+    RayName("uvicorn", "Server.startup", ("sockets",)),
+    RayName("uvicorn", "Server", attributes=("config", "server_state")),
+    RayName("uvicorn", "Config", attributes=("backlog",)),
     RayName(REPLICA, "Replica._direct_ingress_asgi", ("scope", "receive", "send")),
     RayName(REPLICA, "Replica._on_request_cancelled", ("request_metadata", "e")),
     RayName(REPLICA, "Replica.max_queued_requests"),

@@ -13,7 +13,8 @@ import time
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.deployments.serve_replica import ServeReplica, put_before_wrapper
+from app.deployments.replica_server import put_before_wrapper
+from app.deployments.serve_replica import ServeReplica
 from app.http.direct import PATH, ROUTE, VERB, DirectClassify, RawHeaders, is_plain
 from app.http.headers import REQUEST_ID, Headers, new_request_id
 from app.metrics.requests import CLIENT_WENT

@@ -10,22 +10,16 @@ other. The private names are listed in :mod:`app.calls.ray_names`, and looked up
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ray.serve._private import replica as serve_replica
 from ray.serve._private.common import RequestMetadata, RequestProtocol
 from ray.serve._private.replica import Replica
-from ray.serve._private.tracing_utils import is_tracing_enabled
 from ray.serve.context import _RequestContext, _serve_request_context
-from starlette.middleware import Middleware
 
 from app.deployments.access_log import drops_access_log
-from app.tracing.pipeline import pipeline
 from app.tracing.spans import Value
 
 METHOD = "__call__"  # of the ingress, by Serve's convention
-ROOT = "/"
 logger = logging.getLogger("ray.serve")
 
 
@@ -136,54 +130,3 @@ class ServeReplica:
             _http_method=self._verb,
             is_direct_ingress=True,
         )
-
-
-def can_pass(replica: Replica, options: Any) -> bool:
-    """Whether plain requests can pass Serve's wrapper as this service is set up.
-
-    What its wrapper would do, and :class:`ServeReplica` does not, leaves them to it: a timeout of
-    Serve's, paths below a prefix, an HTTP middleware or a trace exporter of the operator's, a
-    thread for the application.
-
-    Args:
-        replica: Serve's replica.
-        options: of its HTTP server.
-
-    """
-    return (
-        replica._route_prefix == ROOT
-        and replica.max_queued_requests != 0
-        and not options.root_path
-        and not options.request_timeout_s
-        and not options.middlewares
-        and not replica._user_callable_wrapper._run_user_code_in_separate_thread
-        and (pipeline.is_asked_for or not is_tracing_enabled())
-    )
-
-
-_start_server: Callable[..., Awaitable[Any]] = serve_replica.start_asgi_http_server  # type: ignore[attr-defined]
-
-
-def put_before_wrapper(
-    verb: str, path: str, middleware: Callable[[ServeReplica], Middleware]
-) -> None:
-    """Let the HTTP server of this process's replica call a middleware before Serve's wrapper.
-
-    Serve starts the server when it has made the ingress and its ASGI application. To call this
-    again replaces the middleware.
-
-    Args:
-        verb: the method of the requests that it answers.
-        path: their path.
-        middleware: makes it for the replica; not called where :func:`can_pass` says no.
-
-    """
-
-    async def start(app: Any, options: Any, **arguments: Any) -> Any:
-        replica = getattr(app, "__self__", None)
-        if isinstance(replica, Replica) and can_pass(replica, options):
-            ours = ServeReplica(replica, verb, path)
-            options.middlewares.append(middleware(ours))  # the list is this server's own
-        return await _start_server(app, options, **arguments)
-
-    serve_replica.start_asgi_http_server = start  # type: ignore[attr-defined, assignment]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.environment import (
+    GATEWAY_SOCKETS,
     HAPROXY_COMMAND,
     HAPROXY_PATH,
     RAY_ON_ALL_INTERFACES,
@@ -54,8 +55,9 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
             del values[RAY_ON_ALL_INTERFACES]
         # A shell may have a cluster's (tandem environment), or another program's: not with the
         # limits and the socket of this run.
-        set_environment(values, ours=(HAPROXY_PATH,))
-        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
+        values[GATEWAY_SOCKETS] = str(run_dir)
+        set_environment(values, ours=(HAPROXY_PATH, GATEWAY_SOCKETS))
+        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports, gateways=run_dir)
         command.write()
         try:
             yield command

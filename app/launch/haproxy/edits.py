@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.environment import gateway_socket
 from app.graph.parameters import TIMEOUT_HEADER
 from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.edit import Edit, appended
@@ -179,6 +180,22 @@ def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
             per=f"^{GRPC}$",
         ),
     ]
+
+
+def by_sockets(folder: Path) -> Edit:
+    """Return the edit by which HAProxy reaches Gateways at their sockets, not at their TCP ports.
+
+    Serve's own proxy (``backup``) has none, nor has gRPC; nor a Gateway of another address than
+    loopback's, which only a user's own environment can bring.
+    """
+    others, path = " (proto h2 check|check backup)", gateway_socket(folder, r"\2")
+    return Edit(
+        "the Gateways' sockets, by which a request costs half of what it does by their ports",
+        (r"^ *server \{\{ server\.name \}\} \{\{ server\.host \}\}:\{\{ server\.port \}\} check",),
+        rf"/{others}/!s|^( *server [^ ]+) 127\.0\.0\.1:([0-9]+)( check)|\1 unix@{path}\3|",
+        absent=r"^ *server .* 127\.0\.0\.1:.* check",
+        unless=others,
+    )
 
 
 def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:

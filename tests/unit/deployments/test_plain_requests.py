@@ -4,76 +4,28 @@ comes while it has more to do, goes through it.
 
 import asyncio
 import logging
-from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from ray.serve._private import replica as serve_replica
-from ray.serve._private.common import DeploymentID
 from ray.serve._private.logging_utils import log_access_log_filter
-from ray.serve._private.replica import Replica
-from ray.serve._private.utils import Semaphore
-from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_serve_request_context
 
 from app.deployments import serve_replica as our_replica
-from app.deployments.plain_requests import PlainRequests, answer_plain_requests
-from app.deployments.serve_replica import ServeReplica, can_pass
+from app.deployments.plain_requests import PlainRequests
+from app.deployments.serve_replica import ServeReplica
 from app.http.api import create_api
 from app.http.direct import PATH, VERB
 from app.tracing import spans
-from app.tracing.pipeline import pipeline
 from app.tracing.request_span import RequestTracer
 from app.tracing.spans import RecordedSpan
 from tests.support.fakes import FakeService
 from tests.support.raw_asgi import Asked, Told, ask
+from tests.support.serve_replicas import made_replica
 
 HAPROXYS = (b"x-request-disconnect-disabled", b"?1")
 ID = (b"x-request-id", b"mine")
 PLAIN = Asked(headers=[HAPROXYS, ID], chunks=(b"image",))
-
-
-class Metrics:
-    """Notes what Serve's manager of metrics is told."""
-
-    def __init__(self) -> None:
-        self.num_ongoing = 0
-        self.most_ongoing = 0
-        self.requests: list[dict] = []
-        self.ingress: list[dict] = []
-
-    def inc_num_ongoing_requests(self, request_metadata) -> None:
-        assert request_metadata.is_direct_ingress
-        self.num_ongoing += 1
-        self.most_ongoing = max(self.most_ongoing, self.num_ongoing)
-
-    def dec_num_ongoing_requests(self, request_metadata) -> None:
-        self.num_ongoing -= 1
-
-    def record_request_metrics(self, **told) -> None:
-        assert told.pop("latency_ms") >= 0
-        self.requests.append(told)
-
-    def record_ingress_request_metrics(self, **told) -> None:
-        assert told.pop("latency_ms") >= 0
-        self.ingress.append(told)
-
-
-def made_replica(max_ongoing_requests: int = 2) -> SimpleNamespace:
-    """Return what is used of Serve's replica."""
-    cancelled: list[str] = []
-    return SimpleNamespace(
-        _deployment_id=DeploymentID("Gateway", "tandem"),
-        _replica_id=SimpleNamespace(unique_id="r1"),
-        _route_prefix="/",
-        _semaphore=Semaphore(lambda: max_ongoing_requests),
-        _metrics_manager=Metrics(),
-        _user_callable_wrapper=SimpleNamespace(_run_user_code_in_separate_thread=False),
-        _on_request_cancelled=lambda metadata, _: cancelled.append(metadata.internal_request_id),
-        max_queued_requests=256,
-        cancelled=cancelled,
-    )
 
 
 class Passing:
@@ -250,66 +202,3 @@ async def test_calls_of_other_deployments_know_whose_they_are(passing):
     await asyncio.create_task(passing.application(scope_of(PLAIN), None, None))
     assert (found[0].request_id, found[0].route, found[0].app_name) == ("mine", PATH, "tandem")
     assert found[0].cancel_on_parent_request_cancel
-
-
-async def no_middleware(*_) -> None:
-    """Be one that an operator has added."""
-
-
-@pytest.mark.parametrize(
-    ("of_replica", "of_server", "can"),
-    [
-        ({}, {}, True),
-        ({"_route_prefix": "/tandem"}, {}, False),
-        ({"max_queued_requests": 0}, {}, False),
-        ({"max_queued_requests": -1}, {}, True),
-        (
-            {"_user_callable_wrapper": SimpleNamespace(_run_user_code_in_separate_thread=True)},
-            {},
-            False,
-        ),
-        ({}, {"root_path": "/below"}, False),
-        ({}, {"request_timeout_s": 5}, False),
-        ({}, {"middlewares": [no_middleware]}, False),
-    ],
-)
-def test_what_serves_wrapper_alone_can_do_is_left_to_it(of_replica, of_server, can):
-    replica = SimpleNamespace(**vars(made_replica()) | of_replica)
-    middlewares = of_server.pop("middlewares", [])
-    options = HTTPOptions(**of_server)
-    options.middlewares.extend(middlewares)
-    assert can_pass(replica, options) is can
-
-
-def test_an_exporter_of_the_operators_is_left_its_spans(monkeypatch):
-    monkeypatch.setattr(our_replica, "is_tracing_enabled", lambda: True)
-    monkeypatch.setattr(pipeline, "is_asked_for", False)
-    assert not can_pass(made_replica(), HTTPOptions())  # type: ignore[arg-type]
-    monkeypatch.setattr(pipeline, "is_asked_for", True)
-    assert can_pass(made_replica(), HTTPOptions())  # type: ignore[arg-type]
-
-
-async def test_the_server_of_serves_replica_gets_the_middleware(service, monkeypatch):
-    started: list[HTTPOptions] = []
-
-    async def start(app, options, **arguments) -> str:
-        assert arguments == {"enable_so_reuseport": False}
-        started.append(options)
-        return "task and server"
-
-    monkeypatch.setattr(our_replica, "_start_server", start)
-    monkeypatch.setattr(serve_replica, "start_asgi_http_server", start)
-    api = create_api(service)
-    assert api.direct is not None
-    for _ in range(2):  # again: a replica's application may be built anew
-        answer_plain_requests(api.direct)
-    real = Replica.__new__(Replica)
-    vars(real).update({k: v for k, v in vars(made_replica()).items() if not k.startswith("max")})
-    real._deployment_config = SimpleNamespace(max_queued_requests=256)
-    patched = serve_replica.start_asgi_http_server
-    for app in (real._direct_ingress_asgi, no_middleware):
-        told = await patched(app, HTTPOptions(), enable_so_reuseport=False)
-        assert told == "task and server"
-    of_replica, of_another = started
-    assert [middleware.cls for middleware in of_replica.middlewares] == [PlainRequests]
-    assert of_another.middlewares == []

@@ -10,13 +10,14 @@ from app.errors import ConfigError
 from app.launch.haproxy import command
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
-from app.launch.haproxy.edits import always, for_clusters, on_loopback, with_tls
+from app.launch.haproxy.edits import always, by_sockets, for_clusters, on_loopback, with_tls
 from app.launch.haproxy.refusals import refusals
 
 TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
 EDITS = [
     *always(waits_for_bodies=True),
     on_loopback((9101, 8404)),
+    by_sockets(Path("/tmp/run")),
     *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),
     *refusals(7),
     *for_clusters(),

@@ -4,18 +4,20 @@ import os
 
 import pytest
 
-from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
+from app.environment import GATEWAY_SOCKETS, HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.launch.isolated_environment import fast_serve
 from app.settings import Settings
 
 
-def test_the_users_variables_win_but_for_the_command_that_starts_haproxy(
+def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A shell that has a cluster's environment would start the cluster's HAProxy."""
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
+    monkeypatch.setenv(GATEWAY_SOCKETS, "/tmp/of-another-run")
     with fast_serve() as command:
+        assert os.environ[GATEWAY_SOCKETS] == str(command.path.parent)
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
         assert os.environ[HAPROXY_PATH] == str(command.path)
 
