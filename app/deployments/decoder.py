@@ -92,9 +92,12 @@ class Decoder:
 
     @property
     def num_busy(self) -> int:
-        """How many cores decoding keeps busy."""
+        """How many cores decoding keeps busy.
+
+        While processes decode one is the event loop's, which has no time left then.
+        """
         in_processes = 0 if self._processes is None else self._processes.num_busy
-        return self.queue.num_busy + in_processes
+        return self.queue.num_busy + in_processes + (in_processes > 0)
 
     def tell(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the loop whenever a file has ended."""
