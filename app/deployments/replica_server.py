@@ -108,6 +108,8 @@ def listen_at(server: uvicorn.Server, bound: socket.socket) -> None:
 
     Its connections are the server's like others, also when it is stopped.
     """
+    # Nobody in front says for whom it asks, and what a client says of itself is no fact.
+    server.config.proxy_headers = False
     startup = server.startup
 
     async def start_both(sockets: Any = None) -> None:

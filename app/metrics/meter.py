@@ -8,7 +8,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -60,10 +60,17 @@ class Meter:
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
         """Put a value into a histogram."""
+        self.observe_all(metric, [(tuple(tags.items()), value)])
+
+    def observe_all(self, metric: Metric, values: Sequence[tuple[Tags, float]]) -> None:
+        """Put values into histograms of a metric, each by its tags."""
         if self.is_on:
-            series = (metric.name, tuple(tags.items()))
             with self._lock:
-                self._histograms.setdefault(series, _Histogram()).add(value)
+                for tags, value in values:
+                    series = (metric.name, tags)
+                    if (histogram := self._histograms.get(series)) is None:
+                        histogram = self._histograms[series] = _Histogram()
+                    histogram.add(value)
 
     def defer(self, record: Callable[..., None], *facts: Any) -> None:
         """Call ``record(*facts)`` later, on the thread that flushes: a request need not wait."""
