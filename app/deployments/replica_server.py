@@ -20,7 +20,7 @@ from ray.serve._private.tracing_utils import is_tracing_enabled
 from starlette.middleware import Middleware
 
 from app.deployments.serve_replica import ServeReplica
-from app.environment import GATEWAY_SOCKETS, environment_value, gateway_socket
+from app.environment import gateway_socket, gateway_sockets
 from app.tracing.pipeline import pipeline
 
 ROOT = "/"
@@ -164,8 +164,8 @@ def listen_for_haproxy() -> None:
     Over a Unix-domain socket a request costs half of what it does over TCP on loopback
     (DECISIONS.md). Does nothing in a cluster, whose HAProxies reach Gateways on every node.
     """
-    if folder := environment_value(GATEWAY_SOCKETS):
-        server_start.sockets = Path(folder)
+    if (folder := gateway_sockets()) is not None:
+        server_start.sockets = folder
         _install()
 
 

@@ -10,6 +10,8 @@ from app.environment import (
     HAPROXY_COMMAND,
     HAPROXY_PATH,
     RAY_ON_ALL_INTERFACES,
+    SOCKETS_OFF,
+    environment_value,
     serve_environment,
     set_environment,
 )
@@ -55,9 +57,10 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
             del values[RAY_ON_ALL_INTERFACES]
         # A shell may have a cluster's (tandem environment), or another program's: not with the
         # limits and the socket of this run.
-        values[GATEWAY_SOCKETS] = str(run_dir)
+        gateways = None if environment_value(GATEWAY_SOCKETS) == SOCKETS_OFF else run_dir
+        values[GATEWAY_SOCKETS] = str(gateways or SOCKETS_OFF)
         set_environment(values, ours=(HAPROXY_PATH, GATEWAY_SOCKETS))
-        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports, gateways=run_dir)
+        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports, gateways)
         command.write()
         try:
             yield command

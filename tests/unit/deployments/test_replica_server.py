@@ -128,21 +128,19 @@ async def test_the_socket_of_a_port_that_is_taken_is_closed(
     assert not {target for _, target in open_files() - before if "socket" in target}
 
 
-@pytest.mark.parametrize("is_set", [True, False])
-def test_the_folder_is_that_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set: bool
-) -> None:
+@pytest.mark.parametrize("value", ["/tmp/a-run", "off", None])
+def test_the_folder_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     found = ServerStart()
     monkeypatch.setattr(replica_server, "server_start", found)
     monkeypatch.setattr(
         serve_replica, "start_asgi_http_server", serve_replica.start_asgi_http_server
     )
     monkeypatch.delenv(GATEWAY_SOCKETS, raising=False)
-    if is_set:
-        monkeypatch.setenv(GATEWAY_SOCKETS, str(tmp_path))
+    if value:
+        monkeypatch.setenv(GATEWAY_SOCKETS, value)
     listen_for_haproxy()
-    assert found.sockets == (tmp_path if is_set else None)
-    assert (serve_replica.start_asgi_http_server is found) is is_set
+    assert found.sockets == (Path("/tmp/a-run") if value == "/tmp/a-run" else None)
+    assert (serve_replica.start_asgi_http_server is found) is (found.sockets is not None)
 
 
 async def no_middleware(*_) -> None:
