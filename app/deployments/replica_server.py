@@ -74,15 +74,13 @@ class ServerStart:
             verb, path, middleware = self.before_wrapper
             ours = ServeReplica(replica, verb, path)
             options.middlewares.append(middleware(ours))  # the list is this server's own
-        if self.sockets is None:
-            return await self._start(app, options, **arguments)
-        own = bound_socket(gateway_socket(self.sockets, options.port))
-        try:
-            task, server = await self._start(app, options, **arguments)
-        except BaseException:
-            own.close()
-            raise
-        listen_at(server, own)
+        task, server = await self._start(app, options, **arguments)
+        if self.sockets is not None:  # the port is ours, and so is the socket that is named for it
+            try:
+                listen_at(server, bound_socket(gateway_socket(self.sockets, options.port)))
+            except OSError:
+                task.cancel()
+                raise
         return task, server
 
 

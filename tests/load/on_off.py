@@ -3,6 +3,7 @@
 They are started several times: one start of the same service is up to 5 % faster than another.
 """
 
+import contextlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import psutil
 import typer
 import yaml
 from machine import ROOT, describe, process_tree, pss_mb
-from running import Running, running_service
+from running import TANDEM, Running, running
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
@@ -36,7 +37,7 @@ WARM_S = 6.0  # of the largest crowd, before the turns: what a service makes whe
 class Turns:
     """What a comparison does."""
 
-    setting: str  # of app/settings.py
+    setting: str  # of app/settings.py, or an environment variable
     clients: Sequence[int]
     starts: int  # of both services
     rounds: int  # of each start
@@ -58,11 +59,7 @@ class Turns:
         for start in range(self.starts):
             with ExitStack() as stack:
                 services = {
-                    name: stack.enter_context(
-                        running_service(
-                            "--config", self._config(folder, name), "--model-set", model_set
-                        )
-                    )
+                    name: stack.enter_context(self._service(folder, name, model_set))
                     for name in memory
                 }
                 for service in services.values():
@@ -87,14 +84,21 @@ class Turns:
             for name in ((OFF, ON) if number % 2 else (ON, OFF))
         ]
 
-    def _config(self, folder: Path, name: str) -> str:
-        """Write serve_config.yaml with the setting; return its path."""
+    def _service(
+        self, folder: Path, name: str, model_set: str
+    ) -> contextlib.AbstractContextManager[Running]:
+        """Return serve_config.yaml with the setting, to be started."""
         shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
         on, off = self.values
-        shipped["applications"][0]["args"][self.setting] = on if name == ON else off
+        value, environment = on if name == ON else off, {}
+        if not self.setting.isupper():
+            shipped["applications"][0]["args"][self.setting] = value
+        elif value is not None:
+            environment[self.setting] = value
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(shipped), "utf-8")
-        return str(path)
+        command = [TANDEM, "serve", "--config", str(path), "--model-set", model_set]
+        return running(command, environment)
 
 
 def shares(
