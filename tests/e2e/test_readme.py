@@ -211,7 +211,13 @@ def test_the_overhead_is_what_was_measured() -> None:
         of_file = result_of(file)["together"]["median"]
         shares = [of_file[load]["tandem"]["of_yardstick"] for load in loads]
         assert told.format(*shares) in words, shares
-    null = result["null"]["median"]["16"]
+    of_null = result["null"]["median"]
+    shares = [of_null[load]["tandem"]["of_yardstick"] for load in ("16", "64")]
+    told = "Tandem has {:.2f} of it with 16 clients and {:.2f} with 64"
+    assert told.format(*shares) in words, shares
+    assert len(result["null"]["turns"]) == 5 * sum(map(len, of_null.values()))
+    assert "10 KB photos, five rounds" in words
+    null = of_null["16"]
     rates = [f"{null[name]['images_per_s']:.0f}" for name in ("yardstick", "tandem")]
     assert "it answers {} requests a second, Tandem {}:".format(*rates) in words, rates
     share = result_of("serve-run")["serve-run"]["median"]["16"]["serve-run"]["of_tandem"]

@@ -4,16 +4,10 @@ Two services, ``decode_processes`` as shipped and 0, take turns with 1, 16 and 6
 bundled networks, and with networks that cost nothing (:mod:`null_set`). Prints JSON.
 """
 
-import tempfile
-from pathlib import Path
-
 import typer
 from machine import ROOT
-from null_set import small_photos, write_null_set
 from on_off import Photos, Result, Rounds, Seconds, Starts, Turns
 from result_file import write_result
-
-from app.bench.photos import photos_in
 
 RESULT = ROOT / "tests" / "load" / "results" / "decode_processes.json"
 
@@ -27,12 +21,7 @@ def main(
 ) -> None:
     """Measure with decoding processes and without, in turns."""
     turns = Turns("decode_processes", (1, 16, 64), starts, rounds, seconds, (None, 0))
-    result = turns.facts()
-    with tempfile.TemporaryDirectory() as folder:
-        bodies, null = photos_in(photos), write_null_set(Path(folder) / "null")
-        result["bundled"] = turns.compared(bodies, Path(folder), "imagenette")
-        result["null"] = turns.compared(small_photos(bodies), Path(folder), str(null))
-    write_result(result, json_file)
+    write_result(turns.facts() | turns.with_both_sets(photos), json_file)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ They are started several times: one start of the same service is up to 5 % faste
 """
 
 import contextlib
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import psutil
 import typer
 import yaml
 from machine import ROOT, describe, process_tree, pss_mb
+from null_set import small_photos, write_null_set
 from running import TANDEM, Running, running
 
 from app.bench.client import Target
 from app.bench.generator import Load, run_load
+from app.bench.photos import photos_in
 from app.bench.samples import summarise
 
 # What the commands take.
@@ -74,6 +77,16 @@ class Turns:
             "clients": {str(clients): shares(rows, clients) for clients in self.clients},
             "pss_mb": {name: round(median(of)) for name, of in memory.items()},
         }
+
+    def with_both_sets(self, photos: Path) -> dict[str, Any]:
+        """Return the comparison with the bundled networks, and with those that cost nothing."""
+        with tempfile.TemporaryDirectory() as name:
+            folder, bodies = Path(name), photos_in(photos)
+            null = write_null_set(folder / "null")
+            return {
+                "bundled": self.compared(bodies, folder, "imagenette"),
+                "null": self.compared(small_photos(bodies), folder, str(null)),
+            }
 
     def _order(self) -> list[tuple[int, str]]:
         """Return whose turn it is; who is first of a pair varies."""

@@ -190,7 +190,7 @@ def by_sockets(folder: Path) -> Edit:
     """
     others, path = " (proto h2 check|check backup)", gateway_socket(folder, r"\2")
     return Edit(
-        "the Gateways' sockets, by which a request costs half of what it does by their ports",
+        "the Gateways' sockets: it would look for them at their ports",
         (r"^ *server \{\{ server\.name \}\} \{\{ server\.host \}\}:\{\{ server\.port \}\} check",),
         rf"/{others}/!s|^( *server [^ ]+) 127\.0\.0\.1:([0-9]+)( check)|\1 unix@{path}\3|",
         absent=r"^ *server .* 127\.0\.0\.1:.* check",

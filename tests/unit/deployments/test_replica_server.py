@@ -114,7 +114,7 @@ SERVES_SOCKET = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExcep
 @SERVES_SOCKET
 async def test_without_a_socket_it_does_not_start(tmp_path: Path) -> None:
     """HAProxy would find nobody there."""
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"TANDEM_GATEWAY_SOCKETS=off.*gone"):
         await start(tmp_path / "gone")
     await asyncio.sleep(0)
     gc.collect()
