@@ -85,10 +85,12 @@ def quantize(
 
 
 def _run(model_set: ModelSet, request: "Request") -> "MemberQuantization":
+    from calibration.quantization.interrupts import interrupted_on_another_thread
     from calibration.quantization.quantize_set import quantize_set
 
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
-    with contextlib.redirect_stdout(sys.stderr):  # NNCF's progress bars are not our answer
+    # NNCF's progress bars are not our answer.
+    with contextlib.redirect_stdout(sys.stderr), interrupted_on_another_thread():
         return quantize_set(model_set, request, lambda text: err.print(escape(text)))
 
 
