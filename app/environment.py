@@ -18,6 +18,8 @@ GATEWAY_SOCKETS, SOCKETS_OFF = "TANDEM_GATEWAY_SOCKETS", "off"
 NICENESS = "RAY_worker_niceness"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
+# A syslog server for a line of HAProxy's for each request; a user's own. Without it there is none.
+HAPROXY_LOG = "RAY_SERVE_HAPROXY_LOG_TARGET"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5

@@ -13,6 +13,7 @@ PORTS = (9101, 8404)  # of the metrics and the statistics
 # Every line that an edit of a service on one machine looks for, and some that look like them.
 CONFIG = """\
 global
+    log 127.0.0.1:514 local0 info
     stats socket /tmp/x/admin.sock
 defaults
     mode http
@@ -45,13 +46,16 @@ def write_serves_config(
     grpc_port: int | None = None,
     replicas: dict[str, int] | None = None,
     fallback: int | None = None,
+    log_target: str = "127.0.0.1:514",
 ) -> Path:
     """Write what Serve writes.
 
     ``ports`` are those of the metrics and the statistics, ``replicas`` are ports by protocol
     ("http", "grpc"): one of each, none by default; ``fallback`` is that of Serve's own proxy.
+    ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
     """
     config = HAProxyConfig(
+        log_target=log_target,
         metrics_port=ports[0],
         stats_port=ports[1],
         socket_path=str(path.parent / "admin.sock"),

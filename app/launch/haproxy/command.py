@@ -10,16 +10,11 @@ from pathlib import Path
 import psutil
 
 from app.calls.ray_compatibility import SUPPORTED_RAY, mismatch
+from app.environment import HAPROXY_LOG, environment_value
 from app.errors import ConfigError
+from app.launch.haproxy.addresses import by_sockets, locally, on_loopback, with_tls
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
-from app.launch.haproxy.edits import (
-    always,
-    by_sockets,
-    for_clusters,
-    locally,
-    on_loopback,
-    with_tls,
-)
+from app.launch.haproxy.edits import always, for_clusters, unlogged
 from app.launch.haproxy.refusals import refusals
 from app.launch.ray_internals import haproxy_template
 from app.launch.tls import Tls
@@ -58,7 +53,8 @@ class HaproxyCommand:
     ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
     and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and
     where a request goes to a second Gateway when the first one dies. ``gateways`` is the folder of
-    the sockets at which it reaches Gateways; None: it reaches them at their ports.
+    the sockets at which it reaches Gateways; None: it reaches them at their ports. It logs requests
+    if the environment says where (``RAY_SERVE_HAPROXY_LOG_TARGET``).
     """
 
     def __init__(
@@ -114,6 +110,8 @@ class HaproxyCommand:
 
     def _all(self, tls: Tls | None, max_requests: int | None) -> list[Edit]:
         edits = always(waits_for_bodies=max_requests is None)
+        if environment_value(HAPROXY_LOG) is None:
+            edits.append(unlogged())
         if self._ports:
             edits += [
                 on_loopback(self._ports),

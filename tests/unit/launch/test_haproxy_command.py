@@ -70,6 +70,7 @@ def test_haproxy_is_not_started_with_an_application_that_it_would_not_limit(comm
     [
         ("errorfile 503", "the service's own form of HAProxy's answers"),
         ("option splice-request", "bodies copied, not spliced"),
+        ("local0 info", "no datagram for each request"),
     ],
 )
 def test_haproxy_is_not_started_with_what_should_have_gone(command, tmp_path, line, lost):

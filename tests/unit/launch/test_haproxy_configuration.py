@@ -71,7 +71,8 @@ def test_what_is_changed_and_what_is_not(command, tmp_path):
     assert after[first : first + len(of_grpc)] == [f"    {rule} # tandem" for rule in of_grpc]
     assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + len(of_grpc)
     after = [line for line in after if line not in added]
-    before = [line for line in before if not re.match(" *(errorfile|option splice-)", line)]
+    gone = " *(log 127|errorfile|option splice-)"
+    before = [line for line in before if not re.match(gone, line)]
     changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
     assert changed == {
         ("    bind :9101", "    bind 127.0.0.1:9101"),
@@ -191,6 +192,21 @@ def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, t
     assert line.startswith("    http-request return status 503 content-type application/json hdr")
     (text,) = re.findall(r"string '(.*)'", line)
     assert json.loads(text)["error"]["code"] == "not_ready"
+
+
+@pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
+def test_requests_are_logged_only_where_the_operator_says(tmp_path, monkeypatch, target):
+    if target is not None:
+        monkeypatch.setenv("RAY_SERVE_HAPROXY_LOG_TARGET", target)
+    command = HaproxyCommand(tmp_path / "haproxy", PORTS)
+    command.write()
+    config = write_serves_config(
+        tmp_path / "haproxy.cfg", replicas={"http": 30000}, log_target=target or "127.0.0.1:514"
+    )
+    checked = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    targets = re.findall(r"^ *log (.* local0 .*)$", config.read_text(), re.MULTILINE)
+    assert targets == ([] if target is None else [f"{target} local0 info"])
 
 
 def servers_of(config: Path) -> list[str]:

@@ -8,14 +8,16 @@ from ray.serve._private import haproxy_templates
 
 from app.errors import ConfigError
 from app.launch.haproxy import command
+from app.launch.haproxy.addresses import by_sockets, on_loopback, with_tls
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
-from app.launch.haproxy.edits import always, by_sockets, for_clusters, on_loopback, with_tls
+from app.launch.haproxy.edits import always, for_clusters, unlogged
 from app.launch.haproxy.refusals import refusals
 
 TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
 EDITS = [
     *always(waits_for_bodies=True),
+    unlogged(),
     on_loopback((9101, 8404)),
     by_sockets(Path("/tmp/run")),
     *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),

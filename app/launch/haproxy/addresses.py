@@ -1,0 +1,92 @@
+"""The edits of HAProxy's addresses: where it listens, and where it reaches Gateways."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.environment import gateway_socket
+from app.launch.haproxy.edit import Edit, appended
+from app.launch.haproxy.edits import GRPC, GRPC_BIND, HTTP, HTTP_BIND
+
+
+def on_loopback(ports: tuple[int, int]) -> Edit:
+    """Return the edit that keeps HAProxy's metrics and statistics on loopback.
+
+    Serve's template binds those two ``ports`` to all interfaces; the service's own port follows
+    http_options.host.
+    """
+    either = f"({ports[0]}|{ports[1]})"
+    return Edit(
+        "HAProxy's metrics and statistics on loopback alone",
+        (
+            r"^ *bind \*?:\{\{ config\.metrics_port \}\}$",
+            r"^ *bind \*?:\{\{ config\.stats_port \}\}$",
+        ),
+        rf"s/^( *bind) \*?:{either}$/\1 127.0.0.1:\2/",
+        patterns=tuple(rf"^ *bind 127\.0\.0\.1:{port}$" for port in ports),
+        absent=f"^ *bind .*:{either}$",
+        unless=rf"^ *bind 127\.0\.0\.1:{either}$",
+    )
+
+
+def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
+    """Return the edits by which HAProxy also listens, in clear, on sockets of this run's folder.
+
+    Nobody but this user enters the folder. There the command asks whether the service is ready, in
+    the same words as others, whatever it asks of those at its ports.
+    """
+    return [
+        appended(
+            "the socket on which tandem serve asks whether the service is ready",
+            HTTP,
+            [f"bind unix@{socket} mode 600"],
+        ),
+        appended(
+            "the socket on which tandem serve asks whether gRPC is ready",
+            GRPC,
+            [f"bind unix@{grpc_socket} mode 600 proto h2"],
+            per=f"^{GRPC}$",
+        ),
+    ]
+
+
+def by_sockets(folder: Path) -> Edit:
+    """Return the edit by which HAProxy reaches Gateways at their sockets, not at their TCP ports.
+
+    Serve's own proxy (``backup``) has none, nor has gRPC; nor a Gateway of another address than
+    loopback's, which only a user's own environment can bring.
+    """
+    others, path = " (proto h2 check|check backup)", gateway_socket(folder, r"\2")
+    return Edit(
+        "the Gateways' sockets: it would look for them at their ports",
+        (r"^ *server \{\{ server\.name \}\} \{\{ server\.host \}\}:\{\{ server\.port \}\} check",),
+        rf"/{others}/!s|^( *server [^ ]+) 127\.0\.0\.1:([0-9]+)( check)|\1 unix@{path}\3|",
+        absent=r"^ *server .* 127\.0\.0\.1:.* check",
+        unless=others,
+    )
+
+
+def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
+    """Return the edits by which the service's ports speak TLS alone.
+
+    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none, nor does
+    a socket (:func:`locally`).
+    """
+    of_grpc = words.replace("alpn http/1.1", "alpn h2")
+    plain = "|".join(map(str, ports))
+    return [
+        Edit(
+            "TLS on every port that others reach",
+            (HTTP_BIND,),
+            rf"/^{HTTP}$/,/^ *bind /s|^( *bind [^ ]+)$|\1 ssl {words}|",
+            patterns=(f"^ *bind [^ ]+ ssl {words}$",),
+            absent="^ *bind ",
+            unless=rf" ssl crt |^ *bind (127\.0\.0\.1:({plain})$|unix@)",
+        ),
+        Edit(
+            "TLS on the port of gRPC",
+            (GRPC_BIND,),
+            rf"/^{GRPC}$/,/^ *bind /s|^( *bind [^ ]+) proto h2$|\1 ssl {of_grpc}|",
+            patterns=(f"^ *bind [^ ]+ ssl {of_grpc}$",),
+            per=f"^{GRPC}$",
+        ),
+    ]
