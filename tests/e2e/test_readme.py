@@ -219,7 +219,7 @@ def test_the_overhead_is_what_was_measured() -> None:
     assert "10 KB photos, five rounds" in words
     null = of_null["16"]
     rates = [f"{null[name]['images_per_s']:.0f}" for name in ("yardstick", "tandem")]
-    assert "it answers {} requests a second, Tandem {}:".format(*rates) in words, rates
+    assert "that server answers {} requests a second, Tandem {}:".format(*rates) in words, rates
     share = result_of("serve-run")["serve-run"]["median"]["16"]["serve-run"]["of_tandem"]
     assert f"reaches {share:.2f} of `tandem serve`" in words
 
