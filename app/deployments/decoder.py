@@ -13,6 +13,7 @@ import numpy as np
 
 from app.compute.health import Health
 from app.compute.inference_threads import replica_cores
+from app.decoding.loop_turn import LoopTurn
 from app.decoding.pool import DecodeProcesses
 from app.decoding.process import Photo
 from app.decoding.small import SMALL_BYTES, is_small
@@ -61,7 +62,7 @@ class Decoder:
         self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels
         )
-        self._num_on_loop = 0  # in this turn of the loop
+        self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._on_loop, MAX_ON_LOOP)
         self._health = Health("file that is decoded", counts_failures=False)
         self._observer = DecoderObserver()
         self._has_time: Callable[[], bool] = lambda: False
@@ -88,20 +89,23 @@ class Decoder:
     def num_coming(self) -> int:
         """Images that wait or are decoded, but for heavy ones."""
         in_processes = 0 if self._processes is None else self._processes.num_open
-        return self.queue.num_coming + in_processes
+        return self.queue.num_coming + self._loop_turn.num_waiting + in_processes
 
     @property
     def num_busy(self) -> int:
         """How many cores decoding keeps busy.
 
-        While processes decode one is the event loop's, which has no time left then.
+        One is the event loop's, while it has photos to decode, or processes do: then it has no time
+        left.
         """
         in_processes = 0 if self._processes is None else self._processes.num_busy
-        return self.queue.num_busy + in_processes + (in_processes > 0)
+        loop_is_busy = in_processes > 0 or self._loop_turn.num_waiting > 0
+        return self.queue.num_busy + in_processes + loop_is_busy
 
     def tell(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the loop whenever a file has ended."""
         self.queue.tell(ended)
+        self._loop_turn.tell(ended)
         if self._processes is not None:
             self._processes.tell(ended)
 
@@ -155,8 +159,8 @@ class Decoder:
             and (photo := self._processes.submit(data)) is not None
         ):
             return await self._of_process(data, photo)
-        if self._num_on_loop < MAX_ON_LOOP and self._has_time():
-            return self._on_loop(data)
+        if self._loop_turn.has_room and self._has_time():
+            return await self._loop_turn.submit(data)
         return None
 
     def _on_loop(self, data: bytes) -> _Outcome | None:
@@ -166,9 +170,6 @@ class Decoder:
             return None  # a thread tells what is wrong with it
         if not is_small(checked.header):
             return None
-        if not self._num_on_loop:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-        self._num_on_loop += 1
         return self._finish(data, checked)
 
     async def _of_process(
@@ -186,9 +187,6 @@ class Decoder:
         header = ImageHeader("jpeg", photo.width, photo.height)
         file = DecodedFile(len(data), photo.started, photo.ended, header, None)
         return _Outcome(self._inputs.shaped(photo.pixels), file)
-
-    def _next_turn(self) -> None:
-        self._num_on_loop = 0
 
     async def _by_turns(
         self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool

@@ -89,6 +89,21 @@ async def test_one_turn_of_the_loop_decodes_a_batch_at_most(tiny_set, monkeypatc
     assert len(used) == 2 * (MAX_ON_LOOP + 3)
 
 
+async def test_while_the_loop_has_photos_it_is_a_busy_core_and_they_are_coming(tiny_set):
+    decoder = Decoder(Settings(model_set=str(tiny_set)))
+    decoder.use_loop(lambda: True)
+    told: list[tuple[int, int]] = []
+    decoder.tell(lambda: told.append((decoder.num_coming, decoder.num_busy)))
+    photo = picture("red", suffix=".jpg")
+    asked = [asyncio.ensure_future(decoder.decode([photo])) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (decoder.num_coming, decoder.num_busy) == (3, 1)
+    await asyncio.gather(*asked)
+    await asyncio.sleep(0)
+    assert (decoder.num_coming, decoder.num_busy) == (0, 0)
+    assert told == [(0, 0)]
+
+
 async def test_on_the_loop_too_faults_are_told_and_what_is_late_is_not_decoded(
     tiny_set, monkeypatch
 ):
