@@ -211,6 +211,14 @@ def test_the_overhead_is_what_was_measured() -> None:
         of_file = result_of(file)["together"]["median"]
         shares = [of_file[load]["tandem"]["of_yardstick"] for load in loads]
         assert told.format(*shares) in words, shares
+    of_16 = result_of("overhead-16-vnni")
+    assert of_16["rounds"] == 12
+    assert len(of_16["together"]["turns"]) == 12 * len(of_16["together"]["median"]["16"])
+    row = of_16["together"]["median"]["16"]
+    figures = [row["tandem"]["of_yardstick"]]
+    figures += [row[name]["cpu_ms_above_bound"] for name in ("tandem", "yardstick")]
+    told = "had {:.2f}, and {:.1f} CPU-ms an image above the bound, that server {:.1f}"
+    assert told.format(*figures) in words, figures
     of_null = result["null"]["median"]
     shares = [of_null[load]["tandem"]["of_yardstick"] for load in ("16", "64")]
     told = "Tandem has {:.2f} of it with 16 clients and {:.2f} with 64"
