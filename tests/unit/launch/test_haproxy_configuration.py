@@ -196,6 +196,7 @@ def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, t
 
 @pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
 def test_requests_are_logged_only_where_the_operator_says(tmp_path, monkeypatch, target):
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_LOG_TARGET", raising=False)
     if target is not None:
         monkeypatch.setenv("RAY_SERVE_HAPROXY_LOG_TARGET", target)
     command = HaproxyCommand(tmp_path / "haproxy", PORTS)
