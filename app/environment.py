@@ -12,9 +12,6 @@ KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 # The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
 REGIONS_FOLDER = "TANDEM_REGIONS_FOLDER"
-# The folder of the sockets at which Gateways listen for the HAProxy of the same run. A user may set
-# it to "off": HAProxy then comes by TCP.
-GATEWAY_SOCKETS, SOCKETS_OFF = "TANDEM_GATEWAY_SOCKETS", "off"
 NICENESS = "RAY_worker_niceness"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -144,17 +141,6 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
 def environment_value(*names: str) -> str | None:
     """Return the first of these variables that is set and not empty."""
     return next((value for name in names if (value := os.environ.get(name))), None)
-
-
-def gateway_sockets() -> Path | None:
-    """Return the folder of this run's sockets; None where HAProxy comes by TCP."""
-    folder = environment_value(GATEWAY_SOCKETS)
-    return Path(folder) if folder and folder != SOCKETS_OFF else None
-
-
-def gateway_socket(folder: Path, port: int | str) -> Path:
-    """Return where the Gateway that has ``port`` listens for HAProxy."""
-    return folder / f"gateway-{port}.sock"
 
 
 def gateway_timeout_s() -> float | None:

@@ -61,9 +61,6 @@ METRICS = "ReplicaMetricsManager"
 # and what of its HTTP server replica_server.py adds to.
 WRAPPER_NAMES = (
     RayName(REPLICA, "start_asgi_http_server", ("app", "http_options")),
-    RayName("uvicorn", "Server.startup", ("sockets",)),
-    RayName("uvicorn", "Server", attributes=("config", "server_state")),
-    RayName("uvicorn", "Config", attributes=("backlog",)),
     RayName(REPLICA, "Replica._direct_ingress_asgi", ("scope", "receive", "send")),
     RayName(REPLICA, "Replica._on_request_cancelled", ("request_metadata", "e")),
     RayName(REPLICA, "Replica.max_queued_requests"),

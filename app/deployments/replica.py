@@ -16,7 +16,6 @@ from app.deployments.decoder import Decoder
 from app.deployments.grpc_server import limit_unread
 from app.deployments.loopback import keep_to_loopback
 from app.deployments.many import classify_many, decode_many
-from app.deployments.replica_server import listen_for_haproxy
 from app.grpc.receiver import max_message_bytes
 from app.metrics.replica import start_metrics
 from app.scaling.usage import Usage
@@ -34,7 +33,6 @@ def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     keep_to_loopback()
     skip_filtered_access_log(logging.getLogger("ray.serve"))
     if is_ingress:
-        listen_for_haproxy()
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)
     start_metrics()

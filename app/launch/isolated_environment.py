@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.environment import (
-    GATEWAY_SOCKETS,
     HAPROXY_COMMAND,
     HAPROXY_PATH,
     RAY_ON_ALL_INTERFACES,
-    SOCKETS_OFF,
-    environment_value,
     serve_environment,
     set_environment,
 )
@@ -56,11 +53,9 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]
         # A shell may have a cluster's (tandem environment), or another program's: not with the
-        # limits and the socket of this run.
-        gateways = None if environment_value(GATEWAY_SOCKETS) == SOCKETS_OFF else run_dir
-        values[GATEWAY_SOCKETS] = str(gateways or SOCKETS_OFF)
-        set_environment(values, ours=(HAPROXY_PATH, GATEWAY_SOCKETS))
-        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports, gateways)
+        # limits of this run.
+        set_environment(values, ours=(HAPROXY_PATH,))
+        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
         command.write()
         try:
             yield command

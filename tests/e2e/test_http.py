@@ -7,11 +7,10 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY, Service, drawn_photo
+from tests.support.services.live_service import SAME_PROBABILITY, drawn_photo
 
 Classify = Callable[[bytes], np.ndarray]
 
@@ -56,19 +55,6 @@ def test_the_answer_is_that_of_the_networks_without_a_service(
     assert [p["label"] for p in answer["predictions"]] == [
         labels[p["index"]] for p in answer["predictions"]
     ]
-
-
-def test_haproxy_comes_by_the_gateways_socket(
-    service: Service, client: httpx.Client, photo: bytes
-) -> None:
-    client.post("/v1/classify", content=photo).raise_for_status()
-    tree = psutil.Process(service.process.pid).children(recursive=True)
-    (gateway,) = (p for p in tree if "ServeReplica:tandem:Gateway" in p.cmdline()[0])
-    at_socket = [c.laddr for c in gateway.net_connections("unix") if "/gateway-" in str(c.laddr)]
-    assert len(at_socket) >= 2  # the one that listens, and connections
-    (port,) = {int(re.findall(r"gateway-(\d+)", str(address))[0]) for address in at_socket}
-    at_port = [c.status for c in gateway.net_connections("tcp") if c.laddr and c.laddr.port == port]
-    assert at_port == [psutil.CONN_LISTEN]
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 10])

@@ -40,7 +40,7 @@ WARM_S = 6.0  # of the largest crowd, before the turns: what a service makes whe
 class Turns:
     """What a comparison does."""
 
-    setting: str  # of app/settings.py, or an environment variable
+    setting: str  # of app/settings.py
     clients: Sequence[int]
     starts: int  # of both services
     rounds: int  # of each start
@@ -103,15 +103,11 @@ class Turns:
         """Return serve_config.yaml with the setting, to be started."""
         shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
         on, off = self.values
-        value, environment = on if name == ON else off, {}
-        if not self.setting.isupper():
-            shipped["applications"][0]["args"][self.setting] = value
-        elif value is not None:
-            environment[self.setting] = value
+        shipped["applications"][0]["args"][self.setting] = on if name == ON else off
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(shipped), "utf-8")
         command = [TANDEM, "serve", "--config", str(path), "--model-set", model_set]
-        return running(command, environment)
+        return running(command)
 
 
 def shares(

@@ -45,14 +45,12 @@ def write_serves_config(
     http_port: int = 8000,
     grpc_port: int | None = None,
     replicas: dict[str, int] | None = None,
-    fallback: int | None = None,
     log_target: str = "127.0.0.1:514",
 ) -> Path:
     """Write what Serve writes.
 
     ``ports`` are those of the metrics and the statistics, ``replicas`` are ports by protocol
-    ("http", "grpc"): one of each, none by default; ``fallback`` is that of Serve's own proxy.
-    ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
+    ("http", "grpc"): one of each, none by default. ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
     """
     config = HAProxyConfig(
         log_target=log_target,
@@ -75,7 +73,6 @@ def write_serves_config(
             app_name=APPLICATION,
             protocol=RequestProtocol[protocol.upper()],
             servers=[ServerConfig("one", "127.0.0.1", port)],
-            fallback_server=ServerConfig("fallback", "127.0.0.1", fallback) if fallback else None,
         )
         for protocol, port in (replicas or {}).items()
     }

@@ -1,9 +1,8 @@
-"""The edits of HAProxy's addresses: where it listens, and where it reaches Gateways."""
+"""The edits of HAProxy's addresses: where it listens, in clear or with TLS."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.environment import gateway_socket
 from app.launch.haproxy.edit import Edit, appended
 from app.launch.haproxy.edits import GRPC, GRPC_BIND, HTTP, HTTP_BIND
 
@@ -47,22 +46,6 @@ def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
             per=f"^{GRPC}$",
         ),
     ]
-
-
-def by_sockets(folder: Path) -> Edit:
-    """Return the edit by which HAProxy reaches Gateways at their sockets, not at their TCP ports.
-
-    Serve's own proxy (``backup``) has none, nor has gRPC; nor a Gateway of another address than
-    loopback's, which only a user's own environment can bring.
-    """
-    others, path = " (proto h2 check|check backup)", gateway_socket(folder, r"\2")
-    return Edit(
-        "the Gateways' sockets: it would look for them at their ports",
-        (r"^ *server \{\{ server\.name \}\} \{\{ server\.host \}\}:\{\{ server\.port \}\} check",),
-        rf"/{others}/!s|^( *server [^ ]+) 127\.0\.0\.1:([0-9]+)( check)|\1 unix@{path}\3|",
-        absent=r"^ *server .* 127\.0\.0\.1:.* check",
-        unless=others,
-    )
 
 
 def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:

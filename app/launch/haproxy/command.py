@@ -12,7 +12,7 @@ import psutil
 from app.calls.ray_compatibility import SUPPORTED_RAY, mismatch
 from app.environment import HAPROXY_LOG, environment_value
 from app.errors import ConfigError
-from app.launch.haproxy.addresses import by_sockets, locally, on_loopback, with_tls
+from app.launch.haproxy.addresses import locally, on_loopback, with_tls
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
 from app.launch.haproxy.edits import always, for_clusters, unlogged
 from app.launch.haproxy.refusals import refusals
@@ -52,15 +52,12 @@ class HaproxyCommand:
 
     ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
     and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and
-    where a request goes to a second Gateway when the first one dies. ``gateways`` is the folder of
-    the sockets at which it reaches Gateways; None: it reaches them at their ports. It logs requests
-    if the environment says where (``RAY_SERVE_HAPROXY_LOG_TARGET``).
+    where a request goes to a second Gateway when the first one dies. It logs requests if the
+    environment says where (``RAY_SERVE_HAPROXY_LOG_TARGET``).
     """
 
-    def __init__(
-        self, script: Path, ports: tuple[int, int] | None, gateways: Path | None = None
-    ) -> None:
-        self.path, self._ports, self._gateways = script, ports, gateways
+    def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
+        self.path, self._ports = script, ports
         self._edits = script.with_name("edits.sed")
         self._refusal = script.with_name("refused.txt")
         self.local_socket = script.with_name("local.sock")
@@ -117,8 +114,6 @@ class HaproxyCommand:
                 on_loopback(self._ports),
                 *locally(self.local_socket, self.local_grpc_socket),
             ]
-        if self._gateways is not None:
-            edits.append(by_sockets(self._gateways))
         if tls:
             edits += with_tls(tls.link(self.path.parent), self._ports or ())
         if max_requests is not None:

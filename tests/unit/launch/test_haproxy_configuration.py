@@ -3,13 +3,12 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from app.errors import OverloadedError
 from app.launch.haproxy import grpc_rules
-from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
+from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edits import (
     BEGIN_WITHIN_S,
     CLOSED,
@@ -208,48 +207,6 @@ def test_requests_are_logged_only_where_the_operator_says(tmp_path, monkeypatch,
     assert checked.returncode == 0, checked.stderr
     targets = re.findall(r"^ *log (.* local0 .*)$", config.read_text(), re.MULTILINE)
     assert targets == ([] if target is None else [f"{target} local0 info"])
-
-
-def servers_of(config: Path) -> list[str]:
-    lines = map(str.strip, config.read_text().splitlines())
-    return [line for line in lines if line.startswith("server ")]
-
-
-def test_gateways_are_reached_at_their_sockets_and_no_other_server(tmp_path):
-    command = HaproxyCommand(tmp_path / "haproxy", PORTS, gateways=tmp_path)
-    command.write(max_requests=7)
-    replicas = {"http": 30000, "grpc": 40000}
-    config = write_serves_config(
-        tmp_path / "haproxy.cfg", grpc_port=9000, replicas=replicas, fallback=8500
-    )
-    before = servers_of(config)
-    assert sum("127.0.0.1:30000" in server for server in before) == 1
-    for _ in range(2):
-        checked = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stderr
-    at_socket = f"unix@{tmp_path}/gateway-30000.sock"
-    assert servers_of(config) == [server.replace("127.0.0.1:30000", at_socket) for server in before]
-
-
-def test_a_gateway_of_another_address_is_reached_by_its_port(tmp_path):
-    command = HaproxyCommand(tmp_path / "haproxy", PORTS, gateways=tmp_path)
-    command.write()
-    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
-    config.write_text(config.read_text().replace("127.0.0.1:30000", "10.0.0.7:30000"))
-    before = servers_of(config)
-    assert subprocess.run([command.path, "-c", "-f", config], capture_output=True).returncode == 0
-    assert servers_of(config) == before
-
-
-def test_haproxy_is_not_started_where_it_would_look_for_a_gateway_elsewhere(tmp_path):
-    """Serve tells it of a replica in another form than the edit knows."""
-    command = HaproxyCommand(tmp_path / "haproxy", PORTS, gateways=tmp_path)
-    command.write()
-    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
-    config.write_text(config.read_text().replace("    server one ", "    server  one "))
-    done = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
-    assert done.returncode == EX_CONFIG
-    assert "the Gateways' sockets" in done.stderr
 
 
 @pytest.mark.parametrize("replicas", [{}, {"http": 30000}, {"http": 30000, "grpc": 40000}])

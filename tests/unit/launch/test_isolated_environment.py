@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from app.environment import GATEWAY_SOCKETS, HAPROXY_PATH, RAY_ON_ALL_INTERFACES, gateway_sockets
+from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.launch.isolated_environment import fast_serve
 from app.settings import Settings
 
@@ -15,25 +15,9 @@ def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
     """A shell that has a cluster's environment would start the cluster's HAProxy."""
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
-    monkeypatch.setenv(GATEWAY_SOCKETS, "/tmp/of-another-run")
     with fast_serve() as command:
-        assert os.environ[GATEWAY_SOCKETS] == str(command.path.parent)
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
         assert os.environ[HAPROXY_PATH] == str(command.path)
-
-
-@pytest.mark.parametrize("asked", ["off", None])
-def test_haproxy_and_gateways_meet_at_sockets_unless_they_are_switched_off(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None
-) -> None:
-    monkeypatch.delenv(GATEWAY_SOCKETS, raising=False)
-    if asked:
-        monkeypatch.setenv(GATEWAY_SOCKETS, asked)
-    with fast_serve() as command:
-        folder = command.path.parent
-        edits = (folder / "edits.sed").read_text()
-        assert (f"unix@{folder}/gateway-" in edits) is (asked is None)
-        assert gateway_sockets() == (None if asked else folder)
 
 
 @pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
