@@ -10,7 +10,8 @@ from app.metrics.table import REQUEST_MS, REQUESTS
 
 INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
-# The routes that classify images, HTTP's and gRPC's: their latency is measured.
+# The routes that classify images, HTTP's and gRPC's: their latency is measured, and alerts and
+# dashboard ask for them all by the tag ``operation``.
 CLASSIFY = frozenset(
     {
         "/v1/classify",
@@ -61,6 +62,7 @@ def record_answered(route: str, status: int, duration_ms: float) -> None:
 
 
 def _record_answered(route: str, status: int, duration_ms: float) -> None:
-    meter.count(REQUESTS, route=route, status=str(status))
+    operation = "classify" if route in CLASSIFY else "other"
+    meter.count(REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))

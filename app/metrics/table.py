@@ -47,8 +47,9 @@ class Metric:
 REQUESTS = Metric(
     "tandem_requests",
     "counter",
-    "requests by route and status (of gRPC, what HTTP would say); 499: the client went away",
-    ("route", "status"),
+    "requests by route and status (of gRPC, what HTTP would say); 499: the client went away; "
+    "operation: classify on every route that classifies images, else other",
+    ("route", "status", "operation"),
 )
 REFUSED_BEFORE = Metric(
     "tandem_refused_before",

@@ -137,7 +137,8 @@ async def test_calls_are_counted_as_http_is(service, told: Instruments):
     service.raises = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await classify(service, b"image")
-    assert told.of(REQUESTS) == {(ROUTE, status): 1 for status in ("200", "422", "429", "499")}
+    statuses = ("200", "422", "429", "499")
+    assert told.of(REQUESTS) == {(ROUTE, status, "classify"): 1 for status in statuses}
     assert set(told.observed(REQUEST_MS)) == {("200",), ("422",), ("429",), ("499",)}
     assert told.observed(STAGE_MS) == {("encode", "none"): 1}
 

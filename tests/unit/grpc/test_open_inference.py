@@ -238,7 +238,10 @@ async def test_calls_are_counted_by_their_method(client, told: Instruments):
     await client.infer(asked(tensor(bytes_contents=[IMAGE])))
     await client.call("ServerLive")
     service = "/inference.GRPCInferenceService"
-    expected = {(f"{service}/ModelInfer", "200"): 1, (f"{service}/ServerLive", "200"): 1}
+    expected = {
+        (f"{service}/ModelInfer", "200", "classify"): 1,
+        (f"{service}/ServerLive", "200", "other"): 1,
+    }
     assert told.of(REQUESTS) == expected
     assert told.observed(REQUEST_MS) == {("200",): 1}
 

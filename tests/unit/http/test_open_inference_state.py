@@ -91,8 +91,8 @@ async def test_requests_are_counted_by_their_route(client, told: Instruments):
     await infer(client, images(b"no"), f"{MODEL}/versions/1")
     route = "/v2/models/{model_name}"
     assert told.of(REQUESTS) == {
-        (f"{route}/infer", "200"): 1,
-        (f"{route}/versions/{{model_version}}/infer", "400"): 1,
+        (f"{route}/infer", "200", "classify"): 1,
+        (f"{route}/versions/{{model_version}}/infer", "400", "classify"): 1,
     }
     assert told.observed(REQUEST_MS) == {("200",): 1, ("400",): 1}
 

@@ -1,96 +1,141 @@
-"""The alert rules over series as they really come, played by promtool."""
+"""Every alert over series that must fire it and over series that must not, played by promtool."""
 
-import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from app.metrics.table import FAILED_GOLDEN_CHECKS, GOLDEN_PASSED
-from tests.support.prometheus_programs import PROMTOOL
+from app.metrics.requests import CLASSIFY, record_answered
+from app.metrics.table import (
+    ANSWERS,
+    CLOCK_STEPS,
+    DROPPED_SPANS,
+    ENTROPY,
+    PROCESS_MEMORY,
+    QUEUE_AGE_MS,
+    REFUSED_BEFORE,
+    REQUEST_MS,
+    REQUESTS,
+)
+from tests.support.instruments import Instruments
+from tests.support.played_rules import ALERTS, Labels, play, series
 
-ALERTS = Path(__file__).parents[3] / "configs" / "prometheus" / "alerts.yaml"
-SCRAPE_S = 10  # configs/prometheus/prometheus.yaml
+pytestmark = pytest.mark.prometheus
+CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning", "info"))
+PLAYED_ELSEWHERE = {"TandemGoldenFailed"}  # test_golden_alert.py
+(COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,) = (
+    metric.exposed for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS)
+)
+BUCKET = REQUEST_MS.exposed[0]
 
 
-def series(name: str, replica: str, values: str, member: str = "resnet50") -> dict[str, str]:
-    return {
-        "series": f'{name}{{member="{member}",replica="{replica}",deployment="Gateway"}}',
-        "values": values,
-    }
+@dataclass(frozen=True)
+class Case:
+    """Series, and with which labels an alert fires at which time."""
+
+    alert: str
+    series: list[dict[str, str]]
+    expected: dict[str, list[Labels]]
+    every_s: int = 10
+    name: str = field(default="fires")
 
 
-def golden_failed(member: str) -> dict[str, Any]:
-    (rule,) = [
-        rule
-        for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
-        for rule in group["rules"]
-        if rule.get("alert") == "TandemGoldenFailed"
+def replicas(deployment: str, values: str) -> dict[str, str]:
+    return series(PROCESS_MEMORY.exposed[0], {"deployment": deployment}, values)
+
+
+def latencies(fast: int, slow: int) -> list[dict[str, str]]:
+    """Return the histogram of so many answers within 100 ms and so many within 2.5 s, each 10 s."""
+    below = {"100": fast, "500": fast, "1000": fast, "2500": fast + slow, "+Inf": fast + slow}
+    return [
+        series(BUCKET, {"status": "200", "le": bound}, f"0+{number}x120")
+        for bound, number in below.items()
     ]
-    told = {key: text.replace("{{ $labels.member }}", member)
-            for key, text in rule["annotations"].items()}  # fmt: skip
-    labels = {"severity": "critical", "member": member}
-    return {"exp_labels": labels, "exp_annotations": told}
 
 
-def play(folder: Path, given: list[dict[str, str]], expected: dict[str, list[str]]) -> None:
-    """Assert which members' alert fires at which time (``10m``)."""
-    asked = [
-        {
-            "eval_time": at,
-            "alertname": "TandemGoldenFailed",
-            "exp_alerts": [golden_failed(member) for member in members],
-        }
-        for at, members in expected.items()
+def drifting(later: int) -> list[dict[str, str]]:
+    """Return 25 hours of answers with a mean entropy of 0.2, then two with ``later`` tenths."""
+    return [
+        series(ANSWERED, {"agreed": "yes", "degraded": "no"}, "0+100x324"),
+        series(ENTROPIES, {}, f"0+20x300 {6000 + 10 * later}+{10 * later}x23"),
     ]
-    tests = {
-        "rule_files": [str(ALERTS)],
-        "evaluation_interval": f"{SCRAPE_S}s",
-        "tests": [{"interval": f"{SCRAPE_S}s", "input_series": given, "alert_rule_test": asked}],
-    }
-    file = folder / "tests.yaml"
-    file.write_text(yaml.safe_dump(tests), "utf-8")
-    done = subprocess.run([PROMTOOL, "test", "rules", file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.prometheus
-def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
-    """A replica's count is born at 1 and stays, in Ray's agent; its gauge ends with the replica.
+CASES = [
+    Case(
+        "TandemNoReplica",
+        [replicas("Decoder", "1x60")],
+        {"30s": [], "2m": [{"deployment": "Gateway", **CRITICAL}]},
+    ),
+    Case("TandemNoReplica", [replicas("Gateway", "1x60")], {"2m": [], "9m": []}, name="is there"),
+    Case("TandemSlow", latencies(fast=90, slow=10), {"5m": [], "15m": [WARNING]}),
+    Case("TandemSlow", latencies(fast=999, slow=1), {"15m": []}, name="one in a thousand"),
+    Case(
+        "TandemQueueOld",
+        [
+            series(QUEUE_AGE_MS.exposed[0], {"member": "hung"}, "0x6 3000x60"),
+            series(QUEUE_AGE_MS.exposed[0], {"member": "busy"}, "1500x66"),
+        ],
+        {"1m": [], "3m": [{"member": "hung", **WARNING}]},
+    ),
+    Case("TandemDrift", drifting(later=4), {"24h": [], "26h30m": [WARNING]}, every_s=300),
+    Case("TandemDrift", drifting(later=2), {"26h30m": []}, every_s=300, name="as before"),
+    Case(
+        "TandemSpansDropped",
+        [
+            series(DROPPED_SPANS.exposed[0], {"sink": "otlp"}, "0x30 1+1x60"),
+            series(DROPPED_SPANS.exposed[0], {"sink": "local"}, "7x91"),
+        ],
+        {"5m": [], "11m": [{"sink": "otlp", **WARNING}]},
+    ),
+    Case("TandemClockSet", [series(CLOCK_STEPS.exposed[0], {}, "0x30 1x120")],
+         {"4m": [], "6m": [INFO], "20m": []}),
+    Case("TandemOverloaded", [series(REFUSED, {}, "0+10x90")], {"12m": [WARNING]},
+         name="all by HAProxy"),
+]  # fmt: skip
 
-    The gauge's 0 was told by nobody who was asked to end before the next flush: it is not given.
-    """
-    (counted,), (passed,) = FAILED_GOLDEN_CHECKS.exposed, GOLDEN_PASSED.exposed
-    given = [
-        series(passed, "old", "1x240"),
-        series(passed, "old", "1x240", member="densenet169"),
-        series(counted, "first", "_x60 1x180"),  # after ten minutes
-        series(counted, "second", "_x120 1x120"),  # Serve's next try, another ten minutes later
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{case.name}")
+def test_an_alert(tmp_path: Path, case: Case) -> None:
+    play(tmp_path, case.series, case.alert, case.expected, case.every_s)
+
+
+def counted(told: Instruments, rates: dict[tuple[str, int], int]) -> list[dict[str, str]]:
+    """Return what is counted of so many answers, by route and status, each 10 s for 15 minutes."""
+    for route, status in rates:
+        record_answered(route, status, 10.0)
+    by_tags = [dict(zip(REQUESTS.tags, values, strict=True)) for values in told.of(REQUESTS)]
+    return [
+        series(COUNTED, tags, f"0+{rates[tags['route'], int(tags['status'])]}x90")
+        for tags in by_tags
     ]
-    expected = {
-        "9m": [],
-        "10m15s": ["resnet50"],
-        "19m": ["resnet50"],
-        "21m": ["resnet50"],
-        "29m": ["resnet50"],
-        "31m": [],
-    }
-    play(tmp_path, given, expected)
 
 
-@pytest.mark.prometheus
-def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> None:
-    (counted,) = FAILED_GOLDEN_CHECKS.exposed
-    given = [
-        series(counted, "a", "1x120"),
-        series(counted, "b", "_x90 1x30", member="densenet169"),
-    ]
-    play(tmp_path, given, {"5m": ["resnet50"], "14m": [], "16m": ["densenet169"]})
+@pytest.mark.parametrize("route", sorted(CLASSIFY))
+@pytest.mark.parametrize(
+    ("alert", "status", "labels"),
+    [("TandemErrors", 503, CRITICAL), ("TandemOverloaded", 429, WARNING)],
+)
+def test_a_route_that_fails_is_told_of(
+    told: Instruments, tmp_path: Path, route: str, alert: str, status: int, labels: Labels
+) -> None:
+    """Answers of other routes do not thin it out: probes alone may be most of the requests."""
+    given = counted(told, {(route, status): 5, (route, 200): 20, ("/healthz", 200): 10_000})
+    play(tmp_path, given, alert, {"4m": [], "12m": [labels]})
 
 
-@pytest.mark.prometheus
-def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) -> None:
-    (counted,), (passed,) = FAILED_GOLDEN_CHECKS.exposed, GOLDEN_PASSED.exposed
-    given = [series(passed, "a", "1x120"), series(counted, "a", "1x90 _x30")]
-    play(tmp_path, given, {"12m": [], "20m": []})
+@pytest.mark.parametrize("alert", ["TandemErrors", "TandemOverloaded"])
+def test_few_failures_and_those_of_other_routes_are_not(
+    told: Instruments, tmp_path: Path, alert: str
+) -> None:
+    rates = {(route, status): 1 for route in CLASSIFY for status in (429, 503)}
+    rates |= {(route, 200): 1000 for route in CLASSIFY}
+    given = counted(told, rates | {("/readyz", 503): 10_000, ("other", 429): 10_000})
+    play(tmp_path, given, alert, {"12m": []})
+
+
+def test_no_alert_is_without_a_case() -> None:
+    rules = [r for g in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for r in g["rules"]]
+    alerts = {rule["alert"] for rule in rules if "alert" in rule}
+    assert alerts == {case.alert for case in CASES} | PLAYED_ELSEWHERE | {"TandemErrors"}

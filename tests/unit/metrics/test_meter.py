@@ -9,15 +9,16 @@ from app.metrics.replica import is_replica, start_metrics
 from app.metrics.table import BUCKETS_MS, METRICS, QUEUE_LENGTH, REQUEST_MS, REQUESTS
 from tests.support.instruments import Instruments
 
-OK = {"route": "/", "status": "200"}
+OK = {"route": "/", "status": "200", "operation": "other"}
+BAD = OK | {"status": "400"}
 
 
 def test_counts_are_gathered_and_handed_on_once(told: Instruments) -> None:
     for _ in range(3):
         meter.count(REQUESTS, **OK)
-    meter.count(REQUESTS, by=2, route="/", status="400")
-    assert told.of(REQUESTS) == {("/", "200"): 3, ("/", "400"): 2}
-    assert told.of(REQUESTS) == {("/", "200"): 3, ("/", "400"): 2}
+    meter.count(REQUESTS, by=2, **BAD)
+    assert told.of(REQUESTS) == {("/", "200", "other"): 3, ("/", "400", "other"): 2}
+    assert told.of(REQUESTS) == {("/", "200", "other"): 3, ("/", "400", "other"): 2}
 
 
 def test_nothing_is_no_count(told: Instruments) -> None:
@@ -43,7 +44,7 @@ def test_nothing_is_lost_between_threads(told: Instruments) -> None:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         meter.flush()
-    assert told.of(REQUESTS) == {("/", "200"): 8000}
+    assert told.of(REQUESTS) == {("/", "200", "other"): 8000}
 
 
 def test_a_histogram_goes_out_as_prometheus_has_them(told: Instruments) -> None:

@@ -16,7 +16,7 @@ URL = "/v1/classify"
 
 async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> None:
     assert (await client.post(URL, content=b"image")).status_code == 200
-    assert told.of(REQUESTS) == {(URL, "200"): 1}
+    assert told.of(REQUESTS) == {(URL, "200", "classify"): 1}
     assert told.observed(REQUEST_MS) == {("200",): 1}
     assert told.observed(STAGE_MS) == {("encode", "none"): 1}
     (total_ms,) = told.of(REQUEST_MS.parts[1]).values()
@@ -36,7 +36,7 @@ async def test_a_request_that_fails(
 ) -> None:
     service.raises = error
     assert (await client.post(URL, content=b"image")).status_code == int(status)
-    assert told.of(REQUESTS) == {(URL, status): 1}
+    assert told.of(REQUESTS) == {(URL, status, "classify"): 1}
 
 
 async def test_paths_that_are_no_route_are_one(
@@ -45,7 +45,10 @@ async def test_paths_that_are_no_route_are_one(
     for path in ("/wp-admin", "/.env", "/v1/nothing"):
         await client.get(path)
     await client.get("/healthz")
-    assert told.of(REQUESTS) == {("other", "404"): 3, ("/healthz", "200"): 1}
+    assert told.of(REQUESTS) == {
+        ("other", "404", "other"): 3,
+        ("/healthz", "200", "other"): 1,
+    }
     assert told.observed(REQUEST_MS) == {}  # only photos are measured
 
 
@@ -55,7 +58,7 @@ async def test_a_client_that_goes_away(told: Instruments) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await MeasuredRequests(cancelled)({"type": "http"}, cancelled, cancelled)
-    assert told.of(REQUESTS) == {("other", "499"): 1}
+    assert told.of(REQUESTS) == {("other", "499", "other"): 1}
 
 
 async def test_without_metrics_requests_are_answered_all_the_same(
