@@ -23,9 +23,6 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
 ]
-FitWeights = Annotated[
-    bool, typer.Option("--fit-weights", help="do fitted weights beat the plain average?")
-]
 Subsets = Annotated[
     bool,
     typer.Option("--subsets", help="compare every ensemble of the members: accuracy against cost"),
@@ -47,7 +44,6 @@ def evaluate(
     name: SetName,
     images: Images,
     url: Url = None,
-    fit_weights: FitWeights = False,
     subsets: Subsets = False,
     plot: Plot = None,
     max_images: MaxImages = 0,
@@ -69,7 +65,6 @@ def evaluate(
     options = EvaluateOptions(
         images,
         url,
-        fit_weights,
         max_images,
         record,
         json_file,

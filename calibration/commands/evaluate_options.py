@@ -12,7 +12,6 @@ class EvaluateOptions:
 
     images: Path
     url: str | None  # of a service that must answer as in process
-    is_weight_fitted: bool
     max_images: int  # 0: all
     is_recorded: bool
     json_file: Path | None  # -: stdout
@@ -44,7 +43,6 @@ def check_plot_options(options: EvaluateOptions) -> None:
 def check_multi_label(options: EvaluateOptions) -> None:
     """Refuse what has no meaning for scores of each class by itself, or no plot yet."""
     asked = {
-        "--fit-weights": options.is_weight_fitted,
         "--subsets": options.has_subsets,
         "--html": options.html is not None,
     }

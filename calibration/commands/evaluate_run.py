@@ -71,9 +71,6 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     _report(found, options)
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
-    measured = found.measured
-    if options.is_weight_fitted and isinstance(measured, Evaluation) and measured.fitted is None:
-        err.print("[yellow]too few images to fit weights on one half and judge on the other[/]")
     return _is_well(found) and not (is_recorded and _is_refused(model_set.folder))
 
 
@@ -88,7 +85,6 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
             precisions,
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
             observe=service.observe if service else None,
-            is_weight_fitted=options.is_weight_fitted,
             study=study,
         )
     record = record_of(model_set, measured)

@@ -7,7 +7,6 @@ import numpy as np
 
 from calibration.datasets.labelled import Dataset, ImageFile, LabelledImage
 from calibration.evaluation.cascade import CascadeTally
-from calibration.evaluation.fit_weights import FittedWeights, WeightFit
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
 from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
@@ -25,7 +24,6 @@ from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
 from models.record import Precision, sha256_of
 
-SEED = 20
 Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
 Observer = Callable[[PredictedBatch], None]
 
@@ -45,7 +43,6 @@ class Evaluation:
     float_type: dict[Precision, str] = field(default_factory=dict)
     int8_kernels: str = ""
     cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
-    fitted: FittedWeights | None = None
     subsets: SubsetsResult | None = None
 
     @property
@@ -115,14 +112,12 @@ def evaluate(
     *,
     track: Track = lambda batches, _: batches,
     observe: Observer | None = None,
-    is_weight_fitted: bool = False,
     study: SubsetStudy | None = None,
 ) -> Evaluation:
     """Run every image through every network; unreadable images are listed, not fatal.
 
-    ``observe`` is called with each batch in the thread that ran it. With ``is_weight_fitted`` the
-    images come in a shuffled order, the first half fits the weights and the second judges them.
-    With a ``study`` they come in its order.
+    ``observe`` is called with each batch in the thread that ran it. With a ``study`` the images
+    come in its order.
 
     Raises:
         ModelSetError: an image was used for calibration, or none can be read.
@@ -133,13 +128,7 @@ def evaluate(
     result.float_type = networks.float_types()
     result.int8_kernels = networks.int8_kernels()
     result.cpu_ms_per_image = networks.cpu_ms_per_image()
-    images = list(dataset.images)
-    fit = None
-    if is_weight_fitted:
-        np.random.RandomState(SEED).shuffle(images)  # type: ignore[arg-type]
-        fit = WeightFit(precisions[-1], len(images) // 2)
-    if study is not None:
-        images = study.ordered(images)
+    images = dataset.images if study is None else study.ordered(dataset.images)
 
     def work(batch: Sequence[LabelledImage]) -> PredictedBatch:
         predicted = networks.predict(batch)
@@ -148,17 +137,16 @@ def evaluate(
         predicted.data = []
         return predicted
 
-    heard = [one for one in (result, fit, study) if one is not None]
     tracked = track(batches(images), len(images))
     for predicted in through_threads(work, tracked, networks.num_threads):
-        for one in heard:
-            one.add(predicted)
+        result.add(predicted)
+        if study is not None:
+            study.add(predicted)
     if not result.num_images:
         raise ModelSetError(
             f"none of the {len(images)} images of {dataset.name} can be read: "
             f"{result.unreadable[0]}"
         )
-    result.fitted = fit.result() if fit is not None else None
     result.subsets = study.result() if study is not None else None
     return result
 

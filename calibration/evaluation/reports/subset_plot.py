@@ -18,9 +18,7 @@ from models.errors import ModelSetError
 
 SUFFIXES = (".svg", ".png")
 OF_METHOD = {  # its colour and mark
-    "plain": ("#4a6fa5", "o"),
-    "served": (COLORS["ensemble"], "s"),
-    "interpolated": (MEMBER_COLORS[0], "^"),
+    "average": (COLORS["ensemble"], "o"),
     "logistic": (MEMBER_COLORS[2], "v"),
 }
 OF_CASCADE = MEMBER_COLORS[3]

@@ -8,7 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.fit_weights import FittedWeights
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.cascade import cascade_json, show_cascade
 from calibration.evaluation.reports.subsets import show_subsets, subsets_json
@@ -45,10 +44,6 @@ def as_json(
         content["cascade"] = cascade_json(measured)
     if measured.subsets is not None:
         content["subsets"] = subsets_json(measured.subsets)
-    if measured.fitted is not None:
-        content["fitted_weights"] = asdict(measured.fitted) | {
-            "is_better": measured.fitted.is_better
-        }
     if live is not None:
         content["live"] = asdict(live) | {"is_same": live.is_same}
     return content
@@ -90,8 +85,6 @@ def show(
     show_unreadable(console, measured.unreadable)
     if measured.subsets is not None:
         show_subsets(console, measured.subsets)
-    if measured.fitted is not None:
-        _show_fitted(console, measured.fitted)
     if live is not None:
         _show_live(console, live)
 
@@ -170,24 +163,6 @@ def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
             else f"up to {points(manifest.max_drop)}",
         )
     return table
-
-
-def _show_fitted(console: Console, fitted: FittedWeights) -> None:
-    weights = ", ".join(f"{name} {weight:.3f}" for name, weight in fitted.weights.items())
-    low, high = fitted.gain_interval
-    console.print(
-        f"fitted weights ({fitted.precision}, {fitted.num_fitted} images): {weights}\n"
-        f"  on {fitted.num_judged} other images: log-likelihood {fitted.gain_nats:+.4f} nats an "
-        f"image ({low:+.4f} to {high:+.4f}), top-1 {fitted.top1_plain:.4f} -> "
-        f"{fitted.top1_fitted:.4f} ({interval_of(fitted.top1_interval)} points)"
-    )
-    if fitted.is_better:
-        console.print(
-            "  they beat the plain average; to use them, write them as the members' weight in "
-            "manifest.yaml"
-        )
-    else:
-        console.print("  they do not beat the plain average: keep it")
 
 
 def _show_live(console: Console, live: LiveResult) -> None:

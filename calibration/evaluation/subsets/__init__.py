@@ -1,1 +1,1 @@
-"""Which ensemble is worth its cost: every subset of the members, weighted in several ways."""
+"""Which ensemble is worth its cost: every subset of the members, averaged and pooled."""

@@ -8,23 +8,20 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from calibration.evaluation.fit_weights import fit_mixture
 from calibration.evaluation.subsets.logistic import fit_logistic
 from models.errors import ModelSetError
 
-# plain: equal weights. served: the manifest's. interpolated: fitted weights of the probabilities.
-# logistic: fitted weights of the logarithms. Of equals the earlier is preferred.
-Method = Literal["plain", "served", "interpolated", "logistic"]
+# average: of probabilities, with the manifest's weights. logistic: of their logarithms, with
+# fitted weights. Of equals the earlier is preferred.
+Method = Literal["average", "logistic"]
 MAX_MEMBERS = 8  # 255 subsets
-TOLERANCE = 1e-6  # of a weight's last step: weights are printed with four decimals
-Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """An ensemble of some of a set's members."""
 
-    weights: dict[str, float]  # of each member, in the manifest's order; the logarithms', or linear
+    weights: dict[str, float]  # in the manifest's order; those of an average sum to one
     method: Method
 
     @property
@@ -35,15 +32,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FitData:
-    """What the members said of the images that weights are fitted to.
+    """What the members said of images that weights are fitted to."""
 
-    ``rows`` may be of fewer images than ``of_truth``: the first ones, as many as there is memory
-    for.
-    """
-
-    of_truth: Matrix  # (N, M), each member's probability of each image's true class
-    rows: npt.NDArray[np.float32]  # (M, K, C), K <= N
-    truth: npt.NDArray[np.int64]  # (K,)
+    rows: npt.NDArray[np.float32]  # (M, N, C)
+    truth: npt.NDArray[np.int64]  # (N,)
 
 
 def subsets_of(members: Sequence[str]) -> list[tuple[str, ...]]:
@@ -68,24 +60,13 @@ def candidates_of(members: Mapping[str, float], data: FitData) -> list[Candidate
     ``members`` are the manifest's weights, by name, in its order, which is that of ``data``.
     """
     names = list(members)
-    found = []
+    candidates = []
     for chosen in subsets_of(names):
-        found.append(Candidate(dict.fromkeys(chosen, 1 / len(chosen)), "plain"))
-        if len(chosen) == len(names) and len(set(members.values())) > 1:
-            total = sum(members.values())
-            served = {name: weight / total for name, weight in members.items()}
-            found.append(Candidate(served, "served"))
+        total = sum(members[name] for name in chosen)
+        shares = {name: members[name] / total for name in chosen}
+        candidates.append(Candidate(shares, "average"))
         if len(chosen) > 1:
-            found += _fitted(chosen, [names.index(name) for name in chosen], data)
-    return found
-
-
-def _fitted(chosen: Sequence[str], columns: list[int], data: FitData) -> list[Candidate]:
-    fits: dict[Method, Matrix] = {
-        "interpolated": fit_mixture(data.of_truth[:, columns], tolerance=TOLERANCE),
-        "logistic": fit_logistic(data.rows[columns], data.truth),
-    }
-    return [
-        Candidate(dict(zip(chosen, map(float, weights), strict=True)), method)
-        for method, weights in fits.items()
-    ]
+            columns = [names.index(name) for name in chosen]
+            weights = fit_logistic(data.rows[columns], data.truth).tolist()
+            candidates.append(Candidate(dict(zip(chosen, weights, strict=True)), "logistic"))
+    return candidates

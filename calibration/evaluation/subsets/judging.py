@@ -24,7 +24,7 @@ class Judge:
     def __init__(
         self, candidates: Sequence[Candidate], weights: Mapping[str, float], cascade: CascadeTally
     ) -> None:
-        linear = [c for c in candidates if c.method != "logistic"]
+        linear = [c for c in candidates if c.method == "average"]
         pools = [c for c in candidates if c.method == "logistic"]
         self._candidates = [*linear, *pools]
         self._weights, self._cascade = dict(weights), cascade

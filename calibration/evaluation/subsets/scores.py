@@ -9,7 +9,7 @@ from calibration.evaluation.subsets.costs import MemberCost
 from calibration.statistics import Paired, wilson_interval
 from models.record import Precision
 
-PREFERENCE: tuple[Method, ...] = ("served", "plain", "interpolated", "logistic")  # of equals
+PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # of equals
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SubsetsResult:
         return SubsetScore(
             members=tuple(self.manifest_weights),
             weights=self.manifest_weights,
-            method="served",
+            method="average",
             margin=point.margin,
             top1=point.top1,
             top1_interval=point.top1_interval,

@@ -1,7 +1,6 @@
 """Compares ensembles on a stream of batches: the first half fits weights, the second judges.
 
-Memory does not grow with the images that judge. Of those that fit, whole rows are kept up to a
-limit (for the logistic weights), beyond it their probabilities of the true class alone.
+Memory does not grow with the images that judge. Of those that fit, rows are kept up to a limit.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ MAX_KEPT_VALUES = 8 * 2**20
 
 
 class SubsetStudy:
-    """Every subset of a set's members, plain and with fitted weights.
+    """Every subset of a set's members, averaged and with fitted weights of the logarithms.
 
     Args:
         manifest: whose members, all of which have ``precision``.
@@ -44,7 +43,6 @@ class SubsetStudy:
         subsets_of(list(self._weights))  # or it says why not
         self._precision, self._costs = precision, costs
         self._to_fit: frozenset[LabelledImage] = frozenset()
-        self._of_truth: list[npt.NDArray[np.float32]] = []  # (M, n) each
         self._rows: list[Probabilities] = []  # (M, n, C) each
         self._truth: list[npt.NDArray[np.int64]] = []
         self._num_values = 0
@@ -96,17 +94,15 @@ class SubsetStudy:
         return self._judge.result(self._precision, self._num_fitted, self._costs)
 
     def _keep(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
-        self._of_truth.append(rows[:, np.arange(len(truth)), truth])
-        self._num_fitted += len(truth)
         if not self._rows or self._num_values + rows.size <= MAX_KEPT_VALUES:
             self._rows.append(rows)
             self._truth.append(truth)
             self._num_values += rows.size
+            self._num_fitted += len(truth)
 
     def _fitted(self) -> Judge:
         """Fit every candidate's weights; what was kept for it goes."""
-        of_truth = np.concatenate(self._of_truth, axis=1).T.astype(np.float64)
         rows, truth = np.concatenate(self._rows, axis=1), np.concatenate(self._truth)
-        candidates = candidates_of(self._weights, FitData(of_truth, rows, truth))
-        self._of_truth, self._rows, self._truth = [], [], []
+        candidates = candidates_of(self._weights, FitData(rows, truth))
+        self._rows, self._truth = [], []
         return Judge(candidates, self._weights, CascadeTally(list(self._weights)))

@@ -7,7 +7,6 @@ import numpy as np
 from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.fit_weights import FittedWeights
 from calibration.evaluation.inference import PredictedBatch
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.tables import as_json
@@ -24,19 +23,6 @@ HOSTILE = (
     "$\\frac$ & $5$",  # as mathtext: a broken fraction
     '[red]tea[/] [/x] ]]> <!-- --> "quoted"',
     "größe 日本",  # letters that matplotlib's own font lacks
-)
-FITTED = FittedWeights(
-    precision="INT8",
-    weights={"sure": 0.75, "unsure": 0.25},
-    num_fitted=4,
-    num_judged=5,
-    gain_nats=0.25,
-    gain_interval=(0.125, 0.375),
-    top1_plain=0.4,
-    top1_fitted=0.6,
-    top1_difference=0.2,
-    top1_interval=(-0.1, 0.5),
-    p_value=1.0,
 )
 
 

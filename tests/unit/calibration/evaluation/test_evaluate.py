@@ -118,28 +118,8 @@ def test_the_page_is_written(tmp_path: Path, pictures: Path) -> None:
     assert "mostly green" in page
 
 
-def test_fitted_weights_are_reported(tmp_path: Path, pictures: Path) -> None:
-    """One member is always wrong: the likelihood wants it gone, and the other half agrees."""
-    folder = write_tiny_set(tmp_path / "tiny", gains={"right": 4.0, "wrong": -4.0})
-    done = evaluated(folder, "--images", pictures, "--fit-weights", "--json", "-")
-    fitted = json.loads(done.stdout)["fitted_weights"]
-    assert fitted["weights"]["right"] > 0.99
-    assert fitted["num_fitted"] + fitted["num_judged"] == 21
-    assert fitted["is_better"]
-    assert [m.weight for m in read_manifest(folder).members] == [1.0, 1.0]  # the average stays
-
-
 def test_a_network_that_answers_nan_is_named(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "broken": float("nan")})
     done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError), done.output
     assert "broken INT8 answers NaN" in str(done.exception)
-
-
-def test_too_few_images_to_fit_weights_is_said(tmp_path: Path) -> None:
-    images = tmp_path / "one"
-    (images / LABELS[0]).mkdir(parents=True)
-    (images / LABELS[0] / "x.png").write_bytes(picture("blue"))
-    done = evaluated(write_tiny_set(tmp_path / "tiny"), "--images", images, "--fit-weights")
-    assert done.exit_code == 0, done.output
-    assert "too few images to fit weights" in done.output

@@ -112,7 +112,7 @@ def test_a_sample_and_what_cannot_be_read(tmp_path, images):
     assert "a random sample of 20 of 25 images" in json.loads(few.stdout)["notes"]
 
 
-@pytest.mark.parametrize("option", ["--fit-weights", "--subsets", "--html=page.html"])
+@pytest.mark.parametrize("option", ["--subsets", "--html=page.html"])
 def test_what_is_of_classes_that_exclude_each_other(tmp_path, images, option, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_scored_set(tmp_path / "scored")

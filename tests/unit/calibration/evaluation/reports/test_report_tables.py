@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +11,6 @@ from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.reports.tables import points, show
 from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import (
-    FITTED,
     HOSTILE,
     content_of,
     live_result,
@@ -79,17 +77,6 @@ def test_of_many_unreadable_images_some_are_shown(both):
     assert "12 images cannot be read" in text
     assert "  9.png: no image\n  ... (--json has all)" in text
     assert "10.png" not in text
-
-
-@pytest.mark.parametrize("is_better", [True, False])
-def test_fitted_weights_are_recommended_only_if_better(both, is_better):
-    measured = measure(both)
-    measured.fitted = FITTED if is_better else replace(FITTED, gain_interval=(-0.1, 0.6))
-    text = shown(both, measured)
-    assert "fitted weights (INT8, 4 images): sure 0.750, unsure 0.250" in text
-    assert "log-likelihood +0.2500 nats" in text
-    assert ("they beat the plain average" in text) == is_better
-    assert ("keep it" in text) != is_better
 
 
 def test_a_path_that_is_not_utf8_can_be_shown_and_written(tmp_path, both):

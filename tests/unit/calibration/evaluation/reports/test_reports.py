@@ -9,7 +9,6 @@ from calibration.evaluation.inference import PredictedBatch
 from models.accuracy import ENSEMBLE
 from models.ensemble import average
 from tests.support.calibration.made_evaluations import (
-    FITTED,
     content_of,
     live_result,
     measure,
@@ -22,7 +21,6 @@ from tests.support.calibration.report_output import Page, page_of, shown
 def test_the_json_has_what_was_counted(both):
     measured = measure(both, float_answer=(0, 0, 1, 1, 1, 2, 2, 2, 2, 0))
     measured.unreadable = ["a.png: no image"]
-    measured.fitted = FITTED
     content = content_of(both, measured, live_result())
     assert json.loads(json.dumps(content, allow_nan=False)) == json.loads(json.dumps(content))
     assert (content["set"], content["dataset"], content["num_images"]) == (
@@ -39,7 +37,6 @@ def test_the_json_has_what_was_counted(both):
     assert set(over) == {"sure", "unsure"}
     assert (over["sure"]["difference"], over["sure"]["p_value"]) == (0.0, 1.0)
     assert content["unreadable"] == ["a.png: no image"]
-    assert content["fitted_weights"]["is_better"] is True
     assert content["live"]["is_same"] is True
 
 
@@ -65,7 +62,6 @@ def test_a_set_of_one_precision_has_no_drops(tmp_path, precision, members):
     content = content_of(model_set, measured)
     assert json.loads(json.dumps(content, allow_nan=False))["drops"] == {}
     assert set(content["scores"]) == {precision}
-    assert "fitted_weights" not in content
     assert "live" not in content
     tables = shown(model_set, measured)
     assert "McNemar" not in tables

@@ -29,8 +29,7 @@ def test_the_command(tmp_path, pictures):
     assert {e["name"] for e in found["ensembles"] if e["cascade_margin"] is None} == {
         "sure",
         "unsure",
-        "sure + unsure, plain",
-        "sure + unsure, interpolated",
+        "sure + unsure, average",
         "sure + unsure, logistic",
     }
     assert all(e["top1"] == 1 for e in found["ensembles"])
@@ -46,11 +45,10 @@ def test_the_command(tmp_path, pictures):
 def test_the_precision_that_is_served_is_compared(tmp_path, pictures):
     folder = two_precisions(tmp_path / "set")
     out = tmp_path / "out.json"
-    result = evaluated(folder, "--images", pictures, "--subsets", "--json", out, "--fit-weights")
+    result = evaluated(folder, "--images", pictures, "--subsets", "--json", out)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert found["subsets"]["precision"] == "INT8"
-    assert found["fitted_weights"]["precision"] == "INT8"
 
 
 @pytest.mark.parametrize(
