@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from app.caching.breaker import Breaker
 from app.caching.rows import Rows
 from app.caching.values import RowsFormat
+from app.queueing.circuit_breaker import CircuitBreaker
 from app.setting_values import RedisAddress
 
 # For one look, connecting included. A busy Gateway's loop may itself be late by a tenth of this; a
-# Redis that hangs costs it the requests of one moment, and then one request now and then (Breaker).
+# Redis that hangs costs it the requests of one moment, then one request now and then.
 READ_S = 0.2
 WRITE_S = 1.0
 LIFE_S = 24 * 3600  # of a value; those of model sets that are no longer served go by it
@@ -59,7 +59,7 @@ class RedisStore:
         self._client = (connect or client_of)(address)
         self._address, self._form, self._prefix = address, form, prefix
         self._observe = observe
-        self._reads, self._writes = Breaker(), Breaker()
+        self._reads, self._writes = CircuitBreaker(), CircuitBreaker()
         self._unwritten: deque[Unwritten] = deque()
         self._writing: asyncio.Task[None] | None = None
 
@@ -125,7 +125,7 @@ class RedisStore:
         self._observe(result, 1)
         return rows
 
-    def _note_failure(self, breaker: Breaker, what: str, error: Exception) -> None:
+    def _note_failure(self, breaker: CircuitBreaker, what: str, error: Exception) -> None:
         if breaker.failed():
             logger.warning(
                 "the cache cannot be %s Redis at %s (%s: %s); images are computed as without it, "
@@ -136,7 +136,7 @@ class RedisStore:
                 error,
             )
 
-    def _note_success(self, breaker: Breaker, what: str) -> None:
+    def _note_success(self, breaker: CircuitBreaker, what: str) -> None:
         if breaker.succeeded():
             logger.info("the cache is %s Redis at %s again", what, self._address.shown)
 

@@ -11,7 +11,7 @@ import numpy as np
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.members import NOT_ASKED, MemberResults, Members
-from app.graph.quorum import CircuitBreaker, needed_of
+from app.graph.quorum import needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.stages import MemberStage
 from app.settings import AnswerPolicy, Settings
@@ -36,11 +36,9 @@ class Cascade:
         self.margin = margin
         (self._name, first), *others = members.items()
         self._patience_s = patience_s
-        self._breaker = CircuitBreaker()
-        self._first = Members(
-            {self._name: first}, inputs, fingerprint, "all", patience_s, self._breaker
-        )
-        self._others = Members(dict(others), inputs, fingerprint, policy, patience_s, self._breaker)
+        self._first = Members({self._name: first}, inputs, fingerprint, "all", patience_s)
+        self._breaker = self._first.breakers[self._name]
+        self._others = Members(dict(others), inputs, fingerprint, policy, patience_s)
         self._needed = needed_of(policy, len(members))
         self._skipped = tuple(name for name, _ in others)
 
@@ -49,7 +47,7 @@ class Cascade:
 
         Every image is decided by itself.
         """
-        if self._can_do_without and not self._breaker.allows(self._name):
+        if self._can_do_without and not self._breaker.allows():
             return await self._ask_the_others(images, request, NOT_ASKED)
         try:
             first = await self._ask_the_first(images, request)
@@ -88,7 +86,7 @@ class Cascade:
                 (results,) = await self._first.ask(images, request)
         except TimeoutError as error:
             if left_s is not None and left_s >= self._patience_s:
-                self._breaker.failed(self._name)
+                self._breaker.failed()
             raise DeadlineError(f"{self._name} did not answer in time; {MORE_TIME}") from error
         return results
 

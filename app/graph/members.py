@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
-from app.graph.quorum import AllOrOneFailed, CircuitBreaker, enough_of, has_succeeded, needed_of
+from app.graph.quorum import AllOrOneFailed, enough_of, has_succeeded, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import LocalMemberStage, MemberStage
 from app.graph.timeline import Interval
 from app.messages import MemberAnswer
+from app.queueing.circuit_breaker import CircuitBreaker
 from app.settings import AnswerPolicy
 from models.image_inputs import ImageInputs
 from models.runtime import Pixels
@@ -19,6 +20,8 @@ from models.runtime import Pixels
 Asked = asyncio.Future[MemberAnswer]
 LATE = "late"
 NOT_ASKED = "not_asked"  # it failed lately
+# A member that failed or was late is left out but for one trial: every request would wait for it.
+MEMBER_TRIAL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,14 @@ class Members:
         fingerprint: str,
         policy: AnswerPolicy = "all",
         patience_s: float = 1.0,
-        breaker: CircuitBreaker | None = None,
     ) -> None:
         self._members, self._inputs, self._fingerprint = members, inputs, fingerprint
         self._local = {n: m for n, m in members.items() if isinstance(m, LocalMemberStage)}
         self.needed = needed_of(policy, len(members))
         self._patience_s = patience_s
-        self._breaker = breaker or CircuitBreaker()
+        self.breakers = {
+            name: CircuitBreaker(MEMBER_TRIAL_EVERY_S, MEMBER_TRIAL_EVERY_S) for name in members
+        }
 
     async def ask(
         self, images: Pixels, request: ClassifyRequest, needed: int | None = None
@@ -121,7 +125,7 @@ class Members:
         """Return whom to ask: everybody, unless enough others are trusted."""
         if needed == len(self._members):
             return list(self._members)
-        chosen = [name for name in self._members if self._breaker.allows(name)]
+        chosen = [name for name in self._members if self.breakers[name].allows()]
         return chosen if len(chosen) >= needed else list(self._members)
 
     def _judge(self, tasks: Mapping[str, Asked], were_waited_for: bool) -> dict[str, str]:
@@ -133,13 +137,13 @@ class Members:
         missing = {}
         for name, task in tasks.items():
             if has_succeeded(task):
-                self._breaker.succeeded(name)
+                self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
             missing[name] = LATE if error is None else as_tandem(error).code
             is_its_fault = were_waited_for if error is None else _is_down(error)
             if is_its_fault:
-                self._breaker.failed(name)
+                self.breakers[name].failed()
         return missing
 
     def _check_one_set(self, asked: Mapping[str, Asked]) -> None:

@@ -1,4 +1,4 @@
-"""The answer policy: how many members must answer, and a circuit breaker for those that fail.
+"""The answer policy: how many members must answer, and how long the others are waited for.
 
 With the policy ``all`` every member must answer. ``quorum`` takes more than half of them, ``any``
 one: what is missing then is said in the answer, which is *degraded*.
@@ -6,49 +6,17 @@ one: what is missing then is said in the answer, which is *degraded*.
 
 import asyncio
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from app.settings import AnswerPolicy
 
-RETRY_AFTER_S = 1.0
 WAIT_SHARE = 0.9  # of what is left: the rest is for combining what came
 
 
 def needed_of(policy: AnswerPolicy, num_members: int) -> int:
     """Return how many of the members must answer."""
     return {"all": num_members, "quorum": num_members // 2 + 1, "any": 1}[policy]
-
-
-class CircuitBreaker:
-    """Leaves out members that failed or were late, but for one trial call a second.
-
-    Otherwise every request would wait for a member that is down, and queue at it.
-    (M. Nygard, Release It!, 2007.)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next_trial: dict[str, float] = {}  # by member whose circuit is open
-
-    def allows(self, name: str) -> bool:
-        """Whether to ask a member now; the call that an open circuit allows is its trial."""
-        if name not in self._next_trial:
-            return True
-        now = self._clock()
-        if now < self._next_trial[name]:
-            return False
-        self._next_trial[name] = now + RETRY_AFTER_S
-        return True
-
-    def succeeded(self, name: str) -> None:
-        """Close the circuit: the member is asked again."""
-        self._next_trial.pop(name, None)
-
-    def failed(self, name: str) -> None:
-        """Open the circuit: the member is left out, but for a trial call now and then."""
-        self._next_trial[name] = self._clock() + RETRY_AFTER_S
 
 
 async def enough_of(

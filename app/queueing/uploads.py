@@ -1,12 +1,16 @@
-"""Uploads under way: bounds their time, and cancels the slowest when its slot is needed."""
+"""Uploads under way: bounds their time, and cancels the slowest when its place is needed."""
 
 import asyncio
+import math
 from types import TracebackType
 
+from app.environment import MIB
 from app.errors import SlowBodyError
 from app.queueing.deadlines import Deadline, Deadlines
 
-SLOW_AFTER_S = 1.0  # a body that has taken less is nobody's place to take
+# Nobody takes the place of an upload that has taken less, or less for each MiB it announced.
+SLOW_AFTER_S = 1.0
+SLOW_S_PER_MIB = 0.25
 
 
 class Uploads:
@@ -14,7 +18,7 @@ class Uploads:
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
         self._deadlines = deadlines or Deadlines()
-        self.under_way: dict[Upload, float] = {}  # and when each began, by the loop's clock
+        self.under_way: dict[Upload, None] = {}  # of which none was cut
 
     @property
     def num(self) -> int:
@@ -23,31 +27,40 @@ class Uploads:
 
     @property
     def num_fresh(self) -> int:
-        """How many have not taken long yet, as most never do."""
+        """How many are not slow yet, as most never are."""
         if not self.under_way:
             return 0
         now = asyncio.get_running_loop().time()
-        return sum(now - started < SLOW_AFTER_S for started in self.under_way.values())
+        return sum(now < upload.slow_from for upload in self.under_way)
 
-    def arriving(self, within_s: float) -> "Upload":
-        """Bound the time that a body takes to arrive in a block, be it a byte a second.
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes they announced together."""
+        return sum(upload.num_bytes for upload in self.under_way)
+
+    @property
+    def slowest(self) -> "Upload | None":
+        """The upload that is slow first, or has been for the longest time."""
+        return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
+
+    def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> "Upload":
+        """Bound the time that an upload takes to arrive in a block, be it a byte a second.
+
+        ``num_bytes`` is the size it announced; 0 where nobody needs to know.
 
         Raises:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        return Upload(self, self._deadlines.within(within_s))
+        return Upload(self, self._deadlines.within(within_s), num_bytes)
 
     def cut_slowest(self) -> bool:
-        """Cancel the oldest upload if it is slow, so that its place is free in a moment.
+        """Cancel the slowest upload if it is slow, so that its place is free in a moment.
 
         Idle connections could otherwise hold every place. False if no upload is slow.
         """
-        if not self.under_way:
-            return False
-        now = asyncio.get_running_loop().time()
-        upload, started = next(iter(self.under_way.items()))
-        if not upload.deadline.has_expired and now - started < SLOW_AFTER_S:
+        upload = self.slowest
+        if upload is None or not upload.is_slow:
             return False
         del self.under_way[upload]
         upload.cut()
@@ -57,15 +70,24 @@ class Uploads:
 class Upload:
     """The block of :meth:`Uploads.arriving`."""
 
-    __slots__ = ("_is_cut", "_uploads", "deadline")
+    __slots__ = ("_deadline", "_is_cut", "_uploads", "num_bytes", "slow_from")
 
-    def __init__(self, uploads: Uploads, deadline: Deadline) -> None:
-        self._uploads, self.deadline = uploads, deadline
+    def __init__(self, uploads: Uploads, deadline: Deadline, num_bytes: int) -> None:
+        self._uploads, self._deadline, self.num_bytes = uploads, deadline, num_bytes
+        self.slow_from = math.inf  # by the loop's clock, from the block's beginning on
         self._is_cut = False  # for another, before its time
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether its place may be given away; so may one whose time is over."""
+        now = asyncio.get_running_loop().time()
+        return self._deadline.has_expired or now >= self.slow_from
+
     def __enter__(self) -> None:
-        self.deadline.__enter__()
-        self._uploads.under_way[self] = self.deadline.started
+        self._deadline.__enter__()
+        slow_after_s = max(SLOW_AFTER_S, self.num_bytes / MIB * SLOW_S_PER_MIB)
+        self.slow_from = self._deadline.started + slow_after_s
+        self._uploads.under_way[self] = None
 
     def __exit__(
         self,
@@ -74,29 +96,30 @@ class Upload:
         trace: TracebackType | None,
     ) -> None:
         self._uploads.under_way.pop(self, None)
-        deadline = self.deadline
+        deadline = self._deadline
         try:
             deadline.__exit__(kind, error, trace)
         except TimeoutError:
             took_s = asyncio.get_running_loop().time() - deadline.started
-            raise SlowBodyError(
-                _told(took_s if self._is_cut else None, deadline.seconds)
-            ) from error
+            why = _cut_after(took_s) if self._is_cut else _late_after(deadline.seconds)
+            raise SlowBodyError(why) from error
 
     def cut(self) -> None:
         """Cancel the upload, unless its time is over anyway: then it ends by itself."""
-        if not self.deadline.has_expired:
+        if not self._deadline.has_expired:
             self._is_cut = True
-            self.deadline.expire_now()
+            self._deadline.expire_now()
 
 
-def _told(cut_after_s: float | None, within_s: float) -> str:
-    if cut_after_s is not None:
-        return (
-            f"the body was not there after {cut_after_s:.1f} s, and others waited for the place; "
-            "try again, with fewer bytes or a faster connection"
-        )
+def _cut_after(seconds: float) -> str:
     return (
-        f"the body was not there after {within_s:g} s, the request's time; send fewer bytes at a "
+        f"the body was not there after {seconds:.1f} s, and others waited for the place; "
+        "try again, with fewer bytes or a faster connection"
+    )
+
+
+def _late_after(seconds: float) -> str:
+    return (
+        f"the body was not there after {seconds:g} s, the request's time; send fewer bytes at a "
         "time, or allow more time (request_timeout_s, x-request-timeout-seconds)"
     )

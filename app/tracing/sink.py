@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from opentelemetry.context import attach, set_value
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from app.queueing.circuit_breaker import CircuitBreaker
 from app.tracing.local_spans import LocalSpans, Queued
 
 logger = logging.getLogger("ray.serve")
@@ -17,7 +17,7 @@ MAX_WAITING = 8192  # spans; about 10 MB
 BATCH = 512
 EVERY_S = 1.0
 SHUTDOWN_S = 30.0
-RETRY_AFTER_S = 10.0  # after a failure
+ENDPOINT_TRIAL_EVERY_S = 10.0  # of one that fails
 
 
 class Sink:
@@ -113,8 +113,13 @@ class _Counted:
     def __init__(self, name: str, exporter: SpanExporter) -> None:
         self._name, self._exporter = name, exporter
         self.num_done = self.num_failed = 0
-        self.is_failing = self._is_shut_down = False
-        self._try_again_at = 0.0  # time.monotonic; until then an endpoint that failed is left alone
+        self._is_shut_down = False
+        self._breaker = CircuitBreaker(ENDPOINT_TRIAL_EVERY_S, ENDPOINT_TRIAL_EVERY_S)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last export that was tried failed."""
+        return self._breaker.is_open
 
     def export(self, queued: Sequence[Queued]) -> None:
         """Export, and count what failed.
@@ -124,7 +129,7 @@ class _Counted:
         """
         num_left, why = num_spans_of(queued), "not taken"
         self.num_done += num_left
-        if is_tried := time.monotonic() >= self._try_again_at:  # encoding for nobody costs CPU time
+        if is_tried := self._breaker.allows():  # encoding for nobody costs CPU time
             first = queued[:1] if self.is_failing else queued
             for part in (first, queued[len(first) :]):
                 if part:
@@ -148,9 +153,7 @@ class _Counted:
         return self._exporter.export([span for one in queued for span in made_of(one)])
 
     def _tell(self, *, failed: bool, why: str) -> None:
-        if failed:
-            self._try_again_at = time.monotonic() + RETRY_AFTER_S
-        if failed and not self.is_failing:
+        if failed and self._breaker.failed():
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "
                 "counts what is lost. Set trace_endpoint, start who listens there, or set "
@@ -158,9 +161,8 @@ class _Counted:
                 self._name,
                 why,
             )
-        elif self.is_failing and not failed:
+        elif not failed and self._breaker.succeeded():
             logger.warning("%s spans arrive again; %d were lost", self._name, self.num_failed)
-        self.is_failing = failed
 
     def shutdown(self) -> None:
         if not self._is_shut_down:

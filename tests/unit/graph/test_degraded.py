@@ -6,7 +6,8 @@ import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.quorum import RETRY_AFTER_S, CircuitBreaker, enough_of, needed_of
+from app.graph.members import MEMBER_TRIAL_EVERY_S, Members
+from app.graph.quorum import enough_of, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.timeline import Timeline
 from app.responses import Classified
@@ -28,7 +29,11 @@ class Graph:
             Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
         )
         self.clock = [0.0]
-        self.service._ensemble.members._breaker._clock = lambda: self.clock[0]
+        asked = self.service._ensemble.members
+        groups = [asked] if isinstance(asked, Members) else [asked._first, asked._others]
+        for group in groups:
+            for breaker in group.breakers.values():
+                breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0) -> Classified:
         timeline = Timeline(asyncio.get_running_loop().time)  # which may be virtual
@@ -111,11 +116,11 @@ async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
         answer = await graph.classify()
         assert answer.missing_members == {"second": "not_asked"}
     assert len(graph.second.asked) == 1
-    graph.clock[0] += RETRY_AFTER_S
+    graph.clock[0] += MEMBER_TRIAL_EVERY_S
     assert (await graph.classify()).missing_members == {"second": "not_ready"}
     assert (await graph.classify()).missing_members == {"second": "not_asked"}
     graph.second.raises = None
-    graph.clock[0] += RETRY_AFTER_S
+    graph.clock[0] += MEMBER_TRIAL_EVERY_S
     assert not (await graph.classify()).degraded
     assert not (await graph.classify()).degraded
 
@@ -179,15 +184,6 @@ def test_patience_counts_from_when_enough_have_answered(left_s, had_their_time):
                 task.cancel()
 
     assert run_virtually(wait()) is had_their_time
-
-
-def test_a_trial_is_one_request():
-    now = [0.0]
-    breaker = CircuitBreaker(lambda: now[0])
-    breaker.failed("a")
-    now[0] += RETRY_AFTER_S
-    assert [breaker.allows("a") for _ in range(3)] == [True, False, False]
-    assert breaker.allows("b")
 
 
 async def test_a_cascade_goes_on_without_its_first(tiny_set):

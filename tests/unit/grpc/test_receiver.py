@@ -9,8 +9,8 @@ from ray.serve.grpc_util import gRPCInputStream
 from app.environment import MIB, serve_environment
 from app.errors import BodyTooLargeError, ClientGoneError
 from app.grpc.receiver import Receiver, max_message_bytes
-from app.grpc.room import SLOW_AFTER_S
 from app.grpc.servicer import Message
+from app.queueing.uploads import SLOW_AFTER_S
 from app.settings import Settings
 from tests.support.grpc_contexts import stream_of
 from tests.support.virtual_loop import run_virtually

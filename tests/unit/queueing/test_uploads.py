@@ -5,19 +5,21 @@ from contextlib import ExitStack
 
 import pytest
 
+from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import uploads as module
 from app.queueing.admission import ALWAYS, Admission
 from app.queueing.uploads import Uploads
 from tests.support.hand_clock import HandClock
+from tests.support.virtual_loop import run_virtually
 
 
 async def never() -> None:
     await asyncio.Future()
 
 
-async def read(uploads: Uploads, begun: asyncio.Event) -> None:
-    with uploads.arriving(3600):
+async def read(uploads: Uploads, begun: asyncio.Event, num_bytes: int = 0) -> None:
+    with uploads.arriving(3600, num_bytes):
         begun.set()
         await never()
 
@@ -96,17 +98,36 @@ async def test_who_has_just_begun_is_not_cut():
     task.cancel()
 
 
-async def test_a_slow_upload_does_not_keep_others_out(monkeypatch):
-    admission = Admission(1)
-    slow = asyncio.create_task(_admitted(admission))
-    await asyncio.sleep(0)
-    with pytest.raises(OverloadedError):
-        admission.admit().__enter__()
-    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
-    with admission.admit():
+def test_a_slow_upload_does_not_keep_others_out():
+    async def scenario() -> None:
+        admission = Admission(1)
+        slow = asyncio.create_task(_admitted(admission))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            admission.admit().__enter__()
+        await asyncio.sleep(module.SLOW_AFTER_S)
+        with admission.admit():
+            with pytest.raises(SlowBodyError):
+                await slow
+            assert admission.num_under_way == 1
+
+    run_virtually(scenario())
+
+
+def test_a_long_upload_is_slow_later():
+    """By the size that it announced."""
+
+    async def scenario() -> None:
+        uploads = Uploads()
+        task = asyncio.create_task(read(uploads, asyncio.Event(), 8 * MIB))
+        await asyncio.sleep(8 * module.SLOW_S_PER_MIB - 0.01)
+        assert not uploads.cut_slowest()
+        await asyncio.sleep(0.01)
+        assert uploads.cut_slowest()
         with pytest.raises(SlowBodyError):
-            await slow
-        assert admission.num_under_way == 1
+            await task
+
+    run_virtually(scenario())
 
 
 async def test_slow_uploads_have_half_of_the_places(monkeypatch):

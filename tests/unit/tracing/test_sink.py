@@ -76,7 +76,7 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter, spans):
     "result", [SpanExportResult.FAILURE, OSError(28, "No space left on device")], ids=str
 )
 def test_failures_are_counted_and_told_once(exporter, spans, result, caplog, monkeypatch):
-    monkeypatch.setattr(sink_module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
     exporter.result = result
     sink = Sink("file", exporter)
     with caplog.at_level(logging.WARNING, "ray.serve"):
@@ -195,7 +195,7 @@ def test_many_spans_go_in_batches(exporter, monkeypatch):
 def test_where_nobody_listens_only_one_request_is_encoded(monkeypatch):
     """Every few seconds, to see whether somebody does; then the others go too."""
     exporter = Scripted()
-    monkeypatch.setattr(sink_module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
     exporter.result = SpanExportResult.FAILURE
     sink = Sink("otlp", exporter)
     for _ in range(3):
