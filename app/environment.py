@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+PROJECT = Path(__file__).parents[1]  # the folder of the packages
 KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 # The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
@@ -164,9 +165,13 @@ def prepend_to_environment(name: str, value: str) -> None:
 
 
 def add_import_path(folder: Path) -> None:
-    """Let the Python processes that this one starts import from ``folder``, before all others."""
-    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    rest = [path for path in before if path not in ("", str(folder))]
+    """Let the Python processes that this one starts import from ``folder``, before all others.
+
+    They work in other folders: what the user named relatively is made absolute, and an empty name,
+    Python's for the working folder, goes.
+    """
+    before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    rest = [path for path in map(os.path.abspath, before) if path != str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *rest])
 
 

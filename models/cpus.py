@@ -1,24 +1,18 @@
-"""How many CPUs this process may use: affinity and cgroup quota considered."""
+"""How many CPUs this process may use: affinity and cgroup quotas considered."""
 
 import math
 import os
 from pathlib import Path
 
-CGROUP_MAX = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<quota> <period>" or "max <period>"
+from models.cgroups import PROC, cpu_quota
 
 
-def available_cpus(cgroup_max: Path = CGROUP_MAX) -> int:
-    """Return the cores of the affinity mask, cut to the container's CPU quota; at least one.
+def available_cpus(proc: Path = PROC) -> int:
+    """Return the cores of the affinity mask, cut to the tightest CPU quota; at least one.
 
     OpenVINO's threads know neither (its wheel uses TBB), so they are counted here.
     """
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = cgroup_max.read_text("ascii").split()
-        share = math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return cores
-    return max(1, math.floor(min(cores, share)))
+    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cpu_quota(proc))))
 
 
 def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

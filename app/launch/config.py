@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import yaml
 
+from app.environment import PROJECT
 from app.errors import ConfigError
 from app.launch.grpc_options import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
@@ -25,7 +26,7 @@ ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # where the file says nothing
 def default_config() -> Path:
     """Return the folder's own serve_config.yaml, or else the project's."""
     here = Path(CONFIG_NAME)
-    return here if here.is_file() else Path(__file__).parents[2] / CONFIG_NAME
+    return here if here.is_file() else PROJECT / CONFIG_NAME
 
 
 @dataclass(frozen=True)

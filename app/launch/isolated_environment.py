@@ -8,7 +8,9 @@ from pathlib import Path
 from app.environment import (
     HAPROXY_COMMAND,
     HAPROXY_PATH,
+    PROJECT,
     RAY_ON_ALL_INTERFACES,
+    add_import_path,
     serve_environment,
     set_environment,
 )
@@ -55,6 +57,7 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
         # A shell may have a cluster's (tandem environment), or another program's: not with the
         # limits of this run.
         set_environment(values, ours=(HAPROXY_PATH,))
+        add_import_path(PROJECT)
         command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
         command.write()
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
 from app.launch.draining import drain
 from app.launch.forks.running import RunningForkServer
@@ -21,8 +22,13 @@ MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/sep
 
 
 def _init_ray(**options: Any) -> None:
-    """Connect to Ray, quietly."""
-    init_ray(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
+    """Connect to Ray, quietly, from the project's own folder.
+
+    Ray's workers import from the working folder of who connects before all others: in a user's
+    there may be another "app", or a "requests.py".
+    """
+    with contextlib.chdir(PROJECT):
+        init_ray(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 

@@ -22,6 +22,7 @@ WORKER_MODULE = "ray._private.workers.default_worker"
 ANSWERS_WITHIN_S = 30.0  # the server is importing while Ray starts
 MAX_ANSWER_BYTES = 1024
 LENGTH_BYTES = 4  # of the request's head
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     target = arguments.pop(0) if arguments and arguments[0].endswith(".py") else None
     if (connection := _forked(target, arguments)) is None:
+        own = str(Path(__file__).parent)
+        sys.path[:] = [folder for folder in sys.path if folder != own]
         run(target, arguments)
     elif target is not None:
         _end_with_fork(connection)
@@ -59,6 +62,7 @@ def request(target: str | None, arguments: list[str]) -> dict[str, object]:
         "folder": str(Path.cwd()),
         "leads_group": os.getpgrp() == os.getpid(),
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "ignored": [int(n) for n in ENDING if signal.getsignal(n) is signal.SIG_IGN],
     }
 
 
@@ -85,7 +89,7 @@ def run(target: str | None, arguments: list[str]) -> None:
         runpy.run_module(WORKER_MODULE, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [target, *arguments]
-        sys.path[0] = str(Path(target).parent)
+        sys.path.insert(0, str(Path(target).parent))
         runpy.run_path(target, run_name="__main__")
 
 

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from app.environment import replace_environment
-from app.launch.forks.client import LENGTH_BYTES, run
+from app.launch.forks.client import ENDING, LENGTH_BYTES, run
 
 MAX_BODY_BYTES = 2**20
 NUM_STREAMS = 3
@@ -24,6 +24,7 @@ class ForkRequest:
     folder: str
     leads_group: bool  # of processes, as Ray's workers do: it ends what they leave behind
     blocked: list[int]  # signals
+    ignored: list[int]  # of those that end a process: nohup ignores SIGHUP
     streams: list[int]  # file descriptors: standard input, output and error
 
     def close(self) -> None:
@@ -76,8 +77,8 @@ def become(asked: ForkRequest) -> None:
     replace_environment(asked.environment)
     if asked.leads_group:
         os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, default)
+        signal.signal(number, signal.SIG_IGN if number in asked.ignored else default)
     signal.pthread_sigmask(signal.SIG_SETMASK, asked.blocked)
     run(asked.target, asked.arguments)

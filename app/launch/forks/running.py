@@ -80,7 +80,8 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
         listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
         number = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
+            # -P: not from the working folder, where another program's "app" may be.
+            [sys.executable, "-P", "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

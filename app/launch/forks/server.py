@@ -1,6 +1,6 @@
 """The fork server: a process that imports what Ray's processes need, then forks for each of them.
 
-``python -m app.launch.forks.server LISTENER MODULES``: the listener is a file descriptor, the
+``python -P -m app.launch.forks.server LISTENER MODULES``: the listener is a file descriptor, the
 modules are separated by commas. None of them is Ray's: when its library is loaded it seeds its
 random numbers and reads whose the process is.
 

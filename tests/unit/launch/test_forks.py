@@ -24,7 +24,9 @@ print(json.dumps({
     "arguments": sys.argv, "parent": os.getppid(), "pid": os.getpid(), "folder": os.getcwd(),
     "group": os.getpgrp(), "name": __name__, "path": sys.path[0], "environment": dict(os.environ),
     "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-    "imported": "colorsys" in sys.modules,
+    "ignored": [n.name for n in (signal.SIGINT, signal.SIGHUP)
+                if signal.getsignal(n) == signal.SIG_IGN],
+    "imported": "colorsys" in sys.modules, "paths": sys.path,
     "files": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
 }), flush=True)
 if "wait" in sys.argv:
@@ -92,6 +94,33 @@ def test_blocked_signals_stay_blocked(server: tuple[RunningForkServer, int], scr
 
     with client(script, preexec_fn=block) as process:
         assert told(process)["blocked"] == [signal.SIGINT]
+
+
+def test_ignored_signals_stay_ignored(server: tuple[RunningForkServer, int], script: Path) -> None:
+    """As nohup has it: the hang-up of a terminal is for none of Ray's processes."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with client(script, preexec_fn=ignore) as process:
+        assert told(process)["ignored"] == ["SIGHUP"]
+    with client(script) as process:
+        assert told(process)["ignored"] == []
+
+
+def test_nothing_is_imported_from_the_working_folder(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "another program"
+    for name in ("app/__init__.py", "models/__init__.py", "requests.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("raise SystemExit('the working folder was imported')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(running, "MODULES", ("colorsys", "requests", "models"))
+    with fork_server(tmp_path), client(script, env={**os.environ}) as process:
+        report = told(process)
+    assert report["imported"], "the server did not start"
+    assert str(folder) not in report["paths"]
 
 
 def test_who_leads_a_group_leads_one_as_a_fork(

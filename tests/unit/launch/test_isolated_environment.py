@@ -1,12 +1,15 @@
 """The environment of one run of ``tandem serve``."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.launch.isolated_environment import fast_serve
 from app.settings import Settings
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
@@ -31,3 +34,13 @@ def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
     with fast_serve():
         lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
     assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
+
+
+def test_what_is_started_imports_from_the_project_and_never_from_a_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "functions", "/opt/lib", ""]))
+    with fast_serve():
+        path = os.environ["PYTHONPATH"].split(os.pathsep)
+    assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]

@@ -7,8 +7,9 @@ import pytest
 
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
-from app.launch.ray_cluster import local_ray
+from app.launch.ray_cluster import joined_ray, local_ray
 
+ROOT = Path(__file__).parents[3]
 LATE = "The current node timed out during startup. This could happen because some of the raylet"
 
 
@@ -57,3 +58,13 @@ def test_what_fails_once_it_runs_is_not_the_start(monkeypatch, forks):
     monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: None)
     with pytest.raises(ValueError, match="later"), local_ray(0, forks):
         raise ValueError("later")
+
+
+def test_ray_is_started_and_joined_from_the_projects_own_folder(monkeypatch, forks, tmp_path):
+    """Its workers import from there first: not another program's "app" of a working folder."""
+    folders = []
+    monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: folders.append(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    with local_ray(0, forks), joined_ray("auto"):
+        assert Path.cwd() == tmp_path
+    assert folders == [ROOT, ROOT]

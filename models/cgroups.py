@@ -1,0 +1,125 @@
+"""Limits of this process's control groups, version 1 and 2: CPU quota, memory, processes.
+
+A limit may stand on any group from the process's own up to the hierarchy's root (a systemd unit, a
+pod around a container): the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+PROC = Path("/proc/self")  # its files cgroup and mountinfo
+
+
+class Limit(NamedTuple):
+    """How much a group may have, and how much it has."""
+
+    most: float  # math.inf: no limit
+    used: float
+
+    @property
+    def left(self) -> float:
+        """What it may still take."""
+        return max(0.0, self.most - self.used)
+
+
+def cpu_quota(proc: Path = PROC) -> float:
+    """Return how many CPUs' time the process may use; infinite without a quota."""
+    return min((_quota(folder) for folder in _folders("cpu", proc)), default=math.inf)
+
+
+def memory_left(proc: Path = PROC) -> float:
+    """Return the bytes that the process may still take; infinite without a limit."""
+    return min((_memory(folder).left for folder in _folders("memory", proc)), default=math.inf)
+
+
+def tightest_pids_limit(proc: Path = PROC) -> Limit:
+    """Return the limit of processes and threads of which the least is left."""
+    limits = [
+        Limit(_number(folder, "pids.max"), _number(folder, "pids.current", 0))
+        for folder in _folders("pids", proc)
+    ]
+    return min(limits, key=lambda limit: limit.left, default=Limit(math.inf, 0))
+
+
+def _folders(controller: str, proc: Path) -> Iterator[Path]:
+    """Yield the folders of all groups that a controller's limits may stand on."""
+    try:
+        groups = (proc / "cgroup").read_text("utf-8").splitlines()
+        mounts = [line.split() for line in (proc / "mountinfo").read_text("utf-8").splitlines()]
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        for mount in mounts:
+            if _is_hierarchy(mount, controllers.split(","), controller):
+                yield from _upwards(Path(_text(mount[4])), _below(path, _text(mount[3])))
+
+
+def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
+    """Whether a line of mountinfo is the hierarchy that a line of cgroup is about."""
+    kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+    if controllers == [""]:  # version 2 has one for all controllers
+        return kind == "cgroup2"
+    return kind == "cgroup" and controller in controllers and controller in options
+
+
+def _below(group: str, root: str) -> PurePosixPath:
+    """Return a group's path below what is mounted; the mount itself if it is elsewhere."""
+    path = PurePosixPath(group)
+    return path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+
+
+def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
+    for inner in (path, *path.parents):
+        if ".." not in inner.parts:  # outside of this process's namespace
+            yield mount / inner
+
+
+def _text(field: str) -> str:
+    """Return a field of mountinfo, in which blanks are octal escapes."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def _quota(folder: Path) -> float:
+    try:
+        if (both := folder / "cpu.max").exists():
+            quota, period = both.read_text("ascii").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text("ascii").strip()
+                for name in ("quota", "period")
+            )
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+
+
+def _memory(folder: Path) -> Limit:
+    if (folder / "memory.max").exists():
+        most, used = (_number(folder, f"memory.{name}") for name in ("max", "current"))
+    else:
+        most, used = (_number(folder, f"memory.{name}_in_bytes") for name in ("limit", "usage"))
+    if math.isinf(most) or math.isinf(used):
+        return Limit(math.inf, 0)
+    return Limit(most, used - _inactive_files(folder))
+
+
+def _inactive_files(folder: Path) -> int:
+    """Return bytes that count as used, though given up when needed: files that were read once."""
+    try:
+        words = (folder / "memory.stat").read_text("ascii").split()
+    except (OSError, ValueError):
+        return 0
+    facts = dict(zip(words[::2], words[1::2], strict=False))
+    # Version 1's own count leaves the groups below out, its total does not.
+    return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
+
+
+def _number(folder: Path, file: str, otherwise: float = math.inf) -> float:
+    try:
+        return int((folder / file).read_text("ascii"))
+    except (OSError, ValueError):  # "max" is no number
+        return otherwise
