@@ -66,7 +66,7 @@ def plan(
     known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", form)
     found = make_plan(needs, known)
     forms = [] if costs else compare_forms(needs, manifest)
-    assumed = assumptions(needs, known)
+    assumed = assumptions(needs, found.costs)
     if str(json_file) != "-":
         _show(needs, known, found)
         if forms:
@@ -92,7 +92,7 @@ def _show(needs: "Requirements", costs: "Costs", found: "Plan") -> None:
         table.add_row(
             name,
             f"{ms:.1f}",
-            f"{costs.cores(name):g}",
+            f"{found.costs.cores(name):g}",
             str(found.replicas_per_node[name]),
             str(found.replicas_per_node[name] * found.nodes),
             f"{found.utilization[name]:.0%}",
@@ -114,7 +114,7 @@ def _show_forms(forms: "Sequence[PlannedForm]") -> None:
         if one.plan is not None:
             replicas = sum(one.plan.replicas_per_node.values()) * one.plan.nodes
             counted = (str(one.plan.nodes), str(replicas), f"{one.plan.p99_ms:.0f}")
-        table.add_row(one.name, f"{one.cpu_ms:.1f}", f"{one.costs.alone_ms:.0f}", *counted)
+        table.add_row(one.name, f"{one.cpu_ms:.1f}", f"{one.alone_ms:.0f}", *counted)
     out.print(table)
     for one in forms:
         if one.plan is None:
@@ -134,7 +134,8 @@ def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
     serial = (
         f"{SERIAL_CPU_MS:g} ms of an image pass through one process's event loop and Python's "
         f"lock, whatever its cores: {1e3 / SERIAL_CPU_MS:.0f} images/s at most, {SERIAL_BUSY:.0%} "
-        f"of it planned, so {costs.cores('Gateway'):g} cores a Gateway"
+        f"of it planned; Gateways of {costs.cores('Gateway'):g} cores fill a node of "
+        f"{needs.node_cores} best"
     )
     return [
         f"costs: {costs.source}. Yours will differ: on a machine like your nodes, tandem bench "
@@ -174,7 +175,7 @@ def as_json(
         "stages": {
             name: {
                 "cpu_ms": round(ms, 2),
-                "cores": costs.cores(name),
+                "cores": found.costs.cores(name),
                 "replicas_per_node": found.replicas_per_node[name],
                 "replicas": found.replicas_per_node[name] * found.nodes,
                 "utilization": round(found.utilization[name], 3),
@@ -185,7 +186,7 @@ def as_json(
         "forms": {
             one.form: {
                 "cpu_ms": round(one.cpu_ms, 2),
-                "alone_ms": round(one.costs.alone_ms, 1),
+                "alone_ms": round(one.alone_ms, 1),
                 "nodes": one.plan.nodes if one.plan else None,
                 "simulated_p99_ms": round(one.plan.p99_ms, 1) if one.plan else None,
                 "why_not": one.why_not,

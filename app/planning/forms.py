@@ -28,6 +28,11 @@ class PlannedForm:
         """CPU time of an image in all processes, in ms."""
         return sum(self.costs.cpu_ms.values()) + self.costs.around_ms
 
+    @property
+    def alone_ms(self) -> float:
+        """How long one image takes when nothing else is there, in ms; in replicas as planned."""
+        return (self.plan.costs if self.plan else self.costs).alone_ms
+
 
 def compare_forms(
     needs: Requirements, manifest: Manifest, precision: Precision = "INT8"

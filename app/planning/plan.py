@@ -6,8 +6,8 @@ a simulation are bounded, and so are its time and memory, whatever is asked for.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from app.bench.arrivals import poisson_arrivals
 from app.errors import ConfigError
@@ -15,14 +15,14 @@ from app.planning.simulated_service import Service, SimStage
 from app.planning.simulator import Simulation
 
 HTTP_MS = 2.8  # of one image beyond its stages (share-floor-plan.json, overhead_ms now)
-CORES_TOGETHER = 4.0  # of a replica that is a whole graph, at most (configs/xeon-one-socket.yaml)
+# Of one replica, at most (configs/xeon-one-socket.yaml); fewer where a node is filled better so.
+REPLICA_CORES = (4.0, 3.0, 2.0, 1.0)
 # What one process cannot exceed, whatever its cores: so much of a photo of 15 to 240 KB passes
 # through its event loop and under Python's one lock (0.77 to 0.87 in runs of overhead.py at 64
 # clients, by thread: decoded elsewhere). Of 10 KB it is some 0.5.
 SERIAL_CPU_MS = 0.8
 SERIAL_BUSY = 0.6  # of that, at most: what waits for the loop waits in every stage
 CORES_APART = {"Gateway": 1.0, "Decoder": 2.0, "Combiner": 1.0}  # configs/cluster.yaml
-CORES_OF_MEMBER = 4.0
 MAX_BATCH_SIZE = 8
 UTILIZATIONS = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # what a stage may be busy, tried in this order
 WARM_UP_S, COUNTED_S, COUNTED_IMAGES = 2.0, 10.0, 20_000
@@ -44,6 +44,7 @@ class Costs:
     source: str
     # Of the Gateway's cpu_ms, what each member in its process takes, if that is known.
     member_ms: Mapping[str, float] = field(default_factory=dict)
+    replica_cores: float = REPLICA_CORES[0]  # of one replica, at most
 
     @property
     def is_together(self) -> bool:
@@ -61,13 +62,13 @@ class Costs:
         """Return the cores of one replica."""
         if self.is_together and stage == "Gateway":
             return self._cores_together
-        return CORES_APART.get(stage, CORES_OF_MEMBER)
+        return min(self.replica_cores, CORES_APART.get(stage, self.replica_cores))
 
     @property
     def _cores_together(self) -> float:
         """As many as one event loop keeps busy: the cheaper the networks, the fewer."""
         kept_busy = SERIAL_BUSY * self.cpu_ms["Gateway"] / SERIAL_CPU_MS
-        return float(max(1, min(CORES_TOGETHER, math.floor(kept_busy))))
+        return float(max(1, min(self.replica_cores, math.floor(kept_busy))))
 
     @property
     def alone_ms(self) -> float:
@@ -115,6 +116,7 @@ class Plan:
 
     nodes: int
     replicas_per_node: Mapping[str, int]
+    costs: Costs  # with the cores of a replica as planned
     utilization: Mapping[str, float]  # with all nodes
     utilization_survived: Mapping[str, float]  # when as many died as may
     p99_ms: float  # then
@@ -133,25 +135,26 @@ def plan(needs: Requirements, costs: Costs, seed: int = 20) -> Plan:
             f"{costs.alone_ms:.1f} ms; ask for more, or serve smaller networks"
         )
     lowest, tried = math.inf, 0
-    for nodes, per_node in _layouts(needs, costs):
+    for nodes, per_node, sized in _layouts(needs, costs):
         num_simulated = max(1, min(nodes, int(nodes * SIMULATED_RATE / needs.rate)))
         rate = needs.rate * num_simulated / nodes
-        p99_ms = _simulated_p99_ms(rate, num_simulated, per_node, costs, seed)
+        p99_ms = _simulated_p99_ms(rate, num_simulated, per_node, sized, seed)
         if p99_ms <= needs.p99_ms:
             every = nodes + needs.survive_nodes
             return Plan(
                 every,
                 per_node,
-                _utilization(needs.rate, every, per_node, costs),
-                _utilization(needs.rate, nodes, per_node, costs),
+                sized,
+                _utilization(needs.rate, every, per_node, sized),
+                _utilization(needs.rate, nodes, per_node, sized),
                 p99_ms,
             )
         lowest, tried = min(lowest, p99_ms), nodes
     if not tried:
         raise ConfigError(
             f"{needs.rate:g} images/s do not fit {MAX_NODES} nodes with --node-cores "
-            f"{needs.node_cores}: Ray and HAProxy take one core or more, a replica of each stage "
-            f"{sum(costs.cores(name) for name in costs.cpu_ms):g}; plan with larger nodes, or "
+            f"{needs.node_cores}: Ray and HAProxy take one core or more, and so does each of "
+            f"{', '.join(costs.cpu_ms)}; plan with larger nodes, or "
             "with a lower --rate for each of several clusters"
         )
     raise ConfigError(
@@ -160,19 +163,27 @@ def plan(needs: Requirements, costs: Costs, seed: int = 20) -> Plan:
     )
 
 
-def _layouts(needs: Requirements, costs: Costs) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield ever roomier nodes and replicas on each: as few as keep a utilisation."""
-    seen = None
+_Layout = tuple[int, dict[str, int], Costs]  # nodes, replicas on each, costs with their cores
+
+
+def _layouts(needs: Requirements, costs: Costs) -> list[_Layout]:
+    """Return layouts that keep a utilisation each, those with the fewest nodes first.
+
+    Smaller replicas fill a node better, larger ones wait less and need less memory: of those that
+    take as many nodes the largest replicas.
+    """
+    layouts: list[_Layout] = []
     for utilization in UTILIZATIONS:
-        found = _fewest_nodes(needs, costs, utilization)
-        if found is not None and found != seen:
-            seen = found
-            yield found
+        fewest = math.inf
+        for cores in REPLICA_CORES:
+            layout = _fewest_nodes(needs, replace(costs, replica_cores=cores), utilization)
+            if layout is not None and layout[0] < fewest and layout not in layouts:
+                layouts.append(layout)
+            fewest = min(fewest, layout[0] if layout is not None else math.inf)
+    return sorted(layouts, key=lambda layout: (layout[0], -layout[2].replica_cores))
 
 
-def _fewest_nodes(
-    needs: Requirements, costs: Costs, utilization: float
-) -> tuple[int, dict[str, int]] | None:
+def _fewest_nodes(needs: Requirements, costs: Costs, utilization: float) -> _Layout | None:
     needed = {
         name: math.ceil(needs.rate * ms / (1e3 * costs.cores(name) * utilization))
         for name, ms in costs.cpu_ms.items()
@@ -182,7 +193,7 @@ def _fewest_nodes(
         per_node = {name: math.ceil(number / nodes) for name, number in needed.items()}
         taken = sum(number * costs.cores(name) for name, number in per_node.items())
         if taken + max(1.0, around) <= needs.node_cores:
-            return nodes, per_node
+            return nodes, per_node, costs
     return None
 
 

@@ -52,7 +52,8 @@ class EnsemblePolicy:
         stages = {}
         for context in contexts.values():
             name, meter = context.deployment_name, self._meters[context.deployment_name]
-            meter.update(reports_in(context.raw_metrics or {}))
+            interval_s = context.config.metrics_interval_s if context.config else 0.0
+            meter.update(reports_in(context.raw_metrics or {}), now, interval_s)
             if (stage := self._stage(context, meter)) is not None:
                 stages[name] = stage
         arriving = demand(self._meters)

@@ -23,7 +23,7 @@ class PolicyAutoscaler:
         stages = {}
         for name, stage in self._service.stages.items():
             meter = self._meters[name]
-            meter.update({id(replica): list(known(replica, now)) for replica in running[name]})
+            meter.update({id(r): list(known(r, now)) for r in running[name]}, now)
             cpu_ms = meter.cpu_ms() or stage.cpu_ms
             limits = (stage.min_replicas, stage.max_replicas)
             stages[name] = StageState(cpu_ms, stage.cores, *limits, targets[name])
