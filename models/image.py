@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
-from models.image_header import ImageHeader, read_header
+from models.image_header import WEBP_ALPHA_FLAG, ImageHeader, read_header
 from models.image_limits import check_complete, check_full_pixels, check_limits
+from models.image_png import default_picture
 from models.image_resize import Axis, Interpolation, Source, common_region
 
 Resize = Literal["crop", "stretch"]
@@ -212,7 +213,7 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
     if header.has_alpha or header.transparent_gray is not None:
         flags = cv2.IMREAD_UNCHANGED
     try:
-        pixels = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
+        pixels = cv2.imdecode(np.frombuffer(_without_the_rest(view, header), np.uint8), flags)
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
             raise TandemError(f"No memory for {header.width} x {header.height} pixels.") from error
@@ -224,6 +225,17 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
             "but they cannot be decoded: the file is damaged. Send it again, or save it anew."
         )
     return pixels  # type: ignore[return-value]
+
+
+def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | bytes:
+    """Return the file as OpenCV is to see it: without what it would read otherwise than we do."""
+    if header.format == "png":
+        return default_picture(view)
+    is_extended = header.format == "webp" and bytes(view[12:16]) == b"VP8X"
+    if is_extended and header.has_alpha and not view[20] & WEBP_ALPHA_FLAG:
+        flags = bytes([view[20] | WEBP_ALPHA_FLAG])  # else OpenCV drops the transparency
+        return b"".join([view[:20], flags, view[21:]])
+    return view
 
 
 class _Region(NamedTuple):

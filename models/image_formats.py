@@ -22,8 +22,6 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "JPEG XL"),
     (b"\xff\x0a", "JPEG XL"),
-    (b"\x00\x00\x01\x00", "ICO"),
-    (b"\x00\x00\x02\x00", "CUR"),
     (b"%PDF-", "PDF"),
     (b"%!PS", "PostScript"),
     (b"8BPS", "PSD"),
@@ -36,6 +34,15 @@ _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC"),
     **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
 }
+# Zero, a type, and how many pictures follow, at least 1.
+_ICON = re.compile(rb"\x00\x00([\x01\x02])\x00(?!\x00\x00)")
+# It has no signature at its start: the length of a text; without a colour map (zeros) a true-colour
+# or grey picture, or with one; its origin; no zero width or height; bits a pixel.
+_TGA = re.compile(
+    rb".(?:\x00[\x02\x03\x0a\x0b]\x00{5}|\x01[\x01\x09].{4}[\x0f\x10\x18\x20]).{4}"
+    rb"(?!\x00\x00)..(?!\x00\x00)..[\x08\x0f\x10\x18\x20]",
+    re.S,
+)
 _PORTABLE_ANYMAP = re.compile(rb"P[1-7]\s[\s\d#]")
 # An XML prologue, comments or a doctype may come first; 1 KB of them is plenty.
 _SVG = re.compile(
@@ -57,6 +64,10 @@ def name_format(view: memoryview) -> str | None:
         return _BRANDS.get(start[8:12])
     if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADERS:
         return "BMP"
+    if icon := _ICON.match(start):
+        return "ICO" if icon[1] == b"\1" else "CUR"
+    if _TGA.match(start):
+        return "TGA"
     if _PORTABLE_ANYMAP.match(start):
         return "PNM"
     return "SVG" if _SVG.match(start) else None

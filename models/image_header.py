@@ -7,10 +7,13 @@ WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of 
 import re
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
+from models.image_exif import EXIF_START, read_orientation
 from models.image_formats import DECODED, name_format
+from models.image_png import PNG_SIGNATURE, png_chunks
 
 # More segments than this before the pixels is an attack on the parser, not metadata: an ICC
 # profile takes at most 255, and extended XMP a few hundred.
@@ -21,9 +24,10 @@ _JPEG_MARKERS = frozenset(range(256)) - {0x00, 0x01, *range(0xD0, 0xD9), 0xFF}
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})  # baseline, extended, progressive
 _JPEG_OTHER_FRAMES = frozenset({*range(0xC3, 0xD0), 0xF7}) - _JPEG_FRAMES - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
-_PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"
-_EXIF = b"Exif\0\0"
-_ORIENTATION_TAG = 0x0112
+_JPEG_COMPONENTS = frozenset({1, 3, 4})  # grey, YCbCr or RGB, CMYK or YCCK
+_PNG_START = PNG_SIGNATURE + b"\0\0\0\x0dIHDR"
+WEBP_ALPHA_FLAG = 0x10  # of VP8X's flags, at byte 20 of the file
+_PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 
 
 class ImageHeader(NamedTuple):
@@ -111,16 +115,22 @@ def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, in
 
 def _read_jpeg(view: memoryview) -> ImageHeader | None:
     frame: tuple[int, int, int, bool] | None = None
-    orientation = 1
+    orientation: int | None = None
     for marker, start, end in jpeg_segments(view):
-        if marker == 0xE1 and bytes(view[start : start + 6]) == _EXIF:
-            orientation = read_orientation(view[start + 6 : end])
+        if marker == 0xE1 and bytes(view[start : start + 6]) == EXIF_START:
+            if orientation is None:  # the first one counts, as for every viewer
+                orientation = read_orientation(view[start:end])
         elif marker in _JPEG_FRAMES:
             precision, height, width, components = struct.unpack_from(">BHHB", view, start)
             if precision != 8:
                 raise UnsupportedFormatError(
                     f"JPEG with {precision} bits per sample is not decoded (8 are): "
                     "send JPEG, PNG or WebP."
+                )
+            if components not in _JPEG_COMPONENTS:
+                raise UnsupportedFormatError(
+                    f"JPEG with {components} components is not decoded (1, 3 and 4 are): "
+                    "send a grey, colour or CMYK JPEG, PNG or WebP."
                 )
             frame = width, height, components, marker in _PROGRESSIVE
         elif marker in _JPEG_OTHER_FRAMES:
@@ -132,7 +142,7 @@ def _read_jpeg(view: memoryview) -> ImageHeader | None:
             width, height, components, is_progressive = frame
             many = is_progressive or view[start] < components
             return ImageHeader(
-                "jpeg", width, height, orientation, data_offset=start, has_many_scans=many
+                "jpeg", width, height, orientation or 1, data_offset=start, has_many_scans=many
             )
         elif marker in (0xD9, 0xDA):
             return None
@@ -140,24 +150,31 @@ def _read_jpeg(view: memoryview) -> ImageHeader | None:
 
 
 def _read_png(view: memoryview) -> ImageHeader | None:
+    if bytes(view[12:16]) == b"CgBI":
+        raise UnsupportedFormatError(
+            "Xcode's PNG (CgBI, of an iOS application) is not decoded: "
+            "send the picture from before it was built in, or JPEG, PNG or WebP."
+        )
     if bytes(view[:16]) != _PNG_START:
         return None
     width, height, bit_depth, colour_type = struct.unpack_from(">IIBB", view, 16)
-    has_alpha, orientation, transparent_gray, position = colour_type in (4, 6), 1, None, 8
-    for _ in range(_MAX_SEGMENTS):
-        (length,) = struct.unpack_from(">I", view, position)
-        kind, start = bytes(view[position + 4 : position + 8]), position + 8
+    has_alpha, orientation, gray = colour_type in (4, 6), None, None
+    for kind, start, end in islice(png_chunks(view), _MAX_SEGMENTS):
         if kind == b"tRNS" and colour_type == 0:
-            (transparent_gray,) = struct.unpack_from(">H", view, start)
+            (gray,) = struct.unpack_from(">H", view, start)
         elif kind == b"tRNS":
             has_alpha = True
-        elif kind == b"eXIf":
-            orientation = read_orientation(view[start : start + length])
+        elif kind == b"eXIf" and orientation is None:
+            orientation = read_orientation(view[start : end - 4])
         elif kind == b"IDAT":
             return ImageHeader(
-                "png", width, height, orientation, has_alpha, bit_depth, transparent_gray, start
+                "png", width, height, orientation or 1, has_alpha, bit_depth, gray, start
             )
-        position = start + length + 4  # the checksum
+        elif kind not in _PNG_CRITICAL and kind[:1].isupper():  # part of the picture, somehow
+            raise UnsupportedFormatError(
+                f"PNG with the critical chunk {kind!r} is not decoded: "
+                "save it anew as JPEG, PNG or WebP."
+            )
     return None
 
 
@@ -170,51 +187,43 @@ def _read_webp(view: memoryview) -> ImageHeader | None:
         return ImageHeader("webp", width & 0x3FFF, height & 0x3FFF, data_offset=start)
     if kind == b"VP8L":
         signature, bits = struct.unpack_from("<BI", view, start)
-        width, height, has_alpha = bits & 0x3FFF, bits >> 14 & 0x3FFF, bool(bits >> 28 & 1)
+        width, height = bits & 0x3FFF, bits >> 14 & 0x3FFF
         if signature != 0x2F:
             return None
+        has_alpha = _has_vp8l_alpha(view, start)
         return ImageHeader("webp", width + 1, height + 1, has_alpha=has_alpha, data_offset=start)
-    if kind != b"VP8X":
-        return None
-    flags, width, height = view[start], view[start + 4 : start + 7], view[start + 7 : start + 10]
+    return _read_extended_webp(view) if kind == b"VP8X" else None
+
+
+def _read_extended_webp(view: memoryview) -> ImageHeader:
+    flags, width, height = view[20], view[24:27], view[27:30]
+    has_alpha, orientation = bool(flags & WEBP_ALPHA_FLAG), None
+    for kind, start, end in islice(_webp_chunks(view), _MAX_SEGMENTS):
+        if kind == b"VP8L":  # its own bit decides: decoders agree where the flag is not set
+            has_alpha |= _has_vp8l_alpha(view, start)
+        elif kind == b"EXIF" and flags & 0x08 and orientation is None:
+            orientation = read_orientation(view[start:end])
     return ImageHeader(
         "webp",
         int.from_bytes(width, "little") + 1,
         int.from_bytes(height, "little") + 1,
-        _webp_orientation(view) if flags & 0x08 else 1,
-        has_alpha=bool(flags & 0x10),
-        data_offset=start + 10,
+        orientation or 1,
+        has_alpha=has_alpha,
+        data_offset=30,
     )
 
 
-def _webp_orientation(view: memoryview) -> int:
-    position = 12
-    for _ in range(_MAX_SEGMENTS):
-        if position + 8 > view.nbytes:
-            return 1
-        (length,) = struct.unpack_from("<I", view, position + 4)
-        if bytes(view[position : position + 4]) == b"EXIF":
-            exif = view[position + 8 : position + 8 + length]
-            return read_orientation(exif[6:] if bytes(exif[:6]) == _EXIF else exif)
+def _has_vp8l_alpha(view: memoryview, start: int) -> bool:
+    (bits,) = struct.unpack_from("<I", view, start + 1)
+    return bool(bits >> 28 & 1)
+
+
+def _webp_chunks(view: memoryview, position: int = 12) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start, end) of each chunk's body."""
+    while position + 8 <= view.nbytes:
+        kind, length = struct.unpack_from("<4sI", view, position)
+        yield kind, position + 8, position + 8 + length
         position += 8 + length + length % 2
-    return 1
-
-
-def read_orientation(exif: memoryview) -> int:
-    """Return the orientation (1 to 8) of EXIF's first directory; 1 if absent or damaged."""
-    order = {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))
-    if order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(order + "I", exif, 4)
-        (num_entries,) = struct.unpack_from(order + "H", exif, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * num_entries, 12):
-            tag, _, _, value = struct.unpack_from(order + "HHIH", exif, entry)
-            if tag == _ORIENTATION_TAG:
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 _PARSERS = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}

@@ -2,16 +2,19 @@
 
 import re
 
+import numpy as np
+
 from models.errors import CorruptImageError, TooManyPixelsError, UnsupportedFormatError
 from models.image_header import ImageHeader, jpeg_segments
+from models.image_png import has_png_end
 
 # OpenCV's own limit on either side (CV_IO_MAX_IMAGE_WIDTH, CV_IO_MAX_IMAGE_HEIGHT).
 _MAX_SIDE = 2**20
 # Each scan goes over the whole picture again; encoders write about 10, an attack thousands.
 _MAX_SCANS = 100
-# In compressed data FF is followed by 00 or a restart marker, so this is found nowhere else in it.
-_JPEG_END = re.compile(rb"\xff\xd9")
-_PNG_END = re.compile(rb"IEND\xaeB`\x82")
+# In compressed data FF is followed by 00 or a restart marker: neither of these occurs in it.
+_JPEG_END, _JPEG_START = b"\xff\xd9", b"\xff\xd8"
+_JPEG_START_OR_END = re.compile(rb"\xff[\xd8\xd9]")
 
 
 def check_limits(header: ImageHeader, max_pixels: int) -> None:
@@ -45,9 +48,9 @@ def check_complete(view: memoryview, header: ImageHeader) -> None:
     if header.format == "webp":
         is_complete = int.from_bytes(view[4:8], "little") + 8 <= view.nbytes
     elif header.format == "png":
-        is_complete = _found(_PNG_END, view, header)
+        is_complete = has_png_end(view, header.data_offset - 8)
     else:
-        is_complete = _found(_JPEG_END, view, header)
+        is_complete = _has_jpeg_end(view, header.data_offset)
     if not is_complete:
         raise CorruptImageError(
             f"The {header.format.upper()} is truncated: its {view.nbytes} bytes hold no end of "
@@ -57,10 +60,26 @@ def check_complete(view: memoryview, header: ImageHeader) -> None:
         _check_scans(view, header)
 
 
-def _found(pattern: re.Pattern[bytes], view: memoryview, header: ImageHeader) -> bool:
-    """Whether the end is there: nearly always it is the last thing, so look there first."""
-    near_end = max(header.data_offset, view.nbytes - 16)
-    return bool(pattern.search(view, near_end) or pattern.search(view, header.data_offset))
+def _has_jpeg_end(view: memoryview, position: int) -> bool:
+    """Whether the picture ends, and before another one begins in the same file.
+
+    Nearly always its end is the last thing in the file, and no other picture is there. To know that
+    costs NumPy a sixth of the time of a regular expression (DECISIONS.md).
+    """
+    is_last = _JPEG_END in bytes(view[max(position, view.nbytes - 16) :])
+    if is_last and not _has_second_start(view, position):
+        return True
+    first = _JPEG_START_OR_END.search(view, position)
+    return first is not None and first.group() == _JPEG_END
+
+
+def _has_second_start(view: memoryview, position: int) -> bool:
+    """Whether a start of a JPEG stands after ``position``, at an even or an odd place."""
+    marker = int.from_bytes(_JPEG_START, "little")
+    return any(
+        np.count_nonzero(np.frombuffer(view, "<u2", (view.nbytes - at) // 2, at) == marker)
+        for at in (position, position + 1)
+    )
 
 
 def _check_scans(view: memoryview, header: ImageHeader) -> None:

@@ -94,6 +94,7 @@ def test_a_memoryview_is_read_without_a_copy():
         (b"BM is how this text begins", "no image"),
         (b"RIFF\x10\0\0\0WAVEfmt ", "no image"),
         (b"\0\0\0\x20ftypisom", "no image"),
+        (b"\0\0\2\0\0\0no cursor: it has none", "no image"),
     ],
 )
 def test_other_bytes_are_no_image(data, says):
@@ -117,9 +118,19 @@ def test_formats_that_pillow_writes_but_are_not_decoded(kind):
         read_header(data)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
+@pytest.mark.parametrize("compression", [None, "tga_rle"])
+def test_tga_is_not_taken_for_a_cursor(mode, compression):
+    data = encode(Image.fromarray(make_scene(40, 30)).convert(mode), "TGA", compression=compression)
+    without_footer = data[:-26]
+    with pytest.raises(UnsupportedFormatError, match="^TGA is not decoded"):
+        read_header(without_footer)
+
+
 @pytest.mark.parametrize(
     ("data", "name"),
     [
+        (b"\0\0\2\0\1\0\x20\x20\0\0\1\0\1\0", "CUR"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
         (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- a drawing -->\n<svg width="1">', "SVG"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
@@ -142,6 +153,12 @@ def test_rare_jpeg_processes(frame, says):
     data = encode(make_scene(20, 20), "JPEG").replace(b"\xff\xc0\x00", frame + b"\x00", 1)
     with pytest.raises(UnsupportedFormatError, match=says):
         read_header(data)
+
+
+def test_a_png_with_an_unknown_critical_chunk():
+    data = encode(make_scene(9, 9), "PNG")
+    with pytest.raises(UnsupportedFormatError, match="critical chunk b'ABCD'"):
+        read_header(data[:33] + png_chunk(b"ABCD", b"") + data[33:])
 
 
 def test_twelve_bit_jpeg():

@@ -1,0 +1,54 @@
+"""Walks a PNG's chunks, and makes the PNG that OpenCV decodes: the default picture's chunks alone.
+
+OpenCV refuses metadata of 8 MB, shows an animation's first frame instead of its default picture,
+and checks IEND's checksum. None of these is part of the picture.
+"""
+
+import struct
+from collections.abc import Iterator
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Encoders write 8 KB of pixels a chunk or more; a file of many tiny ones attacks the walk.
+_MAX_CHUNKS = 2**16
+_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+
+def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start of the body, end of the checksum) of each chunk that begins in the file.
+
+    The last one may end outside. Checksums are not looked at.
+    """
+    for _ in range(_MAX_CHUNKS):
+        if position + 8 > view.nbytes:
+            return
+        length, kind = struct.unpack_from(">I4s", view, position)
+        start, position = position + 8, position + 12 + length
+        yield kind, start, position
+
+
+def has_png_end(view: memoryview, position: int) -> bool:
+    """Whether the chunks from ``position`` on reach IEND, all of them whole."""
+    return any(
+        kind == b"IEND" and end <= view.nbytes for kind, _, end in png_chunks(view, position)
+    )
+
+
+def default_picture(view: memoryview) -> bytes:
+    """Return a PNG of the file's IHDR, PLTE, tRNS and IDAT; of an animation, its default picture.
+
+    Palette and transparency count before the pixels only, as the specification says.
+    """
+    spans = [slice(0, 8)]
+    wanted = {b"IHDR", b"PLTE", b"tRNS", b"IDAT"}
+    for kind, start, end in png_chunks(view):
+        if kind == b"IEND":
+            break
+        if kind == b"IDAT":
+            wanted = {b"IDAT"}
+        if kind not in wanted:
+            continue
+        if spans[-1].stop == start - 8:  # next to the one before: copied in one piece
+            spans[-1] = slice(spans[-1].start, end)
+        else:
+            spans.append(slice(start - 8, end))
+    return b"".join([*(view[span] for span in spans), _END])
