@@ -83,9 +83,7 @@ class Source:
         rows = slice(down.first - self._first_row, down.stop - self._first_row)
         columns = slice(across.first - self._first_column, across.stop - self._first_column)
         if down.block > 1 or across.block > 1:
-            blocks = self._region[rows, columns]
-            size = blocks.shape[1] // across.block, blocks.shape[0] // down.block
-            blocks = np.asarray(cv2.resize(blocks, size, interpolation=cv2.INTER_AREA), np.uint8)
+            blocks = _block_means(self._region[rows, columns], down.block, across.block)
             wide, columns = blocks.astype(down.weights.dtype), slice(None)
         else:
             wide = self._wide(down.weights.dtype)[rows]
@@ -110,6 +108,19 @@ def common_region(crops: Iterable[tuple[Axis, Axis]]) -> tuple[slice, slice]:
     return rows, slice(min(x.first for _, x in taps), max(x.stop for _, x in taps))
 
 
+def _block_means(region: Pixels, rows: int, columns: int) -> Pixels:
+    """Average blocks of ``rows`` x ``columns`` pixels; those at the end may have fewer."""
+    height, width = region.shape[:2]
+    if 0 < (whole := height - height % rows) < height:
+        parts = [_block_means(part, rows, columns) for part in np.split(region, [whole])]
+        return np.concatenate(parts)
+    if 0 < (whole := width - width % columns) < width:
+        parts = [_block_means(part, rows, columns) for part in np.split(region, [whole], axis=1)]
+        return np.concatenate(parts, axis=1)
+    size = -(-width // columns), -(-height // rows)
+    return np.asarray(cv2.resize(region, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
 def _transposed(pixels: Wide) -> Wide:
     """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
     return np.asarray(cv2.transpose(pixels))
@@ -131,7 +142,7 @@ def _taps(axis: Axis) -> _Taps:
     """Compute the kernel's weights for each output row (Pillow's ``precompute_coeffs``)."""
     kind = axis.interpolation
     block = int(axis.scale / 4) if axis.scale > _MAX_TRIANGLE_SHRINK else 1
-    scale, length = axis.scale / block, max(axis.length // block, 1)
+    scale, length = axis.scale / block, -(-axis.length // block)
     stretch = max(scale, 1.0)
     reach = stretch if kind == "bilinear" else 2 * stretch
     centre = (np.arange(axis.offset, axis.offset + axis.size) + 0.5) * scale  # (size,)
@@ -139,7 +150,9 @@ def _taps(axis: Axis) -> _Taps:
     high = np.minimum((centre + reach + 0.5).astype(np.intp), length)
     first, stop = int(low[0]), int(high[-1])
     rows = low + np.arange(int((high - low).max()))[:, None]  # (taps, size)
-    weights = _kernel(np.abs(rows + (0.5 - centre)) / stretch, kind) * (rows < high)
+    last = axis.length / block - (length - 1)  # the last block's pixels, as a part of a whole one
+    part = np.where(rows == length - 1, last, 1.0)
+    weights = _kernel(np.abs(rows + (part / 2 - centre)) / stretch, kind) * part * (rows < high)
     whole = _as_integers(weights / weights.sum(axis=0), _BITS[kind]).astype(_TYPES[kind])
     return _Taps(first * block, stop * block, block, _matrix(rows - first, whole), _BITS[kind])
 

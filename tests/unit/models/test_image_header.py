@@ -123,7 +123,7 @@ def test_formats_that_pillow_writes_but_are_not_decoded(kind):
 def test_tga_is_not_taken_for_a_cursor(mode, compression):
     data = encode(Image.fromarray(make_scene(40, 30)).convert(mode), "TGA", compression=compression)
     without_footer = data[:-26]
-    with pytest.raises(UnsupportedFormatError, match="^TGA is not decoded"):
+    with pytest.raises(UnsupportedFormatError, match=r"^TGA is not decoded"):
         read_header(without_footer)
 
 

@@ -59,6 +59,18 @@ def test_shrinking_beyond_eight_times_stays_close(width, height):
     check(encode(make_scene(width, height), "PNG"), RULE, BLOCKS_LARGEST, BLOCKS_MEAN)
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resize", ["crop", "stretch"])
+@pytest.mark.parametrize(("width", "height"), [(339, 343), (407, 419), (735, 1000), (503, 259)])
+def test_the_edges_of_a_picture_that_shrinks_beyond_eight_times(
+    width, height, resize, interpolation
+):
+    scene = make_scene(width, height)
+    scene[-3:], scene[:, -3:] = 255, 0  # whole blocks end before these
+    rule = ImageRule(32, 32, resize, interpolation)
+    check(encode(scene, "PNG"), rule, BLOCKS_LARGEST, BLOCKS_MEAN)
+
+
 def test_shrinking_a_hundred_times_stays_close():
     check(encode(make_scene(901, 800), "PNG"), ImageRule(7, 8), BLOCKS_LARGEST, BLOCKS_MEAN)
 
