@@ -52,8 +52,8 @@ def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
     )
 
 
-async def closed_loop(target: Target, clients: int, duration_s: float, hear: Heard) -> float:
-    """Let ``clients`` send one request after another for ``duration_s``; return the time it took.
+async def closed_loop(target: Target, clients: int, duration_s: float, hear: Heard) -> None:
+    """Let ``clients`` send one request after another for ``duration_s``.
 
     A client whose request fails goes on with the next, after a breath when nobody answers at all.
     """
@@ -69,11 +69,10 @@ async def closed_loop(target: Target, clients: int, duration_s: float, hear: Hea
 
     async with session_for(target, clients) as session:
         await asyncio.gather(*(client(session) for _ in range(clients)))
-    return time.perf_counter() - started
 
 
-async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> float:
-    """Send each request at its time, whatever became of those before; return the time it took."""
+async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> None:
+    """Send each request at its time, whatever became of those before."""
     under_way: set[asyncio.Task[None]] = set()
     async with session_for(target, MAX_UNDER_WAY) as session:
         started = time.perf_counter()
@@ -96,7 +95,6 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> f
             task.add_done_callback(under_way.discard)
         if under_way:
             await asyncio.wait(under_way)
-        return time.perf_counter() - started
 
 
 async def _send(session: aiohttp.ClientSession, target: Target, number: int) -> str | None:

@@ -114,11 +114,11 @@ def _generate(load: Load, pipe: Connection) -> None:
     before = time.process_time()
     if load.rate:
         arrivals = poisson_arrivals(load.rate, load.duration_s, load.seed).tolist()
-        taken = asyncio.run(open_loop(load.target, arrivals, heard))
+        asyncio.run(open_loop(load.target, arrivals, heard))
     else:
-        taken = asyncio.run(closed_loop(load.target, load.clients, load.duration_s, heard))
+        asyncio.run(closed_loop(load.target, load.clients, load.duration_s, heard))
     spent = time.process_time() - before
-    pipe.send(Run(load.kind, load.offered, max(taken, load.duration_s), samples, spent))
+    pipe.send(Run(load.kind, load.offered, load.duration_s, samples, spent))
 
 
 class _Heard:

@@ -93,7 +93,7 @@ def run_loads(
         "files_per_request": target.files_per_request,
         "model_set": model_set,
         "objective_ms": options.objective_ms,
-        "knee_requests_per_s": knee(summaries, options.objective_ms),
+        "knee_requests_per_s": knee(summaries),
         "runs": [s.as_json() for s in summaries],
     }
 

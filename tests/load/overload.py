@@ -145,7 +145,8 @@ def settled(run: Run) -> Summary:
     """Return the figures without the first ``SETTLED_S``, or half of a run that is short."""
     since = min(SETTLED_S, run.duration_s / 2)
     samples = [sample for sample in run.samples if sample.scheduled >= since]
-    return summarise(replace(run, samples=samples, duration_s=run.duration_s - since), DEADLINE_MS)
+    part = replace(run, samples=samples, began_s=since, duration_s=run.duration_s - since)
+    return summarise(part, DEADLINE_MS)
 
 
 def refused_p50_ms(run: Run) -> float | None:

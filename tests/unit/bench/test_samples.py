@@ -104,26 +104,90 @@ def test_latency_counts_from_the_scheduled_time() -> None:
     assert Sample(scheduled=1.0, finished=3.5).latency_ms == 2500
 
 
-@pytest.mark.parametrize(("answered", "is_saturated"), [(200, False), (191, False), (180, True)])
-def test_an_open_loop_that_falls_behind_is_saturated(answered: int, is_saturated: bool) -> None:
-    run = run_of([1.0] * answered, kind="open", offered=100.0)
+def queued(rate: float, seconds: float, service_s: float, seed: int, cores: int = 2) -> Run:
+    """Return an open loop whose requests each take a core for ``service_s``, first come first."""
+    free = [0.0] * cores
+    samples = []
+    for at in poisson_arrivals(rate, seconds, seed).tolist():
+        core = free.index(min(free))
+        free[core] = max(at, free[core]) + service_s
+        samples.append(Sample(at, free[core]))
+    return Run("open", rate, seconds, samples)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(20.0, 2.0), (20.0, 10.0), (80.0, 1.0), (5.0, 5.0)])
+def test_short_poisson_runs_of_a_service_that_keeps_up_are_not_saturated(
+    rate: float, seconds: float
+) -> None:
+    """Half of its time is free; only the number of arrivals wavers."""
+    told = [summarise(queued(rate, seconds, 1 / rate, seed), 100) for seed in range(200)]
+    assert sum(summary.is_saturated for summary in told) <= 2
+
+
+@pytest.mark.parametrize("times", [1.5, 3.0])
+@pytest.mark.parametrize(("rate", "seconds"), [(50.0, 10.0), (200.0, 3.0)])
+def test_an_open_loop_that_falls_behind_is_saturated(
+    rate: float, seconds: float, times: float
+) -> None:
+    for seed in range(20):
+        run = queued(rate, seconds, times * 2 / rate, seed)
+        told = summarise(run, 100)
+        assert told.is_saturated
+        assert told.throughput == pytest.approx(rate / times, rel=0.1)  # while the load went on
+
+
+@pytest.mark.parametrize(("refused", "is_saturated"), [(5, False), (20, True)])
+def test_an_open_loop_of_which_much_is_refused_is_saturated(
+    refused: int, is_saturated: bool
+) -> None:
+    run = run_of([1.0] * (200 - refused), ["http_429"] * refused, kind="open", offered=100.0)
     assert summarise(run, 100).is_saturated is is_saturated
+
+
+@pytest.mark.parametrize("kind", ["open", "closed"])
+def test_a_straggler_does_not_thin_out_the_rate(kind: str) -> None:
+    samples = [Sample(0.1 * n, 0.1 * n + 0.1) for n in range(99)] + [Sample(9.9, 39.9)]
+    told = summarise(Run(kind, 10.0, 10.0, samples), 1000)
+    assert told.throughput == pytest.approx(9.9, abs=0.02)
+    assert told.goodput == pytest.approx(9.9, abs=0.02)
+    assert (told.num_ok, told.num_good, told.max_ms) == (100, 99, 30_000)
+
+
+def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them() -> None:
+    """Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done."""
+    samples = [Sample(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
+    assert summarise(Run("closed", 2.0, 1.0, samples), 1000).throughput == pytest.approx(
+        2 / 0.3, abs=0.01
+    )
+
+
+def test_the_rate_of_a_part_of_a_run() -> None:
+    samples = [Sample(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
+    run = Run("open", 10.0, 5.0, samples, began_s=5.0)
+    assert summarise(run, 1000).throughput == 10.0
 
 
 def test_a_closed_loop_cannot_fall_behind() -> None:
     assert not summarise(run_of([1.0]), 100).is_saturated
 
 
-def at(rate: float, p99: float, answered: int = 0) -> Summary:
-    run = run_of([p99] * (answered or int(rate * 2)), kind="open", offered=rate)
-    return summarise(run, 100)
+def at(rate: float, p99: float, refused: int = 0) -> Summary:
+    answered = [p99] * (int(rate * 2) - refused)
+    return summarise(run_of(answered, ["http_429"] * refused, kind="open", offered=rate), 100)
 
 
 def test_the_knee_is_the_last_rate_within_the_objective() -> None:
-    assert knee([at(10, 20), at(20, 90), at(30, 300)], 100) == 20
-    assert knee([at(30, 300), at(20, 90), at(10, 20)], 100) == 20  # in any order
-    assert knee([at(10, 200), at(20, 90)], 100) is None  # noise beyond a miss is no knee
-    assert knee([at(10, 20), at(20, 20, answered=10)], 100) == 10  # saturated
+    assert knee([at(10, 20), at(20, 90), at(30, 300)]) == 20
+    assert knee([at(30, 300), at(20, 90), at(10, 20)]) == 20  # in any order
+    assert knee([at(10, 200), at(20, 90)]) is None  # noise beyond a miss is no knee
+    assert knee([at(10, 20), at(20, 20, refused=10)]) == 10  # saturated
+
+
+def test_a_rate_of_which_some_is_refused_is_no_knee() -> None:
+    """Those that were answered were fast: the service sheds what would be too late."""
+    assert knee([at(100, 20), at(200, 20, refused=16)]) == 100
+    assert knee([at(100, 20), at(200, 20, refused=4)]) == 200  # 99 of 100 are answered in time
+    assert knee([at(100, 20, refused=16), at(200, 20)]) is None
 
 
 def test_lists_of_numbers() -> None:

@@ -57,6 +57,7 @@ def summary(kind: str, offered: float, factor: float = 1.0) -> Summary:
         duration_s=10.0,
         num_requests=480,
         num_ok=457,
+        num_good=0,
         throughput=45.67 * factor,
         images_per_s=182.68 * factor,
         goodput=44.4 * factor,
