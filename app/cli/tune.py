@@ -79,7 +79,7 @@ def tune(
     if plot is not None:
         draw(plot, points, chosen, p99_ms)
     if write is not None and chosen is not None:
-        text = as_yaml(tuned(job.config, chosen, p99_ms), chosen, machine, p99_ms)
+        text = as_yaml(tuned(job.config, chosen, points, p99_ms), chosen, machine, p99_ms)
         write_config(write, text, is_new=not force)
         err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
     asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}

@@ -1,6 +1,7 @@
 """Writes the measured values into a configuration."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from app.settings import Settings
 from app.tune.pareto import Point
 
 DEFAULT_ONGOING = 5  # Serve's own max_ongoing_requests
+FEWEST = 2  # requests at a time: one would refuse the browser that shows its own page
 STAGES = ("decoder", "members", "combiner")
 HEADER = """\
 Written by tandem tune, {measured}: {cpu}, {cores} cores.
@@ -25,8 +27,8 @@ Gateway's num_replicas, and args.affinity and num_cpus, the cores of each, where
 of them (less than one CPU is a share for placement: then a replica uses all cores).
 {limit}"""
 KEPT = """\
-max_concurrent_requests, {most} for each Gateway: more at a time would take the p99 beyond
-{p99_ms:g} ms, so the rest get 429 at once, and these are answered in time."""
+max_concurrent_requests, {most} for each Gateway: the most that were measured within a p99 of
+{p99_ms:g} ms. More get 429 at once."""
 OPEN = """\
 max_concurrent_requests, {most} for each Gateway: no p99 was asked for, so it is as it was, and at
 least twice the measured clients."""
@@ -42,23 +44,32 @@ def check_place(settings: Settings, path: Path) -> None:
         )
 
 
-def request_limit(point: Point, p99_ms: float | None, configured: int) -> int:
+def request_limit(
+    point: Point, points: Sequence[Point], p99_ms: float | None, configured: int
+) -> int:
     """Return ``max_concurrent_requests`` of one Gateway.
 
     At full load the wait grows with the requests under way, so a p99 that was asked for is kept by
-    refusing those that would take it beyond. Nothing asked: as configured, but room for twice the
-    clients that were measured.
+    refusing more than the most clients that were measured within it, with the same candidate.
+    Nothing asked: as configured, but room for twice the clients that were measured.
     """
-    per_replica = math.ceil(point.clients / point.candidate.layout.replicas)
+    replicas = point.candidate.layout.replicas
     if p99_ms is None:
-        return max(configured, 2 * per_replica)
-    return max(2, math.floor(per_replica * p99_ms / point.p99_ms))
+        return max(configured, 2 * math.ceil(point.clients / replicas))
+    in_time = [p.clients for p in (point, *points)
+               if p.candidate == point.candidate and p.p99_ms <= p99_ms]  # fmt: skip
+    return max(FEWEST, max(in_time) // replicas)
 
 
-def tuned(config: ServeConfig, point: Point, p99_ms: float | None) -> ServeConfig:
-    """Return the configuration with the point's replicas, streams, batch sizes and limit."""
+def tuned(
+    config: ServeConfig, point: Point, points: Sequence[Point], p99_ms: float | None
+) -> ServeConfig:
+    """Return the configuration with the point's replicas, streams, batch sizes and limit.
+
+    ``points`` are all that were measured, ``point`` among them.
+    """
     before, candidate = config.settings, point.candidate
-    limit = request_limit(point, p99_ms, before.max_concurrent_requests)
+    limit = request_limit(point, points, p99_ms, before.max_concurrent_requests)
     arguments: dict[str, Any] = {
         "streams": candidate.layout.streams,
         "batch_sizes": list(candidate.batch_sizes),

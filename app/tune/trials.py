@@ -34,8 +34,7 @@ class Trials:
         bodies: Sequence[bytes],
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        sizes = tuple(sorted({size for sizes in BATCH_SIZES for size in sizes}))
-        only = {"batch_sizes": sizes, "backlog_batches": False}
+        only = {"batch_sizes": BATCH_SIZES[-1], "backlog_batches": False}
         self._settings = settings.model_copy(update=only)
         self._say = say
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ from app.deployments.assembly import assemble
 from app.errors import ConfigError
 from app.settings import Settings
 from app.tune import process
-from app.tune.candidates import Candidate, ReplicaLayout
+from app.tune.candidates import Candidate, ReplicaLayout, candidates
 from app.tune.process import ReplicaProcess
 from app.tune.replica import LoadRequest, closed_loops
 from app.tune.trials import Trials, cores_of
@@ -98,15 +99,18 @@ class Fake:
     """A replica that only counts."""
 
     running = 0
+    asked: ClassVar[list[tuple[tuple[int, ...], int]]] = []  # compiled sizes, largest to form
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, settings: Settings, *_: object) -> None:
         Fake.running += 1
+        self._compiled = settings.batch_sizes
 
     def wait_ready(self) -> process.ReplicaReady:
         return process.ReplicaReady(100 * 2**20)
 
     def ask(self, load: LoadRequest) -> None:
         self.load = load
+        Fake.asked.append((self._compiled, load.max_batch_size))
 
     def answer(self, load: LoadRequest) -> process.LoadMeasured:
         assert load == self.load
@@ -131,11 +135,24 @@ class Memory:
 def fake_replicas(monkeypatch):
     monkeypatch.setattr("app.tune.trials.ReplicaProcess", Fake)
     monkeypatch.setattr(Fake, "running", 0)
+    monkeypatch.setattr(Fake, "asked", [])
 
     def with_memory(mib: int) -> None:
         monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(mib * 2**20))
 
     return with_memory
+
+
+@pytest.mark.parametrize("cores", [1, 2, 12, 32])
+def test_the_batch_sizes_that_are_measured_are_those_that_are_written(fake_replicas, cores):
+    """A queue forms every compiled size up to the largest that it is allowed."""
+    fake_replicas(100_000)
+    tried = candidates(cores)
+    with Trials(Settings(), []) as trials:
+        for candidate in tried:
+            assert trials.measure(candidate, 1, 1.0)
+    formed = [tuple(n for n in compiled if n <= largest) for compiled, largest in Fake.asked]
+    assert formed == [candidate.batch_sizes for candidate in tried]
 
 
 def test_clients_are_shared_out_and_replicas_added_up(fake_replicas):

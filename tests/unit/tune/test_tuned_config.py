@@ -23,7 +23,7 @@ def gateway_of(config: ServeConfig) -> dict:
 
 def written(tmp_path: Path, *, p99_ms: float | None = None, **facts) -> ServeConfig:
     chosen = point(100, 50, **facts)
-    text = as_yaml(tuned(BASE, chosen, p99_ms), chosen, MACHINE, p99_ms)
+    text = as_yaml(tuned(BASE, chosen, [], p99_ms), chosen, MACHINE, p99_ms)
     write_config(tmp_path / "tuned.yaml", text, is_new=True)
     return ServeConfig.read(tmp_path / "tuned.yaml")
 
@@ -47,23 +47,35 @@ def test_what_is_written_is_valid_and_what_was_measured(tmp_path, replicas, p99_
 
 def test_the_given_configuration_stays_as_it_was():
     before = BASE.as_dict()
-    tuned(BASE, point(100, 50, replicas=2, cores=1), 80.0)
+    tuned(BASE, point(100, 50, replicas=2, cores=1), [], 80.0)
     assert BASE.as_dict() == before
 
 
-def test_the_limit_is_what_takes_the_p99_to_what_was_asked():
-    assert request_limit(point(100, 50, clients=16), 80.0, 256) == 25
-    assert request_limit(point(100, 50, clients=16, replicas=2), 80.0, 256) == 12
-    assert request_limit(point(100, 50, clients=1), 50.0, 256) == 2  # one would refuse its own page
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_limit_is_the_most_clients_that_were_measured_within_the_p99(replicas):
+    """Between 32 clients (78 ms) and 64 (190 ms) nothing is known, nor is it beyond 64."""
+
+    def at(clients: int, p99_ms: float, **facts):
+        return point(100, p99_ms, clients=clients, replicas=replicas, **facts)
+
+    chosen = at(16, 50)
+    points = [at(1, 20), chosen, at(32, 78), at(64, 190), at(128, 70, sizes=(1, 3)), at(256, 900)]
+    for p99_ms, clients in ((50, 16), (77, 16), (80, 32), (189, 32), (200, 64), (5000, 256)):
+        assert request_limit(chosen, points, p99_ms, 256) == max(2, clients // replicas)
+
+
+def test_one_at_a_time_would_refuse_its_own_page():
+    lone = point(100, 50, clients=1)
+    assert request_limit(lone, [lone], 50.0, 256) == 2
 
 
 def test_without_a_p99_the_limit_is_as_it_was_and_at_least_twice_the_clients():
-    assert request_limit(point(100, 50, clients=16), None, 256) == 256
-    assert request_limit(point(100, 50, clients=512), None, 256) == 1024
+    assert request_limit(point(100, 50, clients=16), [], None, 256) == 256
+    assert request_limit(point(100, 50, clients=512), [], None, 256) == 1024
 
 
 def test_many_clients_need_places_in_every_queue():
-    config = tuned(BASE, point(100, 50, clients=1024), None)
+    config = tuned(BASE, point(100, 50, clients=1024), [], None)
     assert config.settings.max_queued_images == 2048
     assert gateway_of(config)["max_ongoing_requests"] == 4096
 
@@ -74,7 +86,7 @@ def test_replicas_by_number_replace_autoscaling(tmp_path):
     chosen = point(100, 50, replicas=2, cores=1)
     write_config(
         tmp_path / "x.yaml",
-        as_yaml(tuned(base, chosen, None), chosen, MACHINE, None),
+        as_yaml(tuned(base, chosen, [], None), chosen, MACHINE, None),
         is_new=True,
     )
     assert gateway_of(ServeConfig.read(tmp_path / "x.yaml"))["num_replicas"] == 2
@@ -82,21 +94,21 @@ def test_replicas_by_number_replace_autoscaling(tmp_path):
 
 def test_a_configuration_without_deployments_gets_a_gateway():
     base = ServeConfig.of({"applications": [{"import_path": "app.main:build"}]})
-    config = tuned(base, point(100, 50), None)
+    config = tuned(base, point(100, 50), [], None)
     assert gateway_of(config)["max_ongoing_requests"] == 256
 
 
 def test_the_header_tells_where_the_numbers_come_from():
     chosen = point(100, 50, clients=16)
     machine = {**MACHINE, "command": "tandem tune --write 'a\nb: c'"}
-    text = as_yaml(tuned(BASE, chosen, 80.0), chosen, machine, 80.0)
+    text = as_yaml(tuned(BASE, chosen, [], 80.0), chosen, machine, 80.0)
     header = [line for line in text.splitlines() if line.startswith("#")]
     for fact in ("2026-01-01", "a CPU, 8 cores", "100.0 images/s", "p99 50 ms", "16 clients"):
         assert any(fact in line for line in header), fact
-    assert any("25 for each Gateway" in line for line in header)
+    assert any("16 for each Gateway" in line for line in header)
     assert "HTTP and Ray are not in it" in " ".join(header)
     assert max(map(len, header)) <= 120
-    assert yaml.safe_load(text) == tuned(BASE, chosen, 80.0).as_dict()
+    assert yaml.safe_load(text) == tuned(BASE, chosen, [], 80.0).as_dict()
 
 
 def test_stages_elsewhere_are_not_what_is_measured():
