@@ -10,7 +10,8 @@ def check_accuracy(manifest: Manifest, settings: Settings) -> Verdict:
     """Return what the set's accuracy record says of it.
 
     Raises:
-        UnverifiedError: INT8 lost more than ``max_drop``, and ``allow_unverified`` is off.
+        UnverifiedError: INT8 lost more than ``max_drop``, beyond chance, and ``allow_unverified``
+            is off.
 
     """
     verdict = judge(manifest, settings.precision)

@@ -171,7 +171,13 @@ class ServedModels:
             "accepts, a fraction"
         ),
     ]
-    verified: Annotated[str, Field(description="verified, unmeasured, or dropped (over max_drop)")]
+    verified: Annotated[
+        str,
+        Field(
+            description="verified, unmeasured, unknown (measured on too few images to tell), or "
+            "dropped (over max_drop)"
+        ),
+    ]
     members: list[ServedMember]
     accuracy: list[dict[str, Any]]
     cascade_margin: Annotated[

@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Iterable
 from datetime import date
-from typing import Annotated
+from statistics import NormalDist
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from models.image_record import ImageRecord
 from models.record import FloatType, Precision, Record
 
+Z95 = NormalDist().inv_cdf(0.975)
 ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Difference = Annotated[float, Field(ge=-1, le=1)]
@@ -48,6 +50,15 @@ class MultiLabelScore(Record):
         return "mAP", self.mean_average_precision
 
 
+class Loss(NamedTuple):
+    """What INT8 lost of one figure, as :mod:`models.drop_rule` judges it."""
+
+    figure: str
+    lost: float  # a fraction
+    high: float  # the upper end of its 95 % interval
+    p_value: float  # of no loss, two-sided
+
+
 class Drop(Record):
     """Float top-1 minus INT8 top-1 on the same images; negative: INT8 was better."""
 
@@ -56,9 +67,9 @@ class Drop(Record):
     p_value: Fraction  # McNemar's exact test
 
     @property
-    def worst(self) -> tuple[str, float]:
-        """Return the figure that max_drop is of, and what was lost of it."""
-        return "top-1", self.top1
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what was lost of the figure that max_drop is of."""
+        return (Loss("top-1", self.top1, self.interval[1], self.p_value),)
 
 
 class MultiLabelDrop(Record):
@@ -70,15 +81,24 @@ class MultiLabelDrop(Record):
     micro_f1_interval: tuple[Difference, Difference]
 
     @property
-    def worst(self) -> tuple[str, float]:
-        """Return the figure that max_drop is of, and what was lost of it.
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what was lost of the two figures that max_drop is of.
 
         mAP sees an order of images that changed, micro F1 scores that crossed the threshold: either
-        may hide what the other shows, so the larger loss counts.
+        may hide what the other shows.
         """
-        lost = {"mAP": self.mean_average_precision, "micro-F1": self.micro_f1}
-        name = max(lost, key=lost.__getitem__)
-        return name, lost[name]
+        return (
+            _normal_loss("mAP", self.mean_average_precision, self.mean_average_precision_interval),
+            _normal_loss("micro-F1", self.micro_f1, self.micro_f1_interval),
+        )
+
+
+def _normal_loss(figure: str, lost: float, interval: tuple[float, float]) -> Loss:
+    """Return a loss whose interval is 1.96 standard errors wide on each side."""
+    half = max(interval[1] - lost, lost - interval[0])  # one side may be cut at 1 or -1
+    if not half:
+        return Loss(figure, lost, interval[1], 0.0 if lost else 1.0)
+    return Loss(figure, lost, interval[1], 2 * NormalDist().cdf(-abs(lost) / half * Z95))
 
 
 class ValidationDrop(Record):

@@ -1,24 +1,28 @@
-"""Judges a model set by its accuracy records: verified, unmeasured, or dropped.
+"""Judges a model set by its accuracy records: verified, unmeasured, unknown, or dropped.
 
 To refuse a set it is enough that its INT8 networks are those that lost too much, whatever else of
 the set has changed. To verify it, everything must be as it was measured: the networks and the
-conditions. DECISIONS.md, "Accuracy records".
+conditions. :mod:`models.drop_rule` says what of a loss is chance. DECISIONS.md, "Accuracy records".
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, MultiLabelDrop, ValidationDrop
+from models.accuracy import ENSEMBLE, AccuracyRecord, ValidationDrop
+from models.drop_rule import LEAST_IMAGES, Judgement, judged, outcome_of
 from models.manifest import Manifest
 from models.record import Precision
 
-Status = Literal["verified", "unmeasured", "dropped"]
+Status = Literal["verified", "unmeasured", "unknown", "dropped"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``verified``: serve; ``unmeasured``: serve with a warning; ``dropped``: refuse."""
+    """``verified``: serve; ``unmeasured``, ``unknown``: serve with a warning; ``dropped``: refuse.
+
+    ``unknown``: it was measured, on too few images to tell.
+    """
 
     status: Status
     message: str
@@ -51,34 +55,53 @@ def current_records(manifest: Manifest) -> list[AccuracyRecord]:
 
 
 def judge(manifest: Manifest, precision: Precision = "INT8") -> Verdict:
-    """Judge by every record: one dataset on which INT8 lost too much is enough to refuse."""
-    records = [r for r in current_records(manifest) if precision in r.scores]
-    if precision == "INT8" and (problem := _drop_problem(manifest, records)):
+    """Judge by every record: what one refused, only another of as many images allows."""
+    if precision == "INT8" and (problem := _refusal(manifest)):
         return Verdict("dropped", problem)
+    records = [r for r in current_records(manifest) if precision in r.scores]
     how = f"tandem evaluate {manifest.name} --images DIR measures it"
     if not records:
         stale = _why_stale(manifest, precision)
         return Verdict(
             "unmeasured", f"{manifest.name} has no accuracy record of {precision}{stale}; {how}"
         )
-    newest = records[-1]
     if precision == "FP16":
-        return _judge_float(manifest, newest)
+        return _judge_float(manifest, records)
     if all(member.imported_int8 for member in manifest.members):
-        return Verdict(
-            "verified",
-            f"{manifest.name}: measured on {newest.dataset}, {newest.measured}; its networks came "
-            "quantised, without float ones to be compared with",
-        )
-    if not any(record.drops for record in records):
+        came = "its networks came quantised, without float ones to be compared with"
+        return _judge_alone(manifest, records, f"; {came}")
+    compared = [record for record in records if record.drops]
+    if not compared:
         return Verdict(
             "unmeasured",
             f"{manifest.name}: INT8 was never compared with the float networks; {how}",
         )
-    return Verdict("verified", f"{manifest.name}: measured on {newest.dataset}, {newest.measured}")
+    return _judge_compared(manifest, compared)
 
 
-def _judge_float(manifest: Manifest, newest: AccuracyRecord) -> Verdict:
+def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:
+    """Judge INT8 that no record refuses: verified by one of them, or unknown."""
+    for record in reversed(records):
+        if outcome_of(_judgements(manifest, record)) == "verified":
+            return _verified(manifest, record)
+    most = max(records, key=lambda record: record.num_images)
+    open_ = [j for j in _judgements(manifest, most) if j.outcome == "unknown"]
+    worst = max(open_, key=lambda j: j.num_more or float("inf"))
+    lost, high, limit = (_points(v) for v in (worst.loss.lost, worst.loss.high, worst.bound))
+    return Verdict(
+        "unknown",
+        f"{manifest.name}: not known whether INT8 costs {worst.name} more than max_drop, "
+        f"{_points(manifest.max_drop)} of {worst.loss.figure}: it lost {lost}, at most {high}, on "
+        f"{most.num_images} images of {most.dataset}; {limit} at most would verify it. "
+        f"{_more_images(worst.num_more)}: tandem evaluate {manifest.name} --images DIR",
+    )
+
+
+def _more_images(number: int | None) -> str:
+    return f"{f'About {number:,}' if number else 'No number of'} images more would tell"
+
+
+def _judge_float(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:
     if manifest.float_type != "f32":
         return Verdict(
             "unmeasured",
@@ -86,7 +109,25 @@ def _judge_float(manifest: Manifest, newest: AccuracyRecord) -> Verdict:
             f"run in {manifest.float_type}; remove float_type there, or compare what is served: "
             f"tandem evaluate {manifest.name} --images DIR --url URL",
         )
-    return Verdict("verified", f"{manifest.name}: measured on {newest.dataset}")
+    return _judge_alone(manifest, records)
+
+
+def _judge_alone(manifest: Manifest, records: Sequence[AccuracyRecord], note: str = "") -> Verdict:
+    """Judge networks that are compared with no others: by the number of images."""
+    most = max(records, key=lambda record: record.num_images)
+    if most.num_images >= LEAST_IMAGES:
+        return _verified(manifest, most, note)
+    return Verdict(
+        "unknown",
+        f"{manifest.name}: measured on {most.num_images} images of {most.dataset}, which is too "
+        f"few to tell; {LEAST_IMAGES - most.num_images} more would: tandem evaluate "
+        f"{manifest.name} --images DIR",
+    )
+
+
+def _verified(manifest: Manifest, record: AccuracyRecord, note: str = "") -> Verdict:
+    measured = f"measured on {record.dataset}, {record.num_images} images, {record.measured}"
+    return Verdict("verified", f"{manifest.name}: {measured}{note}")
 
 
 def _why_stale(manifest: Manifest, precision: Precision) -> str:
@@ -105,13 +146,17 @@ def _why_stale(manifest: Manifest, precision: Precision) -> str:
     return f" as the set is now: {changed} changed since it was measured"
 
 
-def _drop_problem(manifest: Manifest, current: Sequence[AccuracyRecord]) -> str | None:
-    """Say where these INT8 networks lost too much, by an evaluation or as they were quantised."""
-    for record in manifest.accuracy:
-        for name, drop in record.drops.items():
-            if drop.worst[1] > manifest.max_drop and _is_of_int8(manifest, record, name):
-                return _too_much(manifest, name, drop, record)
-    return _validation_problem(manifest, current)
+def _judgements(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
+    return judged(record.drops, record.num_images, manifest.max_drop)
+
+
+def _refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
+    """Return what of these INT8 networks the record refuses."""
+    return [
+        judgement
+        for judgement in _judgements(manifest, record)
+        if judgement.outcome == "refused" and _is_of_int8(manifest, record, judgement.name)
+    ]
 
 
 def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
@@ -123,37 +168,69 @@ def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
     return name in now and measured.get(name) == now[name]
 
 
-def _validation_problem(manifest: Manifest, current: Sequence[AccuracyRecord]) -> str | None:
-    """Say which member lost too much when it was quantised, if one did.
+def _refusal(manifest: Manifest) -> str | None:
+    """Say where these INT8 networks lost too much, by an evaluation or as they were quantised."""
+    for place, record in enumerate(manifest.accuracy):
+        for judgement in _refused(manifest, record):
+            if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
+                return _too_much(manifest, judgement, record)
+    return _validation_refusal(manifest)
 
-    An evaluation that compared the same networks on as many images or more is the better evidence
-    and takes the place of what quantising measured.
-    """
-    for member in manifest.members:
-        found, network = member.validation_drop, member.networks.get("INT8")
-        if found is None or network is None or found.fingerprint != network.fingerprint:
+
+def _validation_refusal(manifest: Manifest) -> str | None:
+    """Say which member lost too much when it was quantised, if one did."""
+    kept = [(m, m.validation_drop) for m in manifest.members if m.validation_drop]
+    for member, validation in kept:
+        network = member.networks.get("INT8")
+        if network is None or validation.fingerprint != network.fingerprint:
             continue
-        compared = max((r.num_images for r in current if member.name in r.drops), default=0)
-        if found.drop.top1 > manifest.max_drop and found.num_images > compared:
-            return (
-                f"{_too_much(manifest, member.name, found.drop, found)}. So tandem quantize "
-                f"measured it; tandem evaluate {manifest.name} on as many other images overrules it"
-            )
+        (judgement,) = judged(
+            {member.name: validation.drop}, validation.num_images, manifest.max_drop, len(kept)
+        )
+        if judgement.outcome == "refused" and not _is_overruled(
+            manifest, judgement, validation, manifest.accuracy
+        ):
+            return f"{_too_much(manifest, judgement, validation)}. So tandem quantize measured it"
     return None
 
 
-def _too_much(
+def _is_overruled(
     manifest: Manifest,
-    name: str,
-    drop: Drop | MultiLabelDrop,
-    measured: AccuracyRecord | ValidationDrop,
+    judgement: Judgement,
+    refusing: AccuracyRecord | ValidationDrop,
+    later: Sequence[AccuracyRecord],
+) -> bool:
+    """Whether an evaluation after ``refusing``, on as many images or more, allows what it refused.
+
+    Of other images it must verify that: else a few tries on as many would find a lucky one. Of the
+    same images, under other conditions, it need not refuse it again.
+    """
+    current = current_records(manifest)
+    for record in later:
+        if record not in current or record.num_images < refusing.num_images:
+            continue
+        outcomes = {
+            j.outcome
+            for j in _judgements(manifest, record)
+            if (j.name, j.loss.figure) == (judgement.name, judgement.loss.figure)
+        }
+        is_same = record.images_sha256 == refusing.images_sha256
+        if outcomes == {"verified"} or (is_same and outcomes == {"unknown"}):
+            return True
+    return False
+
+
+def _too_much(
+    manifest: Manifest, judgement: Judgement, measured: AccuracyRecord | ValidationDrop
 ) -> str:
-    figure, lost = drop.worst
+    loss = judgement.loss
     return (
-        f"{manifest.name}: INT8 costs {name} {_points(lost)} of {figure} on {measured.dataset} "
-        f"({measured.num_images} images), over the set's max_drop of {_points(manifest.max_drop)}; "
-        f"quantise it again (tandem quantize {manifest.name}), serve the float networks "
-        "(precision: FP16), or accept it with --allow-unverified"
+        f"{manifest.name}: INT8 costs {judgement.name} {_points(loss.lost)} of {loss.figure} on "
+        f"{measured.dataset} ({measured.num_images} images), over the set's max_drop of "
+        f"{_points(manifest.max_drop)} and more than chance; quantise it again (tandem quantize "
+        f"{manifest.name}), serve the float networks (precision: FP16), accept it with "
+        f"--allow-unverified, or find otherwise on {measured.num_images} images or more (tandem "
+        f"evaluate {manifest.name})"
     )
 
 
@@ -162,6 +239,19 @@ def _points(fraction: float) -> str:
 
 
 def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
-    """Add a record; it replaces older ones of the same images, and stale ones go."""
-    kept = [r for r in current_records(manifest) if r.images_sha256 != record.images_sha256]
+    """Add a record; it replaces those of the same images and conditions, and stale ones go.
+
+    What may refuse these INT8 networks stays, whatever the conditions and ``max_drop`` are now,
+    until the same images are compared anew under the same conditions.
+    """
+    current, strictest = current_records(manifest), manifest.model_copy(update={"max_drop": 0.0})
+
+    def stays(old: AccuracyRecord) -> bool:
+        is_same = (old.images_sha256, old.conditions) == (record.images_sha256, record.conditions)
+        names = {judgement.name for judgement in _refused(strictest, old)}
+        if names:
+            return not (is_same and names <= set(record.drops))
+        return old in current and not is_same
+
+    kept = tuple(old for old in manifest.accuracy if stays(old))
     return manifest.model_copy(update={"accuracy": (*kept, record)})

@@ -33,6 +33,7 @@ from calibration.evaluation.subsets.candidates import subsets_of
 from calibration.evaluation.subsets.costs import measure_costs
 from calibration.evaluation.subsets.study import SubsetStudy
 from models.accuracy import AccuracyRecord
+from models.drop_rule import judged, outcome_of
 from models.errors import ModelSetError
 from models.ledger import judge
 from models.manifest import read_manifest
@@ -118,8 +119,8 @@ def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
 
 
 def _is_well(found: Found) -> bool:
-    limit = found.model_set.manifest.max_drop
-    is_over = any(drop.worst[1] > limit for drop in found.record.drops.values())
+    record, limit = found.record, found.model_set.manifest.max_drop
+    is_over = outcome_of(judged(record.drops, record.num_images, limit)) == "refused"
     if is_over:
         err.print("[red]INT8 lost more than max_drop; tandem serve will refuse this set[/]")
     is_other = found.live is not None and not found.live.is_same
@@ -133,6 +134,8 @@ def _is_refused(folder: Path) -> bool:
     verdict = judge(read_manifest(folder))
     if verdict.status == "dropped":
         err.print(f"[red]not by these images, but by others:[/] {escape(verdict.message)}")
+    elif verdict.status == "unknown":
+        err.print(f"[yellow]{escape(verdict.message)}[/]")
     return verdict.status == "dropped"
 
 

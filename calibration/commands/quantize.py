@@ -65,8 +65,9 @@ def quantize(
 ) -> None:
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
 
-    Where top-1 on the validation images drops by more than max_drop, layers go back to float until
-    it does not (exit code 1: it still does). The options used are kept in the manifest.
+    Where top-1 on the validation images drops by more than max_drop, and more than chance, layers
+    go back to float until it does not (exit code 1: it still does). The options used are kept in
+    the manifest.
     """
     with needs_extra("calibrate", "quantize"):
         from calibration.quantization.quantize_set import Request
@@ -95,8 +96,15 @@ def _run(model_set: ModelSet, request: "Request") -> "MemberQuantization":
 
 
 def _refuse(outcome: "MemberQuantization", limit: float) -> None:
-    """Exit with 1 if a member lost more than ``limit``."""
-    over = [n for n, q in outcome.members.items() if q.drop is not None and q.drop > limit]
+    """Exit with 1 if a member lost more than ``limit``, beyond chance."""
+    from calibration.quantization.quantize import is_too_much
+
+    number = len(outcome.members)
+    over = [
+        name
+        for name, quantized in outcome.members.items()
+        if quantized.compared and is_too_much(quantized.compared, limit, number)
+    ]
     if over:
         err.print(f"[red]{', '.join(over)} still lost more than max_drop[/]: serve will refuse it")
         raise typer.Exit(1)

@@ -61,14 +61,7 @@ class Evaluation:
     @property
     def lost(self) -> dict[str, Drop | MultiLabelDrop]:
         """Return the drops as they are kept."""
-        return {
-            name: Drop(
-                top1=round(pair.difference, 4),
-                interval=(round(pair.interval[0], 4), round(pair.interval[1], 4)),
-                p_value=round(pair.p_value, 4),
-            )
-            for name, pair in sorted(self.drops.items())
-        }
+        return {name: pair.drop for name, pair in sorted(self.drops.items())}
 
     @property
     def num_images(self) -> int:

@@ -10,6 +10,7 @@ import openvino as ov
 
 from calibration.statistics import Paired, Rightness
 from models.cpus import available_cpus
+from models.drop_rule import judged, outcome_of
 from models.manifest import QuantizationOptions
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
@@ -60,18 +61,21 @@ def quantize_within(
     options: QuantizationOptions,
     max_drop: float,
     say: Callable[[str], None] = lambda _: None,
+    num_members: int = 1,
 ) -> Quantized:
-    """Quantise; if top-1 on ``validation`` drops by more than ``max_drop``, keep layers float.
+    """Quantise; where that costs too much top-1 on ``validation``, keep layers float.
 
-    NNCF's accuracy control takes layers back to float, the most harmful first, until the drop is
-    within the limit or nothing is left to take back.
+    Too much is what the accuracy gate would refuse of one of ``num_members``. NNCF's accuracy
+    control then takes layers back to float, the most harmful first, until the drop is within
+    ``max_drop`` or nothing is left to take back.
     """
     plain = quantize(model, images, options)
     if validation is None:
         return Quantized(plain)
     before = rightness(model, validation)
     compared = Paired.of(before, rightness(plain, validation))
-    if (drop := compared.difference) <= max_drop:
+    drop = compared.difference
+    if not is_too_much(compared, max_drop, num_members):
         return Quantized(plain, compared)
     say(f"drops {drop * 100:.2f} points, over {max_drop * 100:.2f}: layers go back to float")
     controlled: ov.Model = nncf.quantize_with_accuracy_control(
@@ -86,6 +90,12 @@ def quantize_within(
     now = Paired.of(before, rightness(controlled, validation))
     left = sorted(quantized_layers(plain) - quantized_layers(controlled))
     return Quantized(controlled, now, drop, tuple(left))
+
+
+def is_too_much(compared: Paired, max_drop: float, num_members: int) -> bool:
+    """Whether the accuracy gate refuses what one of ``num_members`` lost."""
+    judgements = judged({"": compared.drop}, compared.num_images, max_drop, num_members)
+    return outcome_of(judgements) == "refused"
 
 
 def with_model_type(options: QuantizationOptions, model: ov.Model) -> QuantizationOptions:

@@ -18,7 +18,7 @@ from calibration.quantization.quantize import (
 )
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
-from models.accuracy import Drop, ValidationDrop, images_digest
+from models.accuracy import ValidationDrop, images_digest
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.manifest import (
@@ -109,6 +109,7 @@ def quantize_set(
                 options[name],
                 max_drop,
                 partial(_say_of, say, name),
+                len(floats),
             )
         hashes = set(chosen.hashes)
         if any(q.is_retried for q in outcome.members.values()):
@@ -206,16 +207,11 @@ def _validation_drop(
     """Return the drop as the manifest keeps it, for the gate before serving."""
     if (compared := quantized.compared) is None:
         return None
-    low, high = compared.interval
     return ValidationDrop(
         dataset=validation.dataset,
         images_sha256=images_digest(validation.hashes),
         num_images=compared.num_images,
         measured=date.today(),
         fingerprint=network.fingerprint,
-        drop=Drop(  # not rounded: it is compared with max_drop as it was here
-            top1=compared.difference,
-            interval=(round(low, 4), round(high, 4)),
-            p_value=round(compared.p_value, 4),
-        ),
+        drop=compared.drop,
     )

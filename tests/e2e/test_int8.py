@@ -57,7 +57,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three colours: ``calibration`` and ``eval``, no picture in both."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder / "calibration", num_per_color=8, side=70)
-    write_pictures(folder / "eval", num_per_color=20, side=90)
+    write_pictures(folder / "eval", num_per_color=90, side=90)  # enough to verify
     return folder
 
 
@@ -93,12 +93,12 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
     assert served["verified"] == "verified"
     assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
-    assert served["accuracy"][0]["num_images"] == 60
+    assert served["accuracy"][0]["num_images"] == 270
     live = ["--url", service.url, "--json", "-"]
     report = json.loads(
         tandem("evaluate", "colours", "--images", pictures / "eval", *live, home=home)
     )
-    assert report["live"]["num_same"] == report["num_images"] == 60
+    assert report["live"]["num_same"] == report["num_images"] == 270
     service.stop()
 
 

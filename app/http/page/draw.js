@@ -232,7 +232,7 @@ function accuracyText({ accuracy = [], members = [], verified }) {
   const record = accuracy.at(-1);
   const score = record?.scores[members[0]?.precision]?.ensemble;
   if (verified === "unmeasured" || !score) return "Its accuracy was not measured.";
-  const lost = verified === "dropped" ? " Its INT8 networks lost more accuracy than the set allows." : "";
+  const lost = { dropped: " Its INT8 networks lost more accuracy than the set allows.", unknown: " They are too few to tell what INT8 costs." }[verified] ?? "";
   if ("micro_f1" in score) {
     const [mean, f1] = [score.mean_average_precision, score.micro_f1].map(percent);
     return `On ${record.num_images} photographs it had not seen: mean average precision ${mean}, micro F1 ${f1}.${lost}`;

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibration.statistics import Z95
-from models.accuracy import MultiLabelDrop, MultiLabelScore
+from models.accuracy import Z95, MultiLabelDrop, MultiLabelScore
 from models.answer_rule import above
 from models.ensemble import Probabilities
 

@@ -12,7 +12,10 @@ from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation
 from calibration.evaluation.reports.tables import (
     called,
     cell,
+    gate_line,
     interval_of,
+    outcome_cell,
+    outcomes_by_name,
     points,
     show_differences,
     show_unreadable,
@@ -30,7 +33,7 @@ def as_json(
     """Return all there is to know, for a script; the same figures as the tables."""
     content: dict[str, Any] = {"set": manifest.name, "task": manifest.task}
     content |= {"threshold": manifest.threshold, "max_drop": manifest.max_drop}
-    content |= record.model_dump(mode="json")
+    content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
     content["num_labels"] = measured.num_labels
     content["exact_match"] = {
         precision: {name: round(n / measured.num_images, 4) for name, n in by_name.items()}
@@ -54,6 +57,7 @@ def show(
     console.print(_scores(record, measured))
     if record.drops:
         console.print(_drops(manifest, record))
+        console.print(gate_line(manifest, record), markup=False)
     console.print(
         f"F1 and exact (all labels of an image right) at the threshold, {measured.threshold:g}; "
         "95 %: bootstrap over images; CPU ms an image at batch 8"
@@ -102,18 +106,17 @@ def _range(interval: tuple[float, float]) -> str:
 def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
     table = Table()
     table.add_column("float - INT8", overflow="fold")
-    for column in ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", "allowed"):
+    for column in ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", ""):
         table.add_column(column, no_wrap=True)
+    outcomes = outcomes_by_name(manifest, record)
     for name, drop in record.drops.items():
         assert isinstance(drop, MultiLabelDrop)  # of a multi-label set
-        limit = points(manifest.max_drop)
-        is_over = drop.worst[1] > manifest.max_drop
         table.add_row(
             name,
             points(drop.mean_average_precision),
             interval_of(drop.mean_average_precision_interval),
             points(drop.micro_f1),
             interval_of(drop.micro_f1_interval),
-            f"[red]over {limit}[/]" if is_over else f"up to {limit}",
+            outcome_cell(manifest, outcomes[name]),
         )
     return table

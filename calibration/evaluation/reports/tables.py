@@ -13,6 +13,7 @@ from calibration.evaluation.reports.cascade import cascade_json, show_cascade
 from calibration.evaluation.reports.subsets import show_subsets, subsets_json
 from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, Score
+from models.drop_rule import SIGNIFICANCE, Outcome, bound, judged, outcome_of
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -29,7 +30,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Return all there is to know, for a script; the same figures as the tables."""
     content: dict[str, Any] = {"set": manifest.name, "max_drop": manifest.max_drop}
-    content |= record.model_dump(mode="json")
+    content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
     content["notes"] = list(measured.dataset.notes)
     content["unreadable"] = measured.unreadable
     content["agreement"] = {
@@ -68,6 +69,7 @@ def show(
     console.print(_scores(record))
     if record.drops:
         console.print(_drops(manifest, record))
+        console.print(gate_line(manifest, record), markup=False)
     for precision, pairs in measured.over_members.items():
         gains = ", ".join(
             f"{name} {points(pair.difference)} ({interval_of(pair.interval)})"
@@ -148,21 +150,49 @@ def cell(
 def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
     table = Table()
     table.add_column("float - INT8", overflow="fold")
-    for column in ("points of\ntop-1", "95 %", "McNemar p", "allowed"):
+    for column in ("points of\ntop-1", "95 %", "McNemar p", ""):
         table.add_column(column, no_wrap=True)
+    outcomes = outcomes_by_name(manifest, record)
     for name, drop in record.drops.items():
         assert isinstance(drop, Drop)  # of a classification set
-        is_over = drop.top1 > manifest.max_drop
         table.add_row(
             name,
             points(drop.top1),
             interval_of(drop.interval),
             f"{drop.p_value:.3f}",
-            f"[red]over {points(manifest.max_drop)}[/]"
-            if is_over
-            else f"up to {points(manifest.max_drop)}",
+            outcome_cell(manifest, outcomes[name]),
         )
     return table
+
+
+def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, Outcome]:
+    """Return what the accuracy gate makes of each classifier's loss."""
+    judgements = judged(record.drops, record.num_images, manifest.max_drop)
+    return {
+        name: outcome_of([judgement for judgement in judgements if judgement.name == name])
+        for name in record.drops
+    }
+
+
+def outcome_cell(manifest: Manifest, outcome: Outcome) -> str:
+    """Return an outcome of the accuracy gate in words and colour."""
+    words = {
+        "refused": f"[red]refused: over {points(manifest.max_drop)}[/]",
+        "unknown": "[yellow]not known[/]",
+        "verified": "[green]verified[/]",
+    }
+    return words[outcome]
+
+
+def gate_line(manifest: Manifest, record: AccuracyRecord) -> str:
+    """Return the rule of the accuracy gate with this evaluation's numbers."""
+    limit, end = manifest.max_drop, bound(manifest.max_drop, record.num_images)
+    num_figures = sum(len(drop.losses) for drop in record.drops.values())
+    return (
+        f"refused: a loss over {points(limit)} that is no chance (p times {num_figures} at most "
+        f"{SIGNIFICANCE}); verified: one up to {points(limit)} whose interval ends at "
+        f"{points(end)} or below; else more images are needed"
+    )
 
 
 def _show_live(console: Console, live: LiveResult) -> None:

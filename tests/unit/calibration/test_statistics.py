@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.optimize import minimize_scalar
 
-from calibration.statistics import NUM_BINS, Z95, Paired, Reliability, wilson_interval
+from calibration.statistics import NUM_BINS, Paired, Reliability, wilson_interval
+from models.accuracy import Z95
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
@@ -99,13 +101,45 @@ def test_a_pair_counts_who_alone_was_right_over_all_batches(batches):
     assert -1 <= low < high <= 1
 
 
-def test_the_interval_of_a_difference_is_that_of_agresti_and_min():
-    # Agresti, Categorical Data Analysis, table 10.1: 794, 150, 86 and 570; half added to each.
-    low, high = paired(150, 86, 1600).interval
-    center = 64 / 1602
-    half = 1.959964 * ((150.5 + 86.5) / 1602 - center**2) ** 0.5 / 1602**0.5
-    assert (low, high) == pytest.approx((center - half, center + half), abs=1e-9)
-    assert (round(low, 3), round(high, 3)) == (0.021, 0.059)
+def likelihood(share: float, difference: float, pair: Paired) -> float:
+    """Return minus the log-likelihood of the counts, if only the second is right in ``share``."""
+    b, c, same = pair.only_first, pair.only_second, pair.num_images - pair.only_first
+    shares = (share + difference, share, 1 - 2 * share - difference)
+    counts = (b, c, same - c)
+    return -sum(n * np.log(max(p, 1e-300)) for n, p in zip(counts, shares, strict=True) if n)
+
+
+@BOUNDED
+@given(only_first=st.integers(0, 40), only_second=st.integers(0, 40), num_same=st.integers(1, 2000))
+def test_the_ends_of_a_difference_are_where_tangos_score_test_rejects(
+    only_first, only_second, num_same
+):
+    """With the nuisance share by a search for the largest likelihood, not by its formula."""
+    pair = paired(only_first, only_second, only_first + only_second + num_same)
+    n = pair.num_images
+    for end in pair.interval:
+        low, high = max(0.0, -end), (1 - end) / 2
+        share = minimize_scalar(
+            likelihood, bounds=(low, high), args=(end, pair), options={"xatol": 1e-10}
+        ).x
+        variance = 2 * share + end - end**2
+        squared = (pair.difference - end) ** 2
+        assert squared == pytest.approx(Z95**2 * variance / n, rel=2e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_images", [1, 50, 1451, 100_000])
+def test_no_differences_leave_room_for_what_so_few_images_would_not_show(num_images):
+    expected = Z95**2 / (num_images + Z95**2)
+    assert paired(0, 0, num_images).interval == pytest.approx((-expected, expected))
+
+
+@BOUNDED
+@given(only_first=st.integers(0, 30), only_second=st.integers(0, 30), num_same=st.integers(0, 99))
+def test_the_other_way_round_is_mirrored(only_first, only_second, num_same):
+    n = max(1, only_first + only_second + num_same)
+    low, high = paired(only_first, only_second, n).interval
+    mirrored = paired(only_second, only_first, n).interval
+    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
 
 
 def test_equal_classifiers_have_an_interval_that_is_not_a_point():

@@ -17,6 +17,7 @@ from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.tiny_networks import (
     LABELS,
     picture,
+    write_pictures,
     write_tiny_set,
 )
 
@@ -45,6 +46,18 @@ def test_right_networks_are_right(tmp_path: Path, pictures: Path) -> None:
     assert record.cpu_ms_per_image["sure"]["FP16"] > 0
     assert record.size_mb["sure"]["FP16"] > 0
     assert record.int8_kernels == ""  # these have no convolution that is INT8... nor any
+    verdict = judge(read_manifest(folder))
+    assert verdict.status == "unknown"  # 21 images are few
+    assert verdict.message in " ".join(done.stderr.split())
+
+
+def test_enough_images_verify_and_no_other_image_undoes_that(tmp_path: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    assert evaluated(folder, "--images", many).exit_code == 0
+    assert judge(read_manifest(folder)).status == "verified"
+    few = write_pictures(tmp_path / "few", num_per_color=1, side=20)
+    assert evaluated(folder, "--images", few).exit_code == 0
     assert judge(read_manifest(folder)).status == "verified"
 
 

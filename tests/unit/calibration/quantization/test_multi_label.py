@@ -27,7 +27,7 @@ def test_int8_is_made_and_measured_by_evaluate(tmp_path, float_set, pictures):
     assert [set(m.networks) for m in made.manifest.members] == [{"FP16", "INT8"}] * 2
     assert (made.manifest.task, made.manifest.threshold) == ("multi_label", 0.4)
     assert judge(made.manifest).status == "unmeasured"
-    images = write_scored_images(tmp_path / "images")
+    images = write_scored_images(tmp_path / "images", num_per_picture=70)
     assert evaluated(float_set, "--images", images).exit_code == 0
     assert judge(read_manifest(float_set)).status == "verified"
 

@@ -55,10 +55,10 @@ def test_right_networks_are_right_and_verified(tmp_path, images):
             score = record.scores[precision][name]
             assert isinstance(score, MultiLabelScore)
             assert score.mean_average_precision == score.micro_f1 == score.macro_f1 == 1
-    assert {name: drop.worst[1] for name, drop in record.drops.items()} == dict.fromkeys(
-        (*GAINS, ENSEMBLE), 0.0
+    assert {name: {loss.lost for loss in d.losses} for name, d in record.drops.items()} == (
+        {name: {0.0} for name in (*GAINS, ENSEMBLE)}
     )
-    assert judge(manifest).status == "verified"
+    assert judge(manifest).status == "unknown"  # 24 images are few
     told = json.loads(tandem("models", "list", "--json", "--model-dir", tmp_path).stdout)
     (facts,) = [one for one in told if one["name"] == "scored"]
     assert (facts["task"], facts["threshold"]) == ("multi_label", 0.5)

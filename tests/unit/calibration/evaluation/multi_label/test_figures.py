@@ -6,7 +6,9 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from calibration.evaluation.multi_label import figures
 from calibration.evaluation.multi_label.figures import average_precision, drop_of, measured
+from models.accuracy import MultiLabelDrop
 from models.answer_rule import above
+from models.drop_rule import judged, outcome_of
 
 NUM_IMAGES, NUM_CLASSES = 300, 6
 
@@ -108,18 +110,27 @@ def test_what_was_lost_is_of_the_same_images():
     assert (same.mean_average_precision, same.micro_f1_interval) == (0, (0, 0))
 
 
-def test_the_larger_loss_is_the_one_that_counts():
+def lost(drop: MultiLabelDrop) -> dict[str, float]:
+    return {loss.figure: loss.lost for loss in drop.losses}
+
+
+def test_each_figures_loss_is_enough_to_refuse():
     scores, truth = drawn(0.3)
     before = measured(scores, truth, 0.5)
     weaker = drop_of(before, measured(scores * 0.5, truth, 0.5))  # the same order
     assert weaker.mean_average_precision == 0
-    assert weaker.worst == ("micro-F1", weaker.micro_f1)
+    assert lost(weaker) == {"mAP": 0, "micro-F1": weaker.micro_f1}
+    assert outcome_of(judged({"": weaker}, len(truth), 0.05)) == "refused"
     assert weaker.micro_f1 > 0.1
+    scores, truth = drawn(0.6)  # some unlike their labels: an order to lose
+    before = measured(scores, truth, 0.5)
     rng = np.random.default_rng(8)
     shuffled = np.where(scores >= 0.5, 0.5 + 0.5 * rng.random(scores.shape), scores)
     worse = drop_of(before, measured(shuffled.astype(np.float32), truth, 0.5))
     assert worse.micro_f1 == 0
-    assert worse.worst[0] == "mAP"
+    assert lost(worse) == {"mAP": worse.mean_average_precision, "micro-F1": 0}
+    assert worse.mean_average_precision > 0.1
+    assert outcome_of(judged({"": worse}, len(truth), 0.05)) == "refused"
 
 
 def test_memory_is_bounded_and_changes_nothing(monkeypatch):

@@ -59,7 +59,7 @@ def test_the_table_goes_from_never_to_always(both, measured):
     assert [row[0].split()[-1] for row in rows] == ["skip)", "0.1)", "skip", "alone"]
     assert [row[1] for row in rows] == ["1.0000", "1.0000", "0.8020", "1.0000"]
     assert [row[-1] for row in rows] == ["10.0", "5.2", "4.0", "6.0"]
-    assert rows[2][2].startswith("+19.80 (+11.")
+    assert rows[2][2].startswith("+19.80 (+13.20 to ")
 
 
 def test_what_flatters_is_said_everywhere(tmp_path, both, measured):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from calibration.evaluation.accuracy_record import record_of
-from calibration.evaluation.reports.tables import points, show
+from calibration.evaluation.reports.tables import as_json, points, show
 from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import (
     HOSTILE,
@@ -38,13 +38,29 @@ def test_the_ensemble_costs_what_its_members_cost_together(both):
     assert row.rstrip("│ ").endswith("2.5")
 
 
-@pytest.mark.parametrize(("max_drop", "says"), [(0.1, "over +10.00"), (0.2, "up to +20.00")])
-def test_a_drop_over_the_limit_is_told(both, max_drop, says):
+@pytest.mark.parametrize(
+    ("times", "max_drop", "says"),
+    [
+        (1, 0.1, "not known"),  # 2 of 10 images
+        (100, 0.1, "refused: over +10.00"),
+        (100, 0.25, "verified"),
+    ],
+)
+def test_what_the_gate_makes_of_a_drop_is_told(both, times, max_drop, says):
     manifest = both.manifest.model_copy(update={"max_drop": max_drop})
     model_set = ModelSet(both.folder, manifest)
-    text = shown(model_set, measure(both, float_answer=(0, 0, 1, 1, 1, 2, 2, 2, 2, 0)))
-    assert "+20.00 " in text
-    assert says in text
+    measured = measure(
+        both,
+        truth=(0, 0, 1, 1, 1, 2, 2, 2, 2, 2) * times,
+        answer=(0, 1, 1, 1, 0, 2, 2, 2, 2, 0) * times,
+        float_answer=(0, 0, 1, 1, 1, 2, 2, 2, 2, 0) * times,
+    )
+    rows = [line for line in shown(model_set, measured).splitlines() if "+20.00 " in line]
+    assert len(rows) == 3
+    assert all(says in row for row in rows)
+    gate = as_json(manifest, record_of(both, measured), measured, None)["gate"]
+    outcome = says.split(":")[0].replace("not known", "unknown")
+    assert gate == dict.fromkeys(("ensemble", "sure", "unsure"), outcome)
 
 
 def test_a_long_member_name_leaves_the_figures_their_room(tmp_path):
