@@ -1,8 +1,6 @@
 """Runs the load generator in a child process, so that its CPU time is not the service's."""
 
 import asyncio
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +13,11 @@ from app.bench.arrivals import poisson_arrivals
 from app.bench.client import Target, closed_loop, open_loop
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import Run, Sample
+from app.compute.child_process import FunctionChild
 from app.errors import ConfigError
 
 REPORT_EVERY_S = 0.25
-GRACE_S = 30.0  # beyond a run's time and its requests' own, before it is given up
+LATE_S = 30.0  # beyond a run's time and its requests' own, before it is given up
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,10 @@ def run_load(
         ConfigError: the generator died, or did not end in time.
 
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_generate, args=(load, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        _receive(ours, load, report, until=Started)  # the service rests while the child starts
+    with FunctionChild("the load generator", _generate, load) as child:
+        _receive(child, load, report, until=Started)  # the service rests while the child starts
         before = cpu_seconds(service) if service else {}
-        run = _receive(ours, load, report, until=Run)
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+        run = _receive(child, load, report, until=Run)
     run.files_per_request = load.target.files_per_request
     if service is not None:
         after = cpu_seconds(service)
@@ -87,27 +77,20 @@ def run_load(
     return run
 
 
-def _receive(pipe: Connection, load: Load, report: ReportProgress, until: type[T]) -> T:
-    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + GRACE_S
-    while time.monotonic() < deadline:
-        if not pipe.poll(0.5):
-            continue
-        try:
-            message = pipe.recv()
-        except EOFError:
-            break
+def _receive(child: FunctionChild, load: Load, report: ReportProgress, until: type[T]) -> T:
+    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + LATE_S
+    while (message := child.receive(deadline)) is not None:
         if isinstance(message, until):
             return message
         report(message)
     raise ConfigError(
         f"the load generator gave no result within {load.duration_s:g} s and its requests' time; "
-        "the machine may be out of memory, or the service never closes its connections"
+        "does the service close its connections, and is nothing else busy on this machine?"
     )
 
 
 def _generate(load: Load, pipe: Connection) -> None:
     """Run in the child: load, progress now and then, at the end the run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
     samples: list[Sample] = []
     heard = _Heard(samples, pipe)
     pipe.send(Started())

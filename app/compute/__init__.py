@@ -1,1 +1,1 @@
-"""Cores and threads of one process: how many, which, and whether the network on them works."""
+"""Cores and threads of a process, whether the network on them works, and child processes."""

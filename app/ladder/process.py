@@ -2,18 +2,14 @@
 
 import contextlib
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from app.errors import ConfigError
+from app.compute.child_process import Child, last_words
 from app.ladder.store import Store, write_whole
 from app.metrics.rapl import PackagePower
 from models.rung import RungError, RungResult, RungTask, read_result
@@ -52,7 +48,9 @@ def run_task(
     line = make_command(task_file, result_file)
     with log.open("wb") as printed, child(line, printed) as process:
         deadline = time.monotonic() + start_limit_s
-        while (event := _next_event(process, deadline)) is not None:
+        while (said := process.read_line(deadline)) is not None:
+            if (event := _event(said)) is None:
+                continue
             if event == "measuring":
                 power.watts()
                 is_measuring = True
@@ -66,81 +64,28 @@ def run_task(
     try:
         result = read_result(result_file)
     except RungError:
-        return _failed(f"its process died ({_how(process.returncode)}): {last_line(log)}")
+        return _failed(f"its process died ({process.how_ended()}): {last_words(log)}")
     if result.figures is not None and watts is not None:
         figures = result.figures.model_copy(update={"watts": round(watts, 2)})
         result = result.model_copy(update={"figures": figures})
     return result
 
 
-@contextmanager
-def child(line: Sequence[str], printed: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process in a session of its own: Ctrl-C is ours, its stdin ends with this process.
-
-    At the block's end it has a moment to end by itself; then, and at once after an error or Ctrl-C,
-    it is killed with all that it started.
+def child(line: Sequence[str], printed: IO[bytes]) -> Child:
+    """Start a rung's process, whose log is ``printed``.
 
     Raises:
         ConfigError: it could not be started.
 
     """
-    try:
-        process = subprocess.Popen(
-            line,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=printed,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"a rung's process could not be started: {error}; is memory left?"
-        ) from error
-    try:
-        yield process
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-    finally:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    return Child("a rung's process", line, output=subprocess.PIPE, errors=printed, patience_s=END_S)
 
 
-def _next_event(process: subprocess.Popen[bytes], deadline: float) -> str | None:
-    """Return what the process says next; None when it has ended, or the deadline has passed."""
-    assert process.stdout is not None  # a pipe, above
-    pipe, line = process.stdout.fileno(), b""
-    while (left_s := deadline - time.monotonic()) > 0:
-        if not select.select([pipe], [], [], min(left_s, 0.5))[0]:
-            continue
-        byte = os.read(pipe, 1)
-        if not byte:
-            return None
-        if byte == b"\n":
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                return str(json.loads(line)["event"])
-            line = b""
-        else:
-            line += byte
+def _event(line: bytes) -> str | None:
+    """Return what a line says that the process does; None if it is no event."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["event"])
     return None
-
-
-def last_line(log: Path) -> str:
-    """Return the last line that says something."""
-    try:
-        lines = log.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return "it said nothing"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _how(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "signal 9: memory ran out, most likely"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _too_slow(*, is_measuring: bool, start_limit_s: float) -> RungResult:

@@ -1,8 +1,6 @@
 """The last rung: the whole service over HTTP, started, loaded and stopped."""
 
 import json
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,9 +17,10 @@ from app.bench.generator import Load, run_load
 from app.bench.photos import drawn_photos
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import summarise
+from app.compute.child_process import Child, last_words
 from app.errors import ConfigError
 from app.ladder.job import LadderJob
-from app.ladder.process import child, last_line
+from app.ladder.process import child
 from app.ladder.store import Store, write_whole
 from app.launch.config import ServeConfig, default_config
 from app.launch.ports import free_port
@@ -52,12 +51,12 @@ def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None)
     with log.open("wb") as printed, child(line, printed) as process:
         try:
             if problem := _wait_ready(config.url, process):
-                return RungResult(outcome="failed", reason=f"{problem}: {last_line(log)}")
+                return RungResult(outcome="failed", reason=f"{problem}: {last_words(log)}")
             prepared_s = time.monotonic() - started
             figures = _measured(job, config.url, process.pid)
             figures = figures.model_copy(update=_top1(config.url, store.folder))
         finally:
-            _stop(process)
+            process.interrupt(STOP_S)  # as Ctrl-C does
     clients = CLIENTS_PER_CORE * job.cores
     margin = "no cascade" if cascade_margin is None else f"cascade_margin {cascade_margin:g}"
     return RungResult(
@@ -77,13 +76,13 @@ def _configuration(job: LadderJob, port: int, cascade_margin: float | None) -> S
     return config.with_arguments(allow_unverified=True, cache="none", **more)
 
 
-def _wait_ready(url: str, process: "subprocess.Popen[bytes]") -> str:
+def _wait_ready(url: str, process: Child) -> str:
     """Wait until the service is ready; return what is wrong if it is not, and the log tells why."""
     deadline = time.monotonic() + START_S
     with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
         while time.monotonic() < deadline:
-            if process.poll() is not None:
-                return f"the service ended with {process.returncode}"
+            if process.has_ended:
+                return f"the service ended ({process.how_ended()})"
             with suppress(httpx.HTTPError):
                 if client.get("/readyz").status_code == 200:
                     return ""
@@ -158,14 +157,6 @@ def _memory(root: psutil.Process) -> tuple[float, float]:
             info = process.memory_full_info()
             pss, rss = pss + info.pss, rss + info.rss
     return round(pss / MIB, 1), round(rss / MIB, 1)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the service as Ctrl-C does; what has not ended in time is killed by the caller."""
-    with suppress(OSError):
-        process.send_signal(signal.SIGINT)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
 
 
 class _TreeSampler:

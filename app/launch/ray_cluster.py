@@ -8,10 +8,11 @@ from typing import Any
 
 import psutil
 
+from app.compute.child_process import Child
 from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
 from app.launch.draining import drain
-from app.launch.forks.running import RunningForkServer
+from app.launch.forks.running import CLIENT
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
 from models.errors import TandemError
@@ -33,10 +34,10 @@ def _init_ray(**options: Any) -> None:
 
 
 @contextlib.contextmanager
-def local_ray(metrics_port: int, forks: RunningForkServer) -> Iterator[None]:
+def local_ray(metrics_port: int, forks: Child) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between."""
     try:
-        with only_what_one_machine_needs(forks.client), _start_failures_told():
+        with only_what_one_machine_needs(CLIENT), _start_failures_told():
             _init_ray(
                 address="local",
                 num_cpus=max(MIN_CPUS, available_cpus()),
@@ -90,7 +91,7 @@ def metrics_urls() -> list[str]:
     return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
-def _stop_ray(forks: RunningForkServer) -> None:
+def _stop_ray(forks: Child) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.accuracy_gate import check_accuracy
+from app.compute.child_process import Child
 from app.environment import has_haproxy
 from app.errors import ConfigError
 from app.functions.trial import check_functions
@@ -17,7 +18,7 @@ from app.graph.task import check_task
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
-from app.launch.forks.running import RunningForkServer, fork_server
+from app.launch.forks.running import fork_server
 from app.launch.grpc_probe import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
@@ -135,7 +136,7 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(options: ServeOptions, forks: RunningForkServer | None) -> AbstractContextManager[None]:
+def _ray(options: ServeOptions, forks: Child | None) -> AbstractContextManager[None]:
     if options.address is not None:
         return joined_ray(options.address)
     assert forks is not None  # a Ray of our own has one

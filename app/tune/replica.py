@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import pickle
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +60,6 @@ class ReplicaFailed:
 
 def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Connection) -> None:
     """Run in the child: build the graph on ``cores``, then one load after another until EOF."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
     os.sched_setaffinity(0, cores)
     with contextlib.suppress(OSError):  # if memory ends, we go, and the parent says so
         OOM_SCORE.write_text("500")

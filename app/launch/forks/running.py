@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.compute.child_process import Child
 from app.environment import set_environment, whole_environment
 from app.launch.forks.client import SOCKET_VARIABLE
 
@@ -38,7 +39,6 @@ MODULES = (
     "starlette.routing",
     "tarfile",
     "tqdm.auto",
-    "unittest",
     "uvicorn",
     "uvloop",
     "yaml",
@@ -47,31 +47,8 @@ MODULES = (
 )
 
 
-class RunningForkServer:
-    """A fork server that was started: Ray starts ``client`` instead of its own scripts."""
-
-    client = CLIENT
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-
-    def ask_to_end(self) -> None:
-        """Tell it that Ray has ended, and return at once."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    def end(self) -> None:
-        """Tell it, and wait until it has ended."""
-        self.ask_to_end()
-        try:
-            self._process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 @contextlib.contextmanager
-def fork_server(folder: Path) -> Iterator[RunningForkServer]:
+def fork_server(folder: Path) -> Iterator[Child]:
     """Start one with the environment as it is now, which is that of Ray's processes from now on."""
     path = folder / "forks.sock"
     set_environment({SOCKET_VARIABLE: str(path)}, ours=(SOCKET_VARIABLE,))
@@ -79,17 +56,17 @@ def fork_server(folder: Path) -> Iterator[RunningForkServer]:
         listener.bind(str(path))
         listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
         number = listener.fileno()
-        process = subprocess.Popen(
+        server = Child(
+            "the fork server",
             # -P: not from the working folder, where another program's "app" may be.
             [sys.executable, "-P", "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[number],
-            env=whole_environment(),  # as Ray does; a library may have changed the C library's
+            errors=subprocess.DEVNULL,
+            descriptors=[number],
+            environment=whole_environment(),  # a library may have changed the C library's
+            patience_s=ENDS_WITHIN_S,
+            has_session=False,  # it blocks Ctrl-C, and has forks to end in order
         )
-    running = RunningForkServer(process)
     try:
-        yield running
+        yield server
     finally:
-        running.end()
+        server.end()  # in its time, whatever was raised

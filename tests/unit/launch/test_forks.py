@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from app.compute.child_process import Child
 from app.launch.forks import running
 from app.launch.forks.client import SOCKET_VARIABLE
-from app.launch.forks.running import CLIENT, RunningForkServer, fork_server
+from app.launch.forks.running import CLIENT, fork_server
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -44,9 +45,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[RunningForkServer, int]]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Child, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
     monkeypatch.setattr(running, "MODULES", ("not_installed_anywhere.part", "colorsys"))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
@@ -70,7 +69,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def test_a_fork_is_the_process_that_was_to_be_started(
-    server: tuple[RunningForkServer, int], script: Path, tmp_path: Path
+    server: tuple[Child, int], script: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -88,7 +87,7 @@ def test_a_fork_is_the_process_that_was_to_be_started(
     assert found["files"] == [0, 1, 2]  # nothing of the server's, or of other clients'
 
 
-def test_blocked_signals_stay_blocked(server: tuple[RunningForkServer, int], script: Path) -> None:
+def test_blocked_signals_stay_blocked(server: tuple[Child, int], script: Path) -> None:
     def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -96,7 +95,7 @@ def test_blocked_signals_stay_blocked(server: tuple[RunningForkServer, int], scr
         assert told(process)["blocked"] == [signal.SIGINT]
 
 
-def test_ignored_signals_stay_ignored(server: tuple[RunningForkServer, int], script: Path) -> None:
+def test_ignored_signals_stay_ignored(server: tuple[Child, int], script: Path) -> None:
     """As nohup has it: the hang-up of a terminal is for none of Ray's processes."""
 
     def ignore() -> None:
@@ -123,9 +122,7 @@ def test_nothing_is_imported_from_the_working_folder(
     assert str(folder) not in report["paths"]
 
 
-def test_who_leads_a_group_leads_one_as_a_fork(
-    server: tuple[RunningForkServer, int], script: Path
-) -> None:
+def test_who_leads_a_group_leads_one_as_a_fork(server: tuple[Child, int], script: Path) -> None:
     """Ray kills the group of a worker that has ended: it must not be the command's."""
     with client(script, process_group=0) as process:
         found = told(process)
@@ -134,9 +131,7 @@ def test_who_leads_a_group_leads_one_as_a_fork(
         assert told(process)["group"] == os.getpgrp()
 
 
-def test_another_environment_is_not_forked_for(
-    server: tuple[RunningForkServer, int], script: Path
-) -> None:
+def test_another_environment_is_not_forked_for(server: tuple[Child, int], script: Path) -> None:
     """What was imported may have read the variable: the client runs the script itself."""
     with client(script, env={**ENVIRONMENT, "PYTHON_X": "1"}) as process:
         found = told(process)
@@ -154,9 +149,7 @@ def test_without_a_server_the_client_runs_the_script_itself(script: Path, tmp_pa
         assert process.wait() == 7
 
 
-def test_who_ends_the_client_ends_the_fork(
-    server: tuple[RunningForkServer, int], script: Path
-) -> None:
+def test_who_ends_the_client_ends_the_fork(server: tuple[Child, int], script: Path) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])
         process.kill()
@@ -166,16 +159,14 @@ def test_who_ends_the_client_ends_the_fork(
         process.stdin.close()
 
 
-def test_a_fork_that_is_killed_ends_the_client(
-    server: tuple[RunningForkServer, int], script: Path
-) -> None:
+def test_a_fork_that_is_killed_ends_the_client(server: tuple[Child, int], script: Path) -> None:
     with client(script, "wait") as process:
         os.kill(told(process)["pid"], signal.SIGKILL)
         assert process.wait(20) == 128 + signal.SIGKILL
 
 
 def test_a_request_that_is_none_leaves_the_server_well(
-    server: tuple[RunningForkServer, int], script: Path, tmp_path: Path
+    server: tuple[Child, int], script: Path, tmp_path: Path
 ) -> None:
 
     for body in (b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff"):
@@ -187,7 +178,7 @@ def test_a_request_that_is_none_leaves_the_server_well(
 
 
 def test_the_server_ends_with_its_forks(
-    server: tuple[RunningForkServer, int], script: Path, monkeypatch: pytest.MonkeyPatch
+    server: tuple[Child, int], script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])

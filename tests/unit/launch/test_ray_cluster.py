@@ -16,8 +16,6 @@ LATE = "The current node timed out during startup. This could happen because som
 class Forks:
     """In the place of the fork server."""
 
-    client = Path("client.py")
-
     def __init__(self) -> None:
         self.was_asked_to_end = False
 

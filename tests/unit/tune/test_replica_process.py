@@ -1,7 +1,7 @@
 """Replicas in processes of their own: real ones on a tiny set, and some that die."""
 
-import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +24,13 @@ LOAD = LoadRequest(1, 0.05, 1)
 
 def child(run) -> ReplicaProcess:
     return ReplicaProcess(Settings(), sorted(os.sched_getaffinity(0)), Path("photos"), run)
+
+
+@pytest.fixture
+def new_children() -> Callable[[], list[psutil.Process]]:
+    """Of this process, since the test began."""
+    before = psutil.Process().children()
+    return lambda: [child for child in psutil.Process().children() if child not in before]
 
 
 def told(run, *, is_loaded: bool = False) -> str:
@@ -49,17 +56,17 @@ def test_a_replica_that_ends_or_fails():
     assert "no such network" in told(replica_children.fails)
 
 
-def test_a_replica_that_hangs(monkeypatch):
+def test_a_replica_that_hangs(new_children, monkeypatch):
     monkeypatch.setattr(process, "START_S", 0.2)
     assert "said nothing for 0.2 s" in told(replica_children.hangs)
-    assert multiprocessing.active_children() == []
+    assert new_children() == []
 
 
-def test_a_replica_without_its_set(tmp_path):
+def test_a_replica_without_its_set(new_children, tmp_path):
     settings = Settings(model_set=str(tmp_path))
     with Trials(settings, [picture()]) as trials, pytest.raises(ConfigError, match="no model set"):
         trials.measure(Candidate(ReplicaLayout(1, 1, 1), (1,)), 1, 0.05)
-    assert multiprocessing.active_children() == []
+    assert new_children() == []
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ async def test_a_photo_that_is_none(settings):
         await closed_loops(assemble(settings), [b"text"], LoadRequest(1, 0.05, 1))
 
 
-def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):
+def test_a_run_on_one_replica_and_another_on_its_process(new_children, settings, monkeypatch):
     said: list[str] = []
     core = min(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {core})
@@ -89,10 +96,10 @@ def test_a_run_on_one_replica_and_another_on_its_process(settings, monkeypatch):
             sample = trials.measure(Candidate(ReplicaLayout(1, 1, 1), sizes), 4, 0.05)
             assert 0 < sample.p50_ms <= sample.p99_ms
             assert sample.throughput > 0
-        (running,) = multiprocessing.active_children()
-        assert psutil.Process(running.pid).cpu_affinity() == [core]
+        (running,) = new_children()
+        assert running.cpu_affinity() == [core]
     assert len(said) == 1
-    assert multiprocessing.active_children() == []
+    assert new_children() == []
 
 
 class Fake:

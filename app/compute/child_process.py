@@ -1,0 +1,234 @@
+"""A child process: starts it, ties its life to this process's, hears what it says, and ends it.
+
+The load generator, the replicas of ``tandem tune``, the rungs of the ladder and the fork server are
+children. A child is in a session of its own: Ctrl-C reaches this process alone, which ends the
+child. Its standard input ends with this process, however that dies, and the child must end then.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from app.errors import ConfigError
+
+REAPED_WITHIN_S = 15.0  # of a child that has closed its end, or was killed
+MEMORY_REMEDY = "is memory left?"
+OUT_OF_MEMORY = "signal 9: memory ran out, most likely"
+
+
+class Child:
+    """A command that runs; as a context manager it is ended with the block.
+
+    Args:
+        name: what it is, for errors: "a replica".
+        command: the program and its arguments.
+        output: where its standard output goes; ``subprocess.PIPE`` for :meth:`read_line`.
+        errors: where its standard error goes; None: to ours.
+        descriptors: files that it inherits.
+        environment: its environment; None: ours.
+        patience_s: how long it has to end by itself, but after a block that raised.
+        has_session: whether Ctrl-C is kept from it, and all that it started is killed with it.
+        remedy: what to do where it cannot be started, or dies.
+
+    Raises:
+        ConfigError: it could not be started.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        output: int | IO[bytes] | None = subprocess.DEVNULL,
+        errors: int | IO[bytes] | None = None,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        patience_s: float = 0.0,
+        has_session: bool = True,
+        remedy: str = MEMORY_REMEDY,
+    ) -> None:
+        self._name, self._remedy = name, remedy
+        self._patience_s, self._has_session = patience_s, has_session
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                pass_fds=descriptors,
+                env=environment,
+                start_new_session=has_session,
+            )
+        except OSError as error:
+            raise ConfigError(f"{name} could not be started: {error}; {remedy}") from error
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process.poll() is not None
+
+    def how_ended(self) -> str:
+        """Say by which signal, or with which exit code, it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAPED_WITHIN_S)
+        code = self._process.returncode
+        if code is None:
+            return "it no longer answers"
+        if code == -signal.SIGKILL:
+            return OUT_OF_MEMORY
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def death(self) -> ConfigError:
+        """Return the error of a child that ended before its time."""
+        return ConfigError(f"{self._name} died ({self.how_ended()}); {self._remedy}")
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """Return its next line; None once its output has ended, or ``time.monotonic`` is past."""
+        assert self._process.stdout is not None
+        pipe, line = self._process.stdout.fileno(), b""
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not select.select([pipe], [], [], left_s)[0]:
+                break
+            byte = os.read(pipe, 1)
+            if not byte:
+                break
+            if byte == b"\n":
+                return line
+            line += byte
+        return None
+
+    def interrupt(self, patience_s: float) -> None:
+        """End it as Ctrl-C does, and wait no longer than ``patience_s``."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+
+    def ask_to_end(self) -> None:
+        """End its standard input, and return at once."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self, patience_s: float | None = None) -> None:
+        """Ask it to end; after ``patience_s``, or its own, kill it, with all that it started."""
+        self.ask_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._patience_s if patience_s is None else patience_s)
+        if self._has_session:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.end(None if error is None else 0.0)
+
+
+class FunctionChild(Child):
+    """A child that runs a function of ours, and exchanges objects with it.
+
+    ``function`` takes the arguments and its end of the connection; all must be picklable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., None],
+        *arguments: object,
+        remedy: str = MEMORY_REMEDY,
+    ) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-P", "-m", __name__, str(number)]
+            super().__init__(name, command, output=None, descriptors=[number], remedy=remedy)
+        try:
+            self.send(sys.path)
+            self.send((function, arguments))
+        except BaseException:
+            self.end()
+            raise
+
+    def send(self, message: object) -> None:
+        """Send an object.
+
+        Raises:
+            ConfigError: it died.
+
+        """
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise self.death() from None
+
+    def receive(self, deadline: float) -> Any:
+        """Return the next object; None if none has come when ``time.monotonic`` is past.
+
+        Raises:
+            ConfigError: it died.
+
+        """
+        try:
+            if self._connection.poll(max(0.0, deadline - time.monotonic())):
+                return self._connection.recv()
+        except (EOFError, OSError):
+            raise self.death() from None
+        return None
+
+    def end(self, patience_s: float | None = None) -> None:
+        """End it as every child; nothing more is exchanged."""
+        super().end(patience_s)
+        self._connection.close()
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of a child's log that says something."""
+    try:
+        lines = log.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def run_function(descriptor: int) -> None:
+    """Run in a :class:`FunctionChild`: receive the function and call it."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with Connection(descriptor) as connection:
+        sys.path[:] = connection.recv()  # before the function, which may be of a module of it
+        function, arguments = connection.recv()
+        function(*arguments, connection)
+
+
+def _end_with_parent() -> None:
+    """Kill this process's group once nobody holds the other end of its standard input."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    run_function(int(sys.argv[1]))
