@@ -18,7 +18,7 @@ from app.setting_values import (
 )
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import ModelSet, load_model_set, search_path
-from models.record import Precision
+from models.record import Precision, Weight
 
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
@@ -35,7 +35,7 @@ class Settings(BaseModel):
 
     model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
-    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+    weights: dict[str, Weight] | None = Field(
         None,
         min_length=1,
         description="the members that are served, by name, and what each one's row weighs in the "

@@ -16,7 +16,17 @@ from models.durable import flush
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
-from models.record import SUFFIXES, FileRecord, FloatType, Precision, Record, RuntimeName, Task
+from models.record import (
+    SUFFIXES,
+    FileRecord,
+    FloatType,
+    Precision,
+    Record,
+    RuntimeName,
+    Task,
+    Weight,
+)
+from models.strict_yaml import YamlError, read_yaml
 
 MANIFEST_NAME = "manifest.yaml"
 MAX_MEMBERS = 8
@@ -88,7 +98,7 @@ class MemberRecord(Record):
     """One network of the ensemble."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # in the combiner's average
+    weight: Weight = 1.0  # in the combiner's average
     source: str  # where the weights came from
     networks: dict[Precision, Network]
     image: ImageRecord | None = None  # its own input, if that is not the set's
@@ -223,12 +233,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Read ``folder/manifest.yaml``; every mistake in it is named with its place."""
     path = folder / MANIFEST_NAME
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-        return Manifest.model_validate(content)
+        return Manifest.model_validate(read_yaml(path))
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ModelSetError(f"{path} is not YAML: {error}") from error
+    except YamlError as error:
+        raise ModelSetError(error.message) from error
     except ValidationError as error:
         places = [f"{'.'.join(map(str, e['loc'])) or 'top'}: {e['msg']}" for e in error.errors()]
         raise ModelSetError(f"{path}: " + "; ".join(places)) from error

@@ -159,14 +159,17 @@ class ModelSet:
 
 
 def read_lines(path: Path) -> tuple[str, ...]:
-    """Return the file's lines, stripped, without empty ones."""
+    """Return the file's lines, stripped, without empty ones and without a byte order mark.
+
+    Only line ends separate them: a label may hold U+2028 or a form feed.
+    """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ModelSetError(f"{path} is not UTF-8: {error}; save it as UTF-8") from error
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+    return tuple(line.strip() for line in text.split("\n") if line.strip())
 
 
 def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) -> ModelSet:

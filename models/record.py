@@ -4,7 +4,14 @@ import hashlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from models.errors import ModelSetError
 
@@ -31,10 +38,23 @@ PACKAGES: dict[RuntimeName, str] = {
 }
 
 
+# Of a member in the average. The bound keeps their sum finite; strict: true is no 1.0.
+Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+
+
 class Record(BaseModel):
     """A frozen piece of a manifest; a key nobody knows is an error, not a surprise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse ``max_drop: true``, which is 1.0 to pydantic and switched the gate off."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError(f"is {str(value).lower()}, which is no value of this field")
+        return value
 
 
 def _inside_the_set(path: str) -> str:

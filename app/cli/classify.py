@@ -71,7 +71,7 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
 
 
 def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json: bool) -> int:
-    table, num_failed, is_cut = _table(), 0, False
+    lines, num_failed, is_cut = list[_Line](), 0, False
     progress = Progress(console=err, transient=True, disable=len(files) < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=len(files))
@@ -82,9 +82,9 @@ def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json:
             if as_json:
                 out.out(json.dumps(row), highlight=False)
             else:
-                _add(table, row)
+                lines += _lines(row)
     if not as_json:
-        out.print(table)
+        out.print(_table(lines))
     if is_cut:
         err.print(
             f"a multi-label set: {wanted.top_k} labels an image at most; --top-k N shows more"
@@ -115,37 +115,68 @@ def _error(error: "TandemError", url: str) -> dict[str, str]:
     return told | ({"request_id": error.request_id} if error.request_id else {})
 
 
-def _table() -> Table:
-    table = Table()
-    for column in ("file", "label", "probability", "members"):
+def _table(lines: "list[_Line]") -> Table:
+    """Return the table; without the members' column where no line says anything of them."""
+    table, has_members = Table(), any(line.members for line in lines)
+    for column in ("file", "label", "probability", "members\nthat disagree")[: 3 + has_members]:
         is_figure = column == "probability"
         table.add_column(column, no_wrap=is_figure, overflow="fold", min_width=10)
+    for line in lines:
+        table.add_row(*line[: 3 + has_members])
     return table
 
 
-def _opinion(member: dict[str, Any], threshold: float | None) -> str:
-    """Return what a member says: its first choice, or all labels of a multi-label set."""
-    if threshold is None:
-        return f"{member['label']} {member['probability']:.2f}"
-    told = (f"{one['label']} {one['probability']:.2f}" for one in member["predictions"])
-    return " + ".join(told) or "nothing"
+class _Line(NamedTuple):
+    """A line of the table; brackets in names and labels are no markup."""
+
+    file: str
+    label: str
+    probability: str
+    members: str
 
 
-def _add(table: Table, row: ClassifiedFile) -> None:
-    name = escape(row["file"])  # brackets in names and labels are no markup
+def _lines(row: ClassifiedFile) -> list[_Line]:
+    name = escape(row["file"])
     if error := row.get("error"):
-        table.add_row(name, "[red]failed[/]", "", escape(error["message"]))
-        return
-    threshold = row.get("threshold")  # of a multi-label set
-    members = ", ".join(f"{n} {_opinion(m, threshold)}" for n, m in row["members"].items())
-    if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
-        members += f" (sure; not asked: {', '.join(skipped)})"
-    if missing := row.get("missing_members"):
-        told = ", ".join(f"{name} ({why})" for name, why in missing.items())
-        members += f"; degraded, without {told}"
+        return [_Line(name, f"[red]failed:[/] {escape(error['message'])}", "", "")]
+    members = escape("; ".join(_notes(row)))
     if not row["predictions"]:
-        table.add_row(name, f"no label from {threshold:g} on", "", escape(members))
-    for rank, prediction in enumerate(row["predictions"]):
-        probability, label = f"{prediction['probability']:.3f}", escape(prediction["label"])
-        first = rank == 0
-        table.add_row(name if first else "", label, probability, escape(members) if first else "")
+        return [_Line(name, f"no label from {row['threshold']:g} on", "", members)]
+    lines = [
+        _Line("", escape(prediction["label"]), f"{prediction['probability']:.3f}", "")
+        for prediction in row["predictions"]
+    ]
+    return [lines[0]._replace(file=name, members=members), *lines[1:]]
+
+
+def _notes(row: ClassifiedFile) -> Iterator[str]:
+    """Yield who disagrees with the ensemble, and who was not asked or did not answer."""
+    if differing := _differing(row):
+        yield ", ".join(f"{name} {opinion}" for name, opinion in differing.items())
+    if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
+        yield f"{', '.join(row['members'])} was sure; not asked: {', '.join(skipped)}"
+    if missing := row.get("missing_members"):
+        why = ", ".join(f"{name} ({reason})" for name, reason in missing.items())
+        yield f"degraded, without {why}"
+
+
+def _differing(row: ClassifiedFile) -> dict[str, str]:
+    """Return what members say that the table's labels do not.
+
+    Of a multi-label set all say their labels where any two differ: the table may show fewer.
+    """
+    if row["agreement"]:
+        return {}
+    if "threshold" in row:
+        return {name: _all_labels(member) for name, member in row["members"].items()}
+    first = row["predictions"][0]["label"]
+    return {
+        name: f"{member['label']} {member['probability']:.2f}"
+        for name, member in row["members"].items()
+        if member["label"] != first
+    }
+
+
+def _all_labels(member: dict[str, Any]) -> str:
+    texts = (f"{label['label']} {label['probability']:.2f}" for label in member["predictions"])
+    return " + ".join(texts) or "nothing"

@@ -18,7 +18,7 @@ from models.model_set import ModelSet, list_folders, load_model_set, search_path
 from models.record import PACKAGES
 
 models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
-console = Console()
+console, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched before the bundled")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 
@@ -29,11 +29,30 @@ def _search(dirs: list[Path] | None) -> tuple[Path, ...]:
 
 @models_app.command("list")
 def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
-    """Show every model set that a name can stand for."""
-    sets = [load_model_set(str(folder.resolve())) for folder in list_folders(_search(model_dir))]
+    """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
+    sets, problems = _readable(list_folders(_search(model_dir)))
     if as_json:
         typer.echo(json.dumps([{"folder": str(s.folder), **_facts(s.manifest)} for s in sets]))
-        return
+    else:
+        _show(sets)
+    for problem in problems:
+        err.print(f"[red]left out:[/] {escape(problem)}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _readable(folders: list[Path]) -> tuple[list[ModelSet], list[str]]:
+    """Return the sets, and what is wrong with those that cannot be read."""
+    sets, problems = list[ModelSet](), list[str]()
+    for folder in folders:
+        try:
+            sets.append(load_model_set(str(folder.resolve())))
+        except ModelSetError as error:
+            problems.append(error.message)
+    return sets, problems
+
+
+def _show(sets: list[ModelSet]) -> None:
     table = Table()
     for column in ("set", "classes", "input", "members", "top-1 of the\nensemble"):
         is_name = column in ("set", "members")

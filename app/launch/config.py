@@ -10,14 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import yaml
-
 from app.environment import PROJECT
 from app.errors import ConfigError
 from app.launch.grpc_options import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest
+from models.strict_yaml import YamlError, read_yaml
 
 CONFIG_NAME = "serve_config.yaml"
 ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # where the file says nothing
@@ -51,13 +50,13 @@ class ServeConfig:
 
         """
         try:
-            content = yaml.safe_load(path.read_text("utf-8"))
+            content = read_yaml(path)
         except OSError as error:
             raise ConfigError(
                 f"cannot read {path}: {error.strerror}; give --config FILE"
             ) from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from error
+        except YamlError as error:
+            raise ConfigError(error.message) from error
         return cls.of(content, str(path))
 
     @classmethod

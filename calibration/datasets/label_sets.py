@@ -56,7 +56,7 @@ def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
         images = tuple(MultiLabelledImage(one.path, (one.class_index,)) for one in of_one.images)
         return LabelSets(of_one.name, images, of_one.notes)
     split = [(path, _labels(text)) for path, text in listed_files(source)]
-    _check_once([path for path, _ in split], source)
+    _check_once([path.resolve() for path, _ in split], source)
     names = sorted({label for _, labels in split for label in labels})
     if not names:
         raise ModelSetError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import ModelSetError
-from models.image_files import SUFFIXES
+from models.image_files import SUFFIXES, images_below, is_hidden, is_image
 from models.model_set import ModelSet
 
 HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have none
@@ -56,23 +56,42 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
             f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
         )
     index_of, note = class_indices(names, model_set, source)
-    images = tuple(LabelledImage(path, index_of[label]) for path, label in named)
+    single = _each_once(named, source)
+    images = tuple(LabelledImage(path, index_of[label]) for path, label in single)
     counts = Counter(image.class_index for image in images)
     absent = [label for i, label in enumerate(model_set.labels) if i not in counts]
     notes = [note] if note else []
+    if num_again := len(named) - len(single):
+        notes.append(f"{num_again} entries name a file that stands before them: it counts once")
     if absent:
         notes.append(f"no images of {len(absent)} classes: {some(absent)}")
     return Dataset(short_name(source), images, tuple(notes))
+
+
+def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, str]]:
+    """Leave out entries of the same file, by links too; raise if two of them differ in label."""
+    label_of: dict[Path, str] = {}
+    single = list[tuple[Path, str]]()
+    for path, label in named:
+        before = label_of.setdefault(file := path.resolve(), label)
+        if before != label:
+            raise ModelSetError(
+                f"{source}: {file} stands under the labels {before} and {label}; an image of a "
+                "classification set has one: leave the wrong entries out"
+            )
+        if len(label_of) > len(single):
+            single.append((path, label))
+    return single
 
 
 def find_images(folder: Path) -> list[Path]:
     """Return every image below ``folder``, sorted, hidden folders left out; raise if none."""
     if not folder.is_dir():
         raise ModelSetError(f"{folder} is not a folder; give one with images in it")
-    found = sorted(p for p in folder.rglob("*") if _is_image(p, folder))
-    if not found:
-        raise ModelSetError(f"no images in {folder}: expected .jpg, .jpeg, .png or .webp files")
-    return found
+    images = images_below(folder)
+    if not images:
+        raise ModelSetError(f"no images in {folder}: expected {', '.join(SUFFIXES)} files")
+    return images
 
 
 def short_name(source: Path) -> str:
@@ -82,14 +101,12 @@ def short_name(source: Path) -> str:
 
 
 def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(".")
+    return is_hidden(path.name)
 
 
 def _is_image(path: Path, below: Path) -> bool:
     """Whether it is an image file, and no folder between ``below`` and it is hidden."""
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
-        return False
-    return not any(part.startswith(".") for part in path.relative_to(below).parts[:-1])
+    return is_image(path) and not any(map(is_hidden, path.relative_to(below).parts[:-1]))
 
 
 def _from_folder(folder: Path) -> list[tuple[Path, str]]:

@@ -10,7 +10,6 @@ Of the file that ``tandem models add --member-options`` reads::
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.batch import TensorLayout
@@ -21,6 +20,7 @@ from models.image import Resize
 from models.image_record import ImageRecord
 from models.image_resize import Interpolation
 from models.record import Record
+from models.strict_yaml import YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
@@ -78,12 +78,11 @@ def read_member_options(path: Path) -> dict[str, MemberOptions]:
 
     """
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-        return TypeAdapter(dict[str, MemberOptions]).validate_python(content)
+        return TypeAdapter(dict[str, MemberOptions]).validate_python(read_yaml(path))
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ModelSetError(f"{path} is not YAML: {error}") from error
+    except YamlError as error:
+        raise ModelSetError(error.message) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "top"

@@ -35,7 +35,7 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
     answer = classified() | {"skipped_members": ["b", "c"]}
     server.answer = lambda _: (200, json.dumps(answer).encode())
     result = classify("b.jpg", "--url", server.url)
-    assert "a tench 0.90 (sure; not asked: b, c)" in result.stdout
+    assert "a was sure; not asked: b, c" in " ".join(result.stdout.split())
     row = json.loads(classify("b.jpg", "--json", "--url", server.url).stdout)
     assert row["skipped_members"] == ["b", "c"]
 
@@ -44,7 +44,28 @@ def test_a_degraded_answer_says_who_is_missing_and_why(server):
     answer = classified() | {"degraded": True, "missing_members": {"b": "late"}}
     server.answer = lambda _: (200, json.dumps(answer).encode())
     result = classify("b.jpg", "--url", server.url)
-    assert "a tench 0.90; degraded, without b (late)" in " ".join(result.stdout.split())
+    assert "degraded, without b (late)" in " ".join(result.stdout.split())
+
+
+def opinion(label: str) -> dict[str, object]:
+    row = {"index": 0, "label": label, "probability": 0.75}
+    return {"label": label, "probability": 0.75, "predictions": [row]}
+
+
+def test_only_members_that_disagree_are_shown(server):
+    """A set of 1,000 classes has labels of five words, and an ensemble mostly agrees."""
+    label = "German short-haired pointer, a hunting dog of many uses"
+    agreed = {"members": {name: opinion(label) for name in "abc"}}
+    split = {"members": agreed["members"] | {"b": opinion("tench")}, "agreement": False}
+    answers = {b"b.jpg": agreed, b"sub/c.webp": split}
+    server.answer = lambda body: (200, json.dumps(classified(label) | answers[body]).encode())
+    alone = classify("b.jpg", "--url", server.url).stdout
+    assert "disagree" not in alone
+    assert len(alone.splitlines()) <= 6  # borders, headings, two for the label
+    both = classify("b.jpg", "sub/c.webp", "--url", server.url).stdout
+    assert "disagree" in both
+    assert "b tench 0.75" in both
+    assert both.count("0.75") == 1
 
 
 def test_json_is_one_line_per_file_in_order(server):
@@ -158,7 +179,8 @@ def test_labels_of_a_multi_label_set_which_may_be_none(server):
         {"index": i, "label": text, "probability": 0.8} for i, text in enumerate(("cat", "dog"))
     ]
     member = {"label": "cat", "probability": 0.8, "predictions": listed}
-    several = {"predictions": listed, "members": {"a": member}, "threshold": 0.4}
+    members = {"a": member, "b": {"predictions": []}}
+    several = {"predictions": listed, "members": members, "threshold": 0.4, "agreement": False}
     none = {"predictions": [], "members": {"a": {"predictions": []}}, "threshold": 0.4}
     answers = {b"b.jpg": several, b"sub/c.webp": none}
 
@@ -169,9 +191,8 @@ def test_labels_of_a_multi_label_set_which_may_be_none(server):
     asked = ("b.jpg", "sub/c.webp", "--url", server.url, "--top-k", 4, "--threshold", 0.4)
     result = classify(*asked)
     assert result.exit_code == 0, result.output
-    assert "a cat 0.80 + dog 0.80" in result.stdout
+    assert "a cat 0.80 + dog 0.80, b nothing" in " ".join(result.stdout.split())
     assert "no label from 0.4 on" in result.stdout
-    assert "a nothing" in result.stdout
     assert {path for path, _ in server.requests} == {"/v1/classify?top_k=4&threshold=0.4"}
     assert "--top-k N" not in result.stderr
     assert "2 labels an image at most; --top-k N" in classify(*asked[:4], "--top-k", 2).stderr

@@ -51,6 +51,18 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
     assert "not measured" in table
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_a_manifest_that_cannot_be_read_hides_no_other_set(sets, form):
+    (sets / "bad").mkdir()
+    (sets / "bad" / "manifest.yaml").write_text("name: bad\nmeasured: 2026-13-21\n", "utf-8")
+    result = models("list", "--model-dir", sets, *form)
+    assert result.exit_code == 1
+    assert "tiny" in result.stdout
+    assert "imagenette" in result.stdout
+    assert f"left out: {sets}/bad/manifest.yaml is not YAML" in result.stderr
+    assert "month must be in 1..12" in result.stderr
+
+
 def test_a_record_without_an_ensemble_is_no_obstacle(tmp_path):
     folder = write_tiny_set(tmp_path / "one", name="one")
     write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0}))

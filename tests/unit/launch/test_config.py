@@ -20,6 +20,7 @@ def test_a_good_file_is_returned_as_it_is(tmp_path):
         (b"- a\n- b", "is empty or not a mapping"),
         (b"\xff\xd8\xff\xe0 a photo", "is not YAML"),
         (b"!!python/object:os.system x", "is not YAML"),
+        (b"applications: []\napplications: []", "the key 'applications' stands twice"),
     ],
 )
 def test_what_is_no_configuration(tmp_path, data, says):

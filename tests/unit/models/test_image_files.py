@@ -39,6 +39,36 @@ def test_a_folder_whose_name_ends_like_a_picture_is_no_picture(folder):
     assert [p.name for p in find_files(["sub"])] == ["c.webp", "d.jpeg"]
 
 
+@pytest.mark.parametrize("name", ["e.jfif", "e.JPE", "e.jpeg", "e.WebP"])
+def test_every_suffix_of_the_three_formats(folder, name):
+    (folder / "sub" / "deep" / name).touch()
+    assert f"sub/deep/{name}" in [str(path) for path in find_files(["sub"])]
+
+
+@pytest.mark.parametrize("name", ["._b.jpg", ".b.jpg", "__MACOSX/b.jpg", ".cache/b.jpg"])
+def test_hidden_files_and_those_of_macos_are_left_out(folder, name):
+    hidden = folder / "sub" / name
+    hidden.parent.mkdir(exist_ok=True)
+    hidden.touch()
+    assert [path.name for path in find_files(["sub"])] == ["c.webp", "d.jpeg"]
+    assert list(find_files([f"sub/{name}"])) == [Path("sub") / name]  # named: taken
+
+
+def test_a_folder_that_is_a_link_is_followed(folder):
+    (folder / "links").mkdir()
+    (folder / "links" / "class").symlink_to(folder / "sub")
+    assert [str(path) for path in find_files(["links"])] == [
+        "links/class/c.webp",
+        "links/class/deep/d.jpeg",
+    ]
+
+
+def test_a_link_to_a_folder_above_is_no_endless_walk(folder):
+    (folder / "sub" / "deep" / "up").symlink_to(folder / "sub")
+    (folder / "sub" / "self").symlink_to(folder / "sub" / "self")
+    assert [path.name for path in find_files(["sub"])] == ["c.webp", "d.jpeg"]
+
+
 def test_an_absolute_glob(folder):
     assert list(find_files([f"{folder}/*.jpg"])) == [folder / "b.jpg", folder / "odd[1].jpg"]
 

@@ -83,6 +83,20 @@ def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
         ("members.0.weight", 0, "members.0.weight"),
         ("members.0.weight", float("nan"), "members.0.weight"),
         ("members.0.weight", float("inf"), "members.0.weight"),
+        (
+            "members.0.weight",
+            1e308,
+            "members.0.weight: Input should be less than or equal to 1000000",
+        ),
+        ("members.0.weight", True, "members.0.weight: "),
+        ("max_drop", True, "max_drop: Value error, is true, which is no value of this field"),
+        ("schema_version", True, "schema_version: Value error, is true"),
+        ("image.input_size", True, "image.input_size: Value error, is true"),
+        (
+            "members.0.quantization",
+            {"subset_size": True},
+            "quantization.subset_size: Value error, is true",
+        ),
         ("members.0.networks.FP8", {}, "members.0.networks.FP8"),
         ("image.resize_shorter", 15, "resize_shorter 15 is under input_size 16"),
         ("image.input_size", 0, "image.input_size"),
@@ -109,6 +123,38 @@ def test_what_is_no_manifest(tmp_path, data, says):
     (tmp_path / "manifest.yaml").write_bytes(data)
     with pytest.raises(ModelSetError, match=says):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("name: other", "the key 'name' stands twice"),
+        ("max_drop: 0.01\nmax_drop: 1.0", "the key 'max_drop' stands twice"),
+        ("measured: 2026-13-21", "'2026-13-21' cannot be read: month must be in 1..12"),
+        (f"max_drop: {'9' * 5000}", "Exceeds the limit"),
+        (f"hint: {'[' * 5000}", "nested too deeply"),
+        ("hint: !!timestamp soon", "'soon' cannot be read"),
+        ("hint: !!int ''", "cannot be read"),
+        ("? [1, 2]\n: 3", "unhashable key"),
+        ("image: {input_size: 1, input_size: 2}", "the key 'input_size' stands twice"),
+    ],
+)
+def test_yaml_that_no_manifest_has(content, tmp_path, line, says):
+    others = {"image", "hint", "max_drop"}
+    text = yaml.safe_dump({key: value for key, value in content.items() if key not in others})
+    (tmp_path / "manifest.yaml").write_text(f"{text}{line}\n", "utf-8")
+    with pytest.raises(ModelSetError) as caught:
+        read_manifest(tmp_path)
+    assert says in caught.value.message
+    assert str(tmp_path / "manifest.yaml") in caught.value.message
+
+
+def test_merged_mappings_may_have_a_key_twice(content, tmp_path):
+    """``<<`` is there to be overridden."""
+    text = yaml.safe_dump(content | {"hint": "x"}).replace("hint: x", "")
+    text = text.replace("image:\n", "image:\n  <<: {input_size: 1, resize: crop}\n")
+    (tmp_path / "manifest.yaml").write_text(text, "utf-8")
+    assert read_manifest(tmp_path).image.input_size == content["image"]["input_size"]
 
 
 def test_no_manifest_at_all(tmp_path):

@@ -104,6 +104,11 @@ def test_line_ends_and_empty_lines_do_not_matter(folder, data):
     assert with_labels(folder, data).labels == ("a", "b", "c")
 
 
+def test_labels_may_have_a_byte_order_mark_and_separators_of_unicode(folder):
+    data = b"\xef\xbb\xbf" + "cat\ntwo\u2028parts\na\x0cb\n".encode()
+    assert with_labels(folder, data).labels == ("cat", "two\u2028parts", "a\x0cb")
+
+
 def test_labels_that_are_not_utf8(folder):
     (problem,) = with_labels(folder, b"a\nb\n\xff\n").problems()
     assert "not UTF-8" in problem

@@ -139,6 +139,21 @@ def test_a_hidden_folder_above_the_images_does_not_hide_them(tmp_path, by_label)
     assert len(find_images(source)) == 1
 
 
+def test_files_of_macos_are_no_images_and_its_folder_is_no_class(tmp_path, by_label):
+    touch(tmp_path, *(f"{label}/a.jpg" for label in by_label.labels), "__MACOSX/mostly red/._a.jpg")
+    touch(tmp_path, "__MACOSX/._a.jpg", "mostly red/._a.jpg", "mostly red/b.jfif")
+    assert [i.path.name for i in read_dataset(tmp_path, by_label).images] == [
+        "a.jpg", "a.jpg", "a.jpg", "b.jfif",
+    ]  # fmt: skip
+
+
+def test_a_class_that_is_a_link_to_another_is_refused(tmp_path, by_label):
+    touch(tmp_path, *(f"{label}/a.jpg" for label in by_label.labels[:2]))
+    (tmp_path / by_label.labels[2]).symlink_to(tmp_path / by_label.labels[0])
+    with pytest.raises(ModelSetError, match="stands under the labels"):
+        read_dataset(tmp_path, by_label)
+
+
 def test_only_image_files_of_a_class_folder_are_taken(tmp_path, by_label):
     wanted = ["a.jpg", "b.JPEG", "c.png", "d.webp"]
     source = touch(tmp_path, *(f"mostly red/{name}" for name in wanted))

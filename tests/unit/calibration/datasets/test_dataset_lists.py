@@ -82,3 +82,15 @@ def test_files_that_are_not_there_are_left_to_the_evaluation(tmp_path, by_label)
     """It lists them as unreadable; one absent file must not stop a list of thousands."""
     found = read_dataset(listed(tmp_path, "none.jpg,0\n"), by_label)
     assert pairs(found, tmp_path) == [("none.jpg", 0)]
+
+
+def test_a_file_under_two_labels_is_refused(tmp_path, by_label):
+    source = listed(tmp_path, "a.jpg,0\n./a.jpg,1\na.jpg,2\n")
+    with pytest.raises(ModelSetError, match=r"a\.jpg stands under the labels 0 and 1; an image of"):
+        read_dataset(source, by_label)
+
+
+def test_a_file_that_is_listed_twice_counts_once(tmp_path, by_label):
+    found = read_dataset(listed(tmp_path, "a.jpg,0\nb.jpg,1\na.jpg,0\nc.jpg,2\n"), by_label)
+    assert [image.path.name for image in found.images] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert found.notes == ("1 entries name a file that stands before them: it counts once",)

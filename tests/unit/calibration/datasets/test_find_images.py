@@ -14,6 +14,16 @@ def test_images_are_found_at_any_depth_but_not_in_hidden_folders(tmp_path):
     assert found == ["a/b/d.webp", "a/c.PNG", "b.jpg"]
 
 
+def test_images_of_classes_that_are_links_are_found(tmp_path):
+    touch(tmp_path / "store", "cat/a.jpg", "dog/b.jfif", "dog/._b.jpg", "__MACOSX/c.jpg")
+    folder = tmp_path / "classes"
+    folder.mkdir()
+    for name in ("cat", "dog", "__MACOSX"):
+        (folder / name).symlink_to(tmp_path / "store" / name)
+    found = [str(path.relative_to(folder)) for path in find_images(folder)]
+    assert found == ["cat/a.jpg", "dog/b.jfif"]
+
+
 def test_a_folder_without_images_to_find_is_refused(tmp_path):
     with pytest.raises(ModelSetError, match=r"no images in .*: expected \.jpg"):
         find_images(touch(tmp_path, "a.txt"))

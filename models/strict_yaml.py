@@ -1,0 +1,60 @@
+"""Reads YAML that people write: a key twice, or a value of no type's, is an error with its place.
+
+PyYAML's safe loader lets the second of two keys win without a word, and raises whatever Python does
+for a 13th month, a number of 5,000 digits or ten thousand brackets.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from models.errors import TandemError
+
+_MERGE = "tag:yaml.org,2002:merge"  # <<, which may stand in a mapping more than once
+
+
+class YamlError(TandemError):
+    """A file is not YAML, or not as these files are to be."""
+
+    code = "yaml"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            if (key.tag, key.value) in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice in one mapping; leave one out",
+                    problem_mark=key.start_mark,
+                )
+            keys.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+            raise yaml.MarkedYAMLError(
+                problem=f"{str(node.value)[:40]!r} cannot be read: {error}",
+                problem_mark=node.start_mark,
+            ) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a file's one document.
+
+    Raises:
+        OSError: it cannot be read.
+        YamlError: it is not YAML in UTF-8, has a key twice, or is nested too deeply.
+
+    """
+    try:
+        return yaml.load(path.read_text("utf-8"), _StrictLoader)  # safe, and strict
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise YamlError(f"{path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise YamlError(f"{path} is not YAML as it is read here: nested too deeply") from error
