@@ -11,6 +11,7 @@ MORE_TIME = (
 )
 IN_A_SECOND = "try again in a second"
 UPDATING = f"a rolling update is under way; {IN_A_SECOND}"
+MAX_SHOWN = 40  # characters of a client's value that an error repeats
 
 
 class ConfigError(TandemError):

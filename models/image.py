@@ -20,7 +20,7 @@ from models.image_alpha import lay_over_white
 from models.image_header import WEBP_ALPHA_FLAG, ImageHeader, read_header
 from models.image_limits import check_complete, check_full_pixels, check_limits
 from models.image_png import default_picture
-from models.image_resize import Axis, Interpolation, Source, common_region
+from models.image_resize import Axis, CropSource, Interpolation, common_region
 
 Resize = Literal["crop", "stretch"]
 
@@ -186,7 +186,7 @@ def decode_images(
     rows, columns, crops = _region_of(
         header.width, header.height, header.orientation, reduction, tuple(rules)
     )
-    source = Source(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
+    source = CropSource(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
     flat = np.empty(sum(rule.num_bytes for rule in rules), np.uint8)
     start = 0
     for rule, (y, x) in zip(rules, crops, strict=True):

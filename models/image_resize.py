@@ -61,7 +61,7 @@ class _Taps:
     bits: int
 
 
-class Source:
+class CropSource:
     """What crops of one picture are made of, (rows, columns, 3) uint8, widened once for all.
 
     Args:

@@ -24,7 +24,7 @@ out = Console(soft_wrap=True, highlight=False)
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """What all runs share."""
 
     target: Target
@@ -57,7 +57,7 @@ def run_upper_bound(
 
 
 def run_loads(
-    loads: tuple[list[float], list[float]], options: Options, *, quiet: bool
+    loads: tuple[list[float], list[float]], options: BenchOptions, *, quiet: bool
 ) -> dict[str, Any]:
     """Run the loads (numbers of clients, rates), show them unless ``quiet``; return plain values.
 

@@ -11,7 +11,7 @@ from app.caching.rows import Rows
 MAGIC = b"TDMR"
 CHECKSUM_BYTES = 16
 # magic, format, members, classes, the model set's fingerprint, checksum
-HEAD = struct.Struct(f"<4sHHI16s{CHECKSUM_BYTES}s")
+VALUE_HEAD = struct.Struct(f"<4sHHI16s{CHECKSUM_BYTES}s")
 VALUE = np.dtype("<f4")
 
 
@@ -21,19 +21,19 @@ class RowsFormat:
     def __init__(self, fingerprint: str, num_rows: int, num_classes: int) -> None:
         self._shape = (num_rows, num_classes)
         self._start = (MAGIC, FORMAT, *self._shape, fingerprint.encode("ascii").ljust(16, b"\0"))
-        self.num_bytes = HEAD.size + VALUE.itemsize * num_rows * num_classes
+        self.num_bytes = VALUE_HEAD.size + VALUE.itemsize * num_rows * num_classes
 
     def pack(self, key: bytes, rows: Rows) -> bytes:
         """Return the rows of the image with this key as bytes."""
         body = rows.astype(VALUE, copy=False).tobytes()
-        return HEAD.pack(*self._start, _checksum(key, body)) + body
+        return VALUE_HEAD.pack(*self._start, _checksum(key, body)) + body
 
     def read(self, key: bytes, data: bytes) -> Rows | None:
         """Return the rows; None if these bytes are not what was packed for this key and set."""
         if len(data) != self.num_bytes:
             return None
-        *start, checksum = HEAD.unpack_from(data)
-        body = data[HEAD.size :]
+        *start, checksum = VALUE_HEAD.unpack_from(data)
+        body = data[VALUE_HEAD.size :]
         if tuple(start) != self._start or checksum != _checksum(key, body):
             return None
         # A copy of their own memory, which is what the store counts.

@@ -20,7 +20,7 @@ from models.errors import TandemError
 
 DECODED, CLASSIFIED = b"TnD1", b"TnM1"  # the digit is the version of the format
 # kind, calls at once, parts, rows, two sizes of a row, bytes of the notes and of the fingerprint
-HEAD = struct.Struct("<4sIIIIIII")
+ANSWER_HEAD = struct.Struct("<4sIIIIIII")
 NUM_TIMES = {DECODED: 1, CLASSIFIED: 3}  # numbers that each row has beside its own
 Notes = dict[str, dict[str, Any]]
 
@@ -29,7 +29,6 @@ class _Answer(NamedTuple):
     """A message, taken apart."""
 
     num_rows: list[int]  # by part
-    sizes: tuple[int, int]
     times: npt.NDArray[np.float32]  # (numbers, rows)
     rows: npt.NDArray[Any]
     notes: Notes
@@ -74,7 +73,7 @@ def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -
 
 def calls_at_once(message: bytes) -> int:
     """Return how many calls at a time the replica wants, of an answer that has been read."""
-    return max(1, int(HEAD.unpack_from(message)[1]))
+    return max(1, int(ANSWER_HEAD.unpack_from(message)[1]))
 
 
 def read_decoded(message: bytes) -> list[Decoded | TandemError]:
@@ -134,17 +133,20 @@ def _packed(
     notes: Notes,
     fingerprint: str,
 ) -> bytes:
-    text, told = fingerprint.encode(), json.dumps(notes).encode() if any(notes.values()) else b""
-    head = HEAD.pack(kind, at_once, len(num_rows), sum(num_rows), *sizes, len(told), len(text))
+    text = fingerprint.encode()
+    noted = json.dumps(notes).encode() if any(notes.values()) else b""
+    counted = (at_once, len(num_rows), sum(num_rows))
+    head = ANSWER_HEAD.pack(kind, *counted, *sizes, len(noted), len(text))
     counts = np.array(num_rows, "<u4").tobytes()
     numbers = np.array(times, "<f4").tobytes()
-    return b"".join((head, counts, numbers, *(one.data.cast("B") for one in rows), told, text))
+    return b"".join((head, counts, numbers, *(each.data.cast("B") for each in rows), noted, text))
 
 
 def _read(message: bytes, kind: bytes) -> _Answer:
     reader = MessageReader(message)
-    found, _, num_parts, num_rows, first, second, notes_bytes, text_bytes = reader.fields(HEAD)
-    check(found == kind, "this is no answer of this version")
+    head_kind, _, num_parts, num_rows, *sizes = reader.fields(ANSWER_HEAD)
+    first, second, notes_bytes, text_bytes = sizes
+    check(head_kind == kind, "this is no answer of this version")
     counts = reader.array("<u4", num_parts).tolist()
     check(sum(counts) == num_rows, "there are not as many rows as announced")
     times = reader.array("<f4", NUM_TIMES[kind] * num_rows).reshape(NUM_TIMES[kind], num_rows)
@@ -156,7 +158,7 @@ def _read(message: bytes, kind: bytes) -> _Answer:
     notes: Notes = {"errors": {}, "faults": {}} | _notes(reader.view(notes_bytes))
     fingerprint = bytes(reader.view(text_bytes)).decode()
     reader.end()
-    return _Answer(counts, (first, second), times, rows, notes, fingerprint)
+    return _Answer(counts, times, rows, notes, fingerprint)
 
 
 def _notes(text: memoryview) -> Notes:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from ray.serve.handle import DeploymentHandle
 
 from app.calls.answer_messages import calls_at_once
-from app.calls.call_messages import Call, Question, pack_call
+from app.calls.call_messages import Question, SharedCall, pack_call
 from app.calls.channels.pool import ChannelPool
 from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
 from app.calls.known_replicas import KnownReplicas, known_replicas
@@ -92,7 +92,7 @@ class SharedCalls(Generic[A]):
             question._replace(left_s=expires - now)
             for question, expires in (part.content for part in parts)
         ]
-        message = await self._call(pack_call(Call(questions, lane, is_alone)))
+        message = await self._call(pack_call(SharedCall(questions, lane, is_alone)))
         try:
             answers = self._read(message)
             check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")

@@ -18,7 +18,7 @@ from app.tracing.parents import SpanIds
 from models.runtime import Pixels
 
 KIND = b"TnC1"  # the digit is the version of the format
-HEAD = struct.Struct("<4sBBHIII")  # kind, lane, is alone, 0, parts, height, width; 0: files
+CALL_HEAD = struct.Struct("<4sBBHIII")  # kind, lane, is alone, 0, parts, height, width; 0: files
 LINE = struct.Struct("<dIQQQ")  # s left, items, trace id (high, low), span id; no span: 0
 LOW = 2**64 - 1
 
@@ -32,7 +32,7 @@ class Question(NamedTuple):
     span: SpanIds | None  # of the request, if it is traced
 
 
-class Call(NamedTuple):
+class SharedCall(NamedTuple):
     """What goes over together; ``is_alone`` if its one part asked for a call of its own."""
 
     questions: Sequence[Question]
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     is_alone: bool = False
 
 
-def pack_call(call: Call) -> bytes:
+def pack_call(call: SharedCall) -> bytes:
     """Return a call's message; all of its questions are files, or all images of one size."""
     lines: list[bytes] = []
     sizes: list[int] = []
@@ -57,11 +57,11 @@ def pack_call(call: Call) -> bytes:
         num_items = len(files) if images is None else len(images)
         lines.append(LINE.pack(left_s, num_items, *_three(span)))
     numbers = LANES.index(call.lane), call.is_alone, 0, len(call.questions), height, width
-    head = HEAD.pack(KIND, *numbers)
+    head = CALL_HEAD.pack(KIND, *numbers)
     return b"".join((head, *lines, np.array(sizes, "<u4").tobytes(), *blobs))
 
 
-def read_call(message: bytes) -> Call:
+def read_call(message: bytes) -> SharedCall:
     """Return the call that a message is; its images are views of the message.
 
     Raises:
@@ -69,7 +69,7 @@ def read_call(message: bytes) -> Call:
 
     """
     reader = MessageReader(message)
-    kind, lane, is_alone, _, num_parts, height, width = reader.fields(HEAD)
+    kind, lane, is_alone, _, num_parts, height, width = reader.fields(CALL_HEAD)
     check(kind == KIND and lane < len(LANES), "this is no call of this version")
     check(num_parts * LINE.size <= reader.num_left, "there are fewer parts than announced")
     lines = [reader.fields(LINE) for _ in range(num_parts)]
@@ -86,7 +86,7 @@ def read_call(message: bytes) -> Call:
         else:
             files = [bytes(reader.view(size)) for size in own]
         questions.append(Question(files, images, left_s, _one(*span)))
-    return Call(questions, LANES[lane], bool(is_alone))
+    return SharedCall(questions, LANES[lane], bool(is_alone))
 
 
 def _three(span: SpanIds | None) -> tuple[int, int, int]:

@@ -61,7 +61,7 @@ def bench(
     whose own cost is told. Exit code 1: nothing was answered.
     """
     from app.bench.client import Target
-    from app.bench.runs import Options, run_loads, run_upper_bound
+    from app.bench.runs import BenchOptions, run_loads, run_upper_bound
 
     for path in (json_file, plot):
         check_can_write(path)
@@ -78,7 +78,7 @@ def bench(
             headers=key_headers(key_file),
             tls=ClientTls(ca, client_cert, client_key),
         )
-        options = Options(target, duration, warm_up, objective_ms, seed, plot)
+        options = BenchOptions(target, duration, warm_up, objective_ms, seed, plot)
         result = run_loads(loads, options, quiet=quiet)
     write_json(json_file, facts | result)
     if not limit and not any(run["num_ok"] for run in result["runs"]):

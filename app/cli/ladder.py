@@ -18,7 +18,7 @@ from app.errors import ConfigError
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from app.ladder.job import LadderJob
-    from app.ladder.runner import Step
+    from app.ladder.runner import LadderStep
     from models.rung import RungResult
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -134,7 +134,7 @@ def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
     try:
         with store.opened(job.facts, is_resumed=is_resumed), err.status("starting") as status:
 
-            def report(step: "Step") -> None:
+            def report(step: "LadderStep") -> None:
                 status.update(
                     f"{step.number} of {step.of}, about {step.left_s:.0f} s left: "
                     f"{escape(step.rung.title)}: {escape(step.doing)}"

@@ -126,7 +126,7 @@ def _check_files(
 def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
     """Measure, with live progress; return the points and the time it took."""
     from app.tune.candidates import candidates
-    from app.tune.search import Search, Step
+    from app.tune.search import Search, SearchStep
     from app.tune.trials import Trials
     from models.cpus import available_cpus
 
@@ -134,7 +134,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
     with err.status("starting") as status:
         say: Callable[[str], None] = lambda text: status.update(escape(text))  # noqa: E731
 
-        def report(step: Step) -> None:
+        def report(step: SearchStep) -> None:
             say(
                 f"{step.number} of {step.of}, {step.left_s:.0f} s left: "
                 f"{step.candidate}; {step.clients} clients"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from app.calls.answer_messages import pack_classified, pack_decoded
-from app.calls.call_messages import Call, Question, read_call
+from app.calls.call_messages import Question, SharedCall, read_call
 from app.calls.message_reader import MessageError
 from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
@@ -42,14 +42,16 @@ async def classify_many(member: Classifier, message: bytes) -> bytes:
     return pack_classified(await _each(call, one), member.calls_at_once)
 
 
-def _call_of(message: bytes) -> Call:
+def _call_of(message: bytes) -> SharedCall:
     try:
         return read_call(message)
     except MessageError as error:
         raise OtherSetError(f"{error}; {UPDATING}") from error
 
 
-async def _each(call: Call, answer: Callable[[Question], Awaitable[A]]) -> list[A | BaseException]:
+async def _each(
+    call: SharedCall, answer: Callable[[Question], Awaitable[A]]
+) -> list[A | BaseException]:
     """Return what became of each part; an error is its own. If the call is ended, all end."""
 
     async def one(question: Question) -> A:

@@ -3,11 +3,10 @@
 import math
 import re
 
-from app.errors import BadParameterError
+from app.errors import MAX_SHOWN, BadParameterError
 from app.queueing.priority import Lane
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
-SHOWN = 40  # characters of a client's value that an error repeats
 # RFC 9218: urgency 0 to 7, 3 unless given; what follows it (incremental) is not for us.
 URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
 DEFAULT_URGENCY = 3
@@ -22,7 +21,7 @@ def checked_top_k(top_k: int, num_classes: int) -> int:
     """
     if not 1 <= top_k <= num_classes:
         raise BadParameterError(
-            f"top_k is {str(top_k)[:SHOWN]}; this model set has {num_classes} classes: "
+            f"top_k is {str(top_k)[:MAX_SHOWN]}; this model set has {num_classes} classes: "
             f"ask for 1 to {num_classes}"
         )
     return top_k
@@ -37,7 +36,7 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
     """
     if threshold is None:
         return None
-    shown = str(threshold)[:SHOWN]
+    shown = str(threshold)[:MAX_SHOWN]
     if not is_multi_label:
         raise BadParameterError(
             f"threshold is {shown}; the classes of this model set exclude each other: leave it out "
@@ -61,7 +60,7 @@ def parse_timeout_s(given: str) -> float:
         seconds = math.nan
     if not seconds > 0:
         raise BadParameterError(
-            f"{TIMEOUT_HEADER} is {given[:SHOWN]!r}; give seconds as a number above 0"
+            f"{TIMEOUT_HEADER} is {given[:MAX_SHOWN]!r}; give seconds as a number above 0"
         )
     return seconds
 

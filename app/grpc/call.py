@@ -25,7 +25,7 @@ STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 RETRY = "grpc-retry-pushback-ms"
 
 
-class Call:
+class GrpcCall:
     """Made when the call arrives; ``ended`` tells everyone how it went.
 
     Errors are set on the context and not raised: Serve would log each with its traceback, and drop
@@ -77,7 +77,7 @@ class Call:
         record_answered(f"/{self._service}/{self._method}", self.status, duration_ms)
 
 
-async def answered(call: Call, answer: Callable[[], Awaitable[M]], empty: Callable[[], M]) -> M:
+async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Callable[[], M]) -> M:
     """Return the reply to a call; an error is the context's status, and the reply is empty."""
     try:
         return await answer()

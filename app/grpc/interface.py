@@ -7,7 +7,7 @@ from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
-from app.grpc.call import Call, answered
+from app.grpc.call import GrpcCall, answered
 from app.grpc.receiver import Receiver
 from app.grpc.reply import reply_of
 from app.grpc.request import announced_bytes, images_of, parsed, timeout_s_of
@@ -31,10 +31,10 @@ class GrpcInterface:
         self, incoming: Incoming, context: RayServegRPCContext
     ) -> messages.ClassifyReply:
         """Answer one call; an error is the context's status, and the reply is empty."""
-        call = Call(SERVICE, METHOD, context)
+        call = GrpcCall(SERVICE, METHOD, context)
         return await answered(call, lambda: self._classify(incoming, call), messages.ClassifyReply)
 
-    async def _classify(self, incoming: Incoming, call: Call) -> messages.ClassifyReply:
+    async def _classify(self, incoming: Incoming, call: GrpcCall) -> messages.ClassifyReply:
         timeline, service = Timeline(), self._service
         service.keys.check(call.authorization)
         options = RequestOptions(

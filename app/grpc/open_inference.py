@@ -10,7 +10,7 @@ from app.caching.directives import CACHE_CONTROL
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
 from app.grpc import open_inference_pb2 as messages
-from app.grpc.call import Call, answered
+from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
 from app.grpc.receiver import Receiver
 from app.grpc.request import announced_bytes, parsed, timeout_s_of
@@ -47,12 +47,12 @@ class OpenInferenceInterface:
 
     async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
         """Answer one call of a method."""
-        call = Call(OPEN_INFERENCE, method, context)
+        call = GrpcCall(OPEN_INFERENCE, method, context)
         reply = getattr(messages, f"{method}Response")
         answering = self._infer if method == INFER else self._tell
         return await answered(call, lambda: answering(method, incoming, call), reply)
 
-    async def _tell(self, method: str, incoming: Stream, call: Call) -> Any:
+    async def _tell(self, method: str, incoming: Stream, call: GrpcCall) -> Any:
         """Answer a method whose messages are short."""
         if method not in OPEN_METHODS:
             self._service.keys.check(call.authorization)
@@ -60,7 +60,7 @@ class OpenInferenceInterface:
         data = await self._receiver.receive(incoming, announced_bytes(call.metadata))
         return await answer(parsed(data, kind))
 
-    async def _infer(self, _: str, incoming: Stream, call: Call) -> messages.ModelInferResponse:
+    async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
         timeline, inference = Timeline(), self._inference
         self._service.keys.check(call.authorization)
         options = RequestOptions(

@@ -9,7 +9,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.errors import BadRegionError
 from app.grpc import open_inference_pb2 as messages
-from app.grpc.call import Call
+from app.grpc.call import GrpcCall
 from app.grpc.servicer import Message
 from app.oip.shared_memory import NO_CUDA, SharedMemory, asks_for_itself, is_loopback
 
@@ -17,7 +17,7 @@ Stream = gRPCInputStream[Message]
 Answer = Callable[[Any], Awaitable[Any]]
 
 
-def is_local(call: Call) -> bool:
+def is_local(call: GrpcCall) -> bool:
     """Whether a call is known to come from a program on this machine.
 
     Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
@@ -40,7 +40,7 @@ class RegionCalls:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
 
-    def of(self, method: str, call: Call) -> tuple[type[Any], Answer]:
+    def of(self, method: str, call: GrpcCall) -> tuple[type[Any], Answer]:
         """Return the message that a method takes, and what answers it."""
 
         async def answer(request: Any) -> Any:
@@ -51,7 +51,7 @@ class RegionCalls:
 
         return getattr(messages, f"{method}Request"), answer
 
-    def _of_system(self, verb: str, request: Any, call: Call) -> Any:
+    def _of_system(self, verb: str, request: Any, call: GrpcCall) -> Any:
         regions = self._memory.for_caller(is_local=is_local(call))
         if verb == "Status":
             reply = messages.SystemSharedMemoryStatusResponse()

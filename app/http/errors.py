@@ -10,8 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from app.errors import BadParameterError, OverloadedError, SlowBodyError
-from app.graph.parameters import SHOWN
+from app.errors import MAX_SHOWN, BadParameterError, OverloadedError, SlowBodyError
 from app.http.headers import Headers
 from app.messages import UNEXPECTED, Fault
 from app.oip.documents import ProtocolError
@@ -46,7 +45,7 @@ def add_error_handlers(api: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = str(first["loc"][:2][-1])  # query, its name, and of several kinds the kind
-        text = f"{where} is {str(first.get('input'))[:SHOWN]!r}: {first['msg']}; see /docs"
+        text = f"{where} is {str(first.get('input'))[:MAX_SHOWN]!r}: {first['msg']}; see /docs"
         fault = Fault(422, BadParameterError.code, text)
         return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.errors import BadParameterError, TooManyFilesError
+from app.errors import MAX_SHOWN, BadParameterError, TooManyFilesError
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 # The file name in RFC 5987's form, which some clients send alone when it is not ASCII.
 EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
-SHOWN = 40  # characters of a foreign value in an error
 
 
 class FileForm:
@@ -34,7 +33,7 @@ class FileForm:
         _, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
         if not boundary:
-            raise _broken(f"Content-Type {content_type[:SHOWN]!r} has no boundary")
+            raise _broken(f"Content-Type {content_type[:MAX_SHOWN]!r} has no boundary")
         self._parts = _Parts(max_files)
         try:
             self._parser = MultipartParser(boundary, self._parts.callbacks())
@@ -122,8 +121,8 @@ class _Parts:
         encoding = self._headers.get("content-transfer-encoding", "")
         if encoding.lower() not in PLAIN_ENCODINGS:
             raise BadParameterError(
-                f"a file has Content-Transfer-Encoding {encoding[:SHOWN]!r}, which forms do not "
-                "have (RFC 7578); send its bytes as they are"
+                f"a file has Content-Transfer-Encoding {encoding[:MAX_SHOWN]!r}, which "
+                "forms do not have (RFC 7578); send its bytes as they are"
             )
         if len(self.files) == self._max_files:
             raise TooManyFilesError(

@@ -29,7 +29,7 @@ RunService = Callable[[LadderJob, Store, float | None], RungResult]
 
 
 @dataclass(frozen=True)
-class Step:
+class LadderStep:
     """Where a ladder is."""
 
     number: int
@@ -46,7 +46,7 @@ class Runner:
         self,
         job: LadderJob,
         store: Store,
-        report: Callable[[Step], None] = lambda _: None,
+        report: Callable[[LadderStep], None] = lambda _: None,
         run: RunTask = run_task,
         run_service: RunService = run_service_rung,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +85,7 @@ class Runner:
         )
         for engine in whole:
             doing = "making the network" if engine == "make_set" else "reading the labelled images"
-            self._report(Step(1, len(job.rungs), first, doing, self._left_s(1)))
+            self._report(LadderStep(1, len(job.rungs), first, doing, self._left_s(1)))
             if reason := self._not_prepared(engine, lambda _: None):
                 raise ConfigError(reason)
 
@@ -108,7 +108,7 @@ class Runner:
 
         def say(doing: str) -> None:
             of = len(self._job.rungs)
-            self._report(Step(number, of, rung, doing, self._left_s(number)))
+            self._report(LadderStep(number, of, rung, doing, self._left_s(number)))
 
         say("starting")
         try:

@@ -18,7 +18,7 @@ from models.cpus import available_cpus
 from models.errors import TandemError
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
-GRACE_S = 12.0
+STOP_PATIENCE_S = 12.0
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
 
 
@@ -100,8 +100,8 @@ def _stop_ray(forks: Child) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
                 client = ServeClient.running()
-                if client and drain(client, GRACE_S):  # or it would not hear that either
-                    client.shut_down(GRACE_S)
+                if client and drain(client, STOP_PATIENCE_S):  # or it would not hear that either
+                    client.shut_down(STOP_PATIENCE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     forks.ask_to_end()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.errors import BadTensorError
+from app.errors import MAX_SHOWN, BadTensorError
 
 Bytes = npt.NDArray[np.uint8]
 # Bytes of an element; None: each has its own length.
@@ -37,7 +37,6 @@ DATATYPES: dict[str, int | None] = {
 LENGTH = struct.Struct("<I")  # before each BYTES element
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**31 - 1
-SHOWN = 40  # characters of a foreign value in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,8 @@ class Tensor:
 
 def shown(value: object) -> str:
     """Return the beginning of a foreign value, for an error."""
-    return repr(value[:SHOWN] if isinstance(value, (str, bytes)) else value)[: SHOWN + 2]
+    start = value[:MAX_SHOWN] if isinstance(value, (str, bytes)) else value
+    return repr(start)[: MAX_SHOWN + 2]
 
 
 def checked_tensor(

@@ -24,7 +24,7 @@ Measure = Callable[[Candidate, int, float], RunResult | None]  # None: no room i
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """What is about to be measured."""
 
     candidate: Candidate
@@ -34,7 +34,7 @@ class Step:
     left_s: float  # of measuring, this step included; starting processes is not in it
 
 
-ReportProgress = Callable[[Step], None]
+ReportProgress = Callable[[SearchStep], None]
 Schedule = list[tuple[Candidate, int]]
 
 
@@ -94,7 +94,7 @@ class Search:
                 continue
             self._number += 1
             left_s = (planned - self._number + 1) * seconds
-            self._report(Step(candidate, clients, self._number, planned, left_s))
+            self._report(SearchStep(candidate, clients, self._number, planned, left_s))
             sample = self._measure(candidate, clients, seconds)
             if sample is None:
                 self.left_out.append(candidate.layout)

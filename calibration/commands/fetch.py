@@ -68,13 +68,13 @@ def fetch(
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
     with needs_extra("train", "models fetch"):
         from calibration.sets.published.fetched_set import fetch_set
-        from calibration.sets.published.interface import Source
+        from calibration.sets.published.interface import WeightsSource
         from calibration.sets.published.members import read_members
         from calibration.sets.published.torchvision_weights import usual_weights
 
         usual = f"IMAGENET1K_{version}"
         networks = read_members(member) if member else usual_weights(usual)
-    source = Source(user_cache_path("tandem") / "weights", weights_dir, mirror, hub)
+    source = WeightsSource(user_cache_path("tandem") / "weights", weights_dir, mirror, hub)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
     with progress:

@@ -19,7 +19,7 @@ from models.record import Precision
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 
 
-class Measured(Protocol):
+class MeasuredSet(Protocol):
     """What an evaluation of either task came to."""
 
     images_sha256: str
@@ -44,7 +44,7 @@ class Measured(Protocol):
         """Return what INT8 lost; empty unless float and INT8 were both measured."""
 
 
-def record_of(model_set: ModelSet, measured: Measured) -> AccuracyRecord:
+def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
     """Return the evaluation as the ledger keeps it, tied to the networks it measured."""
     scores = measured.scores
     precisions = tuple(scores)

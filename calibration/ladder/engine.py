@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from calibration.ladder.measure import Call
+from calibration.ladder.measure import NetworkCall
 from models.ensemble import Probabilities
 from models.errors import TandemError
 from models.rung import RungOptions, RungTask
@@ -28,7 +28,7 @@ class ReadyNetwork(Protocol):
     """A network ready to run in one way."""
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[NetworkCall]:
         """One call for each caller, on an input of its own."""
 
     @property

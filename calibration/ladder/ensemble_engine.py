@@ -11,7 +11,7 @@ from calibration.ladder.engine import (
     has_labelled,
     random_pixels,
 )
-from calibration.ladder.measure import Call
+from calibration.ladder.measure import NetworkCall
 from models.ensemble import Probabilities, average, is_sure
 from models.image_inputs import ImageInputs
 from models.manifest import read_manifest
@@ -53,7 +53,7 @@ class EnsembleNetwork:
         self._num_callers = compiled.num_streams
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[NetworkCall]:
         return [self._caller(number) for number in range(self._num_callers)]
 
     @property
@@ -82,7 +82,7 @@ class EnsembleNetwork:
     def _rows(self, name: str, images: Pixels) -> Probabilities:
         return self._networks[name].infer(self._inputs.of(name, images))
 
-    def _caller(self, number: int) -> Call:
+    def _caller(self, number: int) -> NetworkCall:
         """Return calls that take the batches in turn, each caller from another one on."""
         place = number
 

@@ -21,7 +21,7 @@ MIN_SAMPLE_S = 0.1  # shorter, the clock of a virtual machine wavers more than w
 WARM_UP = 0.2  # of a run's time
 SMAPS = Path("/proc/self/smaps_rollup")
 MIB = 2**20
-Call = Callable[[], None]
+NetworkCall = Callable[[], None]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Calls:
     utilisation: list[float] = field(default_factory=list)  # shares of the cores
 
 
-def run_calls(calls: Sequence[Call], seconds: float, cores: int) -> Calls:
+def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls:
     """Let each of ``calls`` be made again and again for ``seconds``, in a thread of its own.
 
     Every thread makes one call at least, however long that takes. What a call raises ends the run.
@@ -43,7 +43,7 @@ def run_calls(calls: Sequence[Call], seconds: float, cores: int) -> Calls:
     errors: list[BaseException] = []
     started, cpu_before = time.perf_counter(), time.process_time()
 
-    def caller(call: Call, own: list[float]) -> None:
+    def caller(call: NetworkCall, own: list[float]) -> None:
         try:
             while not errors:
                 begun = time.perf_counter()

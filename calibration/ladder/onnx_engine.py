@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.ladder.engine import SEED, random_pixels
-from calibration.ladder.measure import Call
+from calibration.ladder.measure import NetworkCall
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities
 from models.extras import needs_extra
@@ -68,7 +68,7 @@ class OnnxNetwork:
         self.notes = (f"intra-op threads: {settings.intra_op_num_threads}",)
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[NetworkCall]:
         return [self._call(one) for one in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
@@ -76,7 +76,7 @@ class OnnxNetwork:
         logits: Probabilities = self._session.run([OUTPUT], {INPUT: normalised(pixels)})[0]
         return logits
 
-    def _call(self, images: np.ndarray) -> Call:
+    def _call(self, images: np.ndarray) -> NetworkCall:
         def call() -> None:
             self._session.run([OUTPUT], {INPUT: images})
 

@@ -7,7 +7,7 @@ from typing import Any
 import openvino as ov
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
-from calibration.ladder.measure import Call
+from calibration.ladder.measure import NetworkCall
 from models.ensemble import Probabilities
 from models.manifest import read_manifest
 from models.model_set import ModelSet
@@ -63,7 +63,7 @@ class OpenVinoNetwork:
         self.notes = (f"streams: {streams}, infer requests: {num_requests}",)
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[NetworkCall]:
         return [request.run for request in self._requests]
 
     def predict(self, pixels: Pixels) -> Probabilities:

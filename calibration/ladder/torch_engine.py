@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
-from calibration.ladder.measure import Call
+from calibration.ladder.measure import NetworkCall
 from calibration.ladder.torch_network import normalised, torch_network
 from models.cpus import has_bf16
 from models.ensemble import Probabilities
@@ -42,7 +42,7 @@ class TorchNetwork:
         self.notes = (f"PyTorch's threads: {torch.get_num_threads()}",)
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[NetworkCall]:
         return [self._call(one) for one in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
@@ -65,7 +65,7 @@ class TorchNetwork:
             return torch.compile(network)  # at the first call
         return network
 
-    def _call(self, tensor: torch.Tensor) -> Call:
+    def _call(self, tensor: torch.Tensor) -> NetworkCall:
         return lambda: _ignored(self._run(tensor))
 
     def _run(self, tensor: torch.Tensor) -> torch.Tensor:

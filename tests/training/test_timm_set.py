@@ -17,7 +17,7 @@ from calibration.sets.download import DownloadError
 from calibration.sets.networks import build_network, timm_module, torchvision_models
 from calibration.sets.published import fetched_set, timm_weights
 from calibration.sets.published.fetched_set import fetch_set
-from calibration.sets.published.interface import Source
+from calibration.sets.published.interface import WeightsSource
 from calibration.sets.published.members import read_members
 from calibration.sets.published.torchvision_weights import TorchvisionWeights
 from models.errors import ModelSetError
@@ -62,7 +62,7 @@ def files(networks: dict[str, torch.nn.Module]) -> dict[str, bytes]:
 
 
 def fetched(members: list[str], hub: HubServer, tmp_path: Path, **options: Any) -> ModelSet:
-    source = Source(tmp_path / "cache", hub=hub.url)
+    source = WeightsSource(tmp_path / "cache", hub=hub.url)
     return fetch_set(read_members(members), tmp_path / "sets", source, **options)
 
 
@@ -97,7 +97,7 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     data = files[f"timm/{VIT}/model.safetensors"]
     (tmp_path / f"{VIT}.safetensors").write_bytes(data)
     mixed = [TorchvisionWeights("squeezenet1_1", entry), *read_members([f"timm:{VIT}"])]
-    made = fetch_set(mixed, tmp_path / "sets", Source(tmp_path / "none", tmp_path))
+    made = fetch_set(mixed, tmp_path / "sets", WeightsSource(tmp_path / "none", tmp_path))
     assert made.problems() == []
     squeezenet, vit = made.manifest.members
     assert (squeezenet.image, made.manifest.image.input_size) == (None, 224)

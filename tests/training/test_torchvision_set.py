@@ -18,7 +18,7 @@ from app.cli.main import app
 from calibration.sets.download import DownloadError
 from calibration.sets.networks import build_network, torchvision_models
 from calibration.sets.published.fetched_set import fetch_set
-from calibration.sets.published.interface import Source
+from calibration.sets.published.interface import WeightsSource
 from calibration.sets.published.members import read_members
 from calibration.sets.published.torchvision_weights import TorchvisionWeights, usual_weights
 from calibration.training.augment import normalised
@@ -105,7 +105,7 @@ def test_a_set_from_a_server_answers_as_torch_does(
     server: str, weights_dir: Path, networks: dict[str, torch.nn.Module], tmp_path: Path
 ) -> None:
     heard: list[tuple[int, int | None]] = []
-    source = Source(tmp_path / "cache")
+    source = WeightsSource(tmp_path / "cache")
     weights = entries(weights_dir, server)
     made = fetch_set(weights, tmp_path / "sets", source, lambda *a: heard.append(a))
     assert made.problems() == []
@@ -126,7 +126,7 @@ def test_a_set_from_a_server_answers_as_torch_does(
 
 def test_files_fetched_elsewhere_need_no_network(weights_dir: Path, tmp_path: Path) -> None:
     weights = entries(weights_dir, "http://127.0.0.1:9")
-    made = fetch_set(weights, tmp_path / "sets", Source(tmp_path / "none", weights_dir))
+    made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "none", weights_dir))
     assert made.problems() == []
     assert not (tmp_path / "none").exists()
 
@@ -134,7 +134,7 @@ def test_files_fetched_elsewhere_need_no_network(weights_dir: Path, tmp_path: Pa
 def test_a_missing_file_is_named_with_its_address(weights_dir: Path, tmp_path: Path) -> None:
     weights = entries(weights_dir, "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match=r"fetch it from http://127\.0\.0\.1:9/resnet50-"):
-        fetch_set(weights, tmp_path / "sets", Source(tmp_path, tmp_path / "empty"))
+        fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path, tmp_path / "empty"))
     assert not (tmp_path / "sets").exists()
 
 
@@ -146,7 +146,7 @@ def test_tampered_weights_leave_nothing(weights_dir: Path, tmp_path: Path) -> No
         content[len(content) // 2] ^= 1
         (altered / path.name).write_bytes(content)
     with pytest.raises(DownloadError, match="its sha256 begins"):
-        fetch_set(entries(altered, "x"), tmp_path / "sets", Source(tmp_path, altered))
+        fetch_set(entries(altered, "x"), tmp_path / "sets", WeightsSource(tmp_path, altered))
     assert not (tmp_path / "sets").exists()
 
 
@@ -168,14 +168,14 @@ def test_code_in_a_weights_file_is_not_run(
         digest = sha256((evil / name).read_bytes()).hexdigest()
         (evil / name).rename(evil / f"{name}-{digest[:8]}.pth")
     with pytest.raises(ModelSetError, match="are no weights of this network"):
-        fetch_set(entries(evil, "x"), tmp_path / "sets", Source(tmp_path, evil))
+        fetch_set(entries(evil, "x"), tmp_path / "sets", WeightsSource(tmp_path, evil))
     assert not (tmp_path / "exploded").exists()
     assert list((tmp_path / "sets").iterdir()) == []
 
 
 def test_an_existing_set_is_replaced_only_when_asked(weights_dir: Path, tmp_path: Path) -> None:
     weights = entries(weights_dir, "x")
-    source = Source(tmp_path, weights_dir)
+    source = WeightsSource(tmp_path, weights_dir)
     fetch_set(weights, tmp_path / "sets", source)
     with pytest.raises(ModelSetError, match="--replace"):
         fetch_set(weights, tmp_path / "sets", source)
@@ -247,7 +247,7 @@ def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
                 meta={"categories": list(CLASSES)},
             )
             weights.append(TorchvisionWeights(name, entry))
-        made = fetch_set(weights, tmp_path / "sets", Source(tmp_path / "cache"))
+        made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "cache"))
     first, second = made.manifest.members
     assert (first.image, made.manifest.image.input_size) == (None, 32)
     assert second.image == ImageRecord(input_size=48, resize_shorter=256, interpolation="bicubic")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import cast
 
-HEAD = struct.Struct("<BxxxIQ")
+FRAME_HEAD = struct.Struct("<BxxxIQ")
 VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
 MAX_BYTES = 2**30  # of a payload: more than any call or answer has; who announces it is no peer
 
@@ -34,7 +34,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
     def __init__(self) -> None:
         self._parts: list[bytes] = []  # received, not yet a whole frame
         self._num_held = 0
-        self._num_wanted = HEAD.size
+        self._num_wanted = FRAME_HEAD.size
         self._head: tuple[int, int] | None = None  # kind and number, once the head is there
         self.transport: asyncio.Transport | None = None
 
@@ -49,7 +49,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
     def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame; on a connection that has ended nothing happens."""
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.writelines((HEAD.pack(kind, number, len(payload)), payload))
+            self.transport.writelines((FRAME_HEAD.pack(kind, number, len(payload)), payload))
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived; asyncio calls this."""
@@ -64,15 +64,15 @@ class FrameProtocol(asyncio.Protocol, ABC):
                 self._read_payload(held, *self._head)
 
     def _read_head(self, held: bytes) -> None:
-        kind, number, length = HEAD.unpack_from(held)
+        kind, number, length = FRAME_HEAD.unpack_from(held)
         if length > MAX_BYTES:
             self.abort()
             return
-        self._head, self._num_wanted = (kind, number), HEAD.size + length
+        self._head, self._num_wanted = (kind, number), FRAME_HEAD.size + length
 
     def _read_payload(self, held: bytes, kind: int, number: int) -> None:
-        payload, rest = held[HEAD.size : self._num_wanted], held[self._num_wanted :]
-        self._head, self._num_wanted = None, HEAD.size
+        payload, rest = held[FRAME_HEAD.size : self._num_wanted], held[self._num_wanted :]
+        self._head, self._num_wanted = None, FRAME_HEAD.size
         self._parts, self._num_held = [rest] if rest else [], len(rest)
         self.frame_received(kind, number, payload)
 

@@ -6,7 +6,7 @@ random numbers and reads whose the process is.
 
 The server has one thread of Python and starts nothing, so a fork is as an interpreter that has just
 imported the modules. It ends when its standard input does; what it forked and is still there
-``GRACE_S`` later it kills: Ray has ended.
+``FORKS_END_WITHIN_S`` later it kills: Ray has ended.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import time
 from app.environment import whole_environment
 from app.launch.forks.request import ForkRequest, become, received
 
-GRACE_S = 5.0
+FORKS_END_WITHIN_S = 5.0
 FORKED = b"forked\n"
 # Nothing that is imported here reads what begins with these.
 OF_RAY = ("RAY_", "SPT_NOENV")
@@ -64,7 +64,7 @@ class ForkServer:
     def _accept(self) -> ForkRequest | None:
         client, _ = self._listener.accept()
         with contextlib.suppress(OSError, ValueError, KeyError):  # the client does it itself
-            client.settimeout(GRACE_S)
+            client.settimeout(FORKS_END_WITHIN_S)
             asked = received(client)
             if not (others := self._others(asked.environment)):
                 return self._fork(client, asked)
@@ -118,7 +118,7 @@ class ForkServer:
         client.close()
 
     def _end_forks(self) -> None:
-        ends = time.monotonic() + GRACE_S
+        ends = time.monotonic() + FORKS_END_WITHIN_S
         while self._pids and time.monotonic() < ends:
             self._reap()
             time.sleep(0.02)

@@ -13,7 +13,7 @@ from calibration.sets.batch import random_images
 from calibration.sets.convert import convert_module
 from calibration.sets.download import ReportProgress
 from calibration.sets.fold import Normalisation
-from calibration.sets.published.interface import Input, Published, Source, WeightsFile
+from calibration.sets.published.interface import Input, Published, WeightsFile, WeightsSource
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
@@ -32,7 +32,7 @@ TOLERANCE = 0.02  # of the largest probability, both in float32
 def fetch_set(
     networks: Sequence[Published],
     into: Path,
-    source: Source,
+    source: WeightsSource,
     report: ReportProgress = lambda _, __: None,
     *,
     name: str = NAME,

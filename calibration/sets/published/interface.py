@@ -14,7 +14,7 @@ HUB = "https://huggingface.co"
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Where the weight files come from."""
 
     cache_dir: Path  # downloads go here and stay
@@ -59,7 +59,7 @@ class Published(Protocol):
 
         """
 
-    def fetch(self, source: Source, report: ReportProgress) -> WeightsFile:
+    def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
         """Get the weights, checked.
 
         Raises:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from calibration.sets.download import DownloadError, ReportProgress, download, what_next
 from calibration.sets.networks import timm_module
 from calibration.sets.published.hub import hub_file
-from calibration.sets.published.interface import Input, Source, WeightsFile, on_pixels
+from calibration.sets.published.interface import Input, WeightsFile, WeightsSource, on_pixels
 from calibration.sets.published.torchvision_weights import imagenet_labels
 from models.errors import ModelSetError
 from models.extras import needs_extra
@@ -53,7 +53,7 @@ class TimmWeights:
         image = _image(self.model, data)
         return Input(image, on_pixels(data["mean"], data["std"]))
 
-    def fetch(self, source: Source, report: ReportProgress) -> WeightsFile:
+    def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
         """Return the safetensors: from a folder, the cache, or the hub, which tells its hash."""
         name = f"{self.model}.safetensors"
         if source.weights_dir is not None:

@@ -10,7 +10,7 @@ import torch
 
 from calibration.sets.download import DownloadError, ReportProgress, check_hash, download
 from calibration.sets.networks import build_network, known_networks, torchvision_models
-from calibration.sets.published.interface import Input, Source, WeightsFile, on_pixels
+from calibration.sets.published.interface import Input, WeightsFile, WeightsSource, on_pixels
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.image_resize import Interpolation
@@ -50,7 +50,7 @@ class TorchvisionWeights:
         )
         return Input(image, on_pixels(preset.mean, preset.std))
 
-    def fetch(self, source: Source, report: ReportProgress) -> WeightsFile:
+    def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
         """Return the file, its hash checked: from a folder, the cache, or the network."""
         url = str(self.entry.url)
         name = PurePosixPath(url).name

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from app.caching.values import HEAD, RowsFormat
+from app.caching.values import VALUE_HEAD, RowsFormat
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 FORM = RowsFormat("0123456789ab", 2, 3)
@@ -69,4 +69,4 @@ def test_numbers_that_are_no_probabilities_are_a_miss(wrong):
 
 
 def test_the_head_is_small():
-    assert HEAD.size <= 48
+    assert VALUE_HEAD.size <= 48

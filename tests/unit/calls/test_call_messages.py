@@ -14,7 +14,7 @@ from app.calls.answer_messages import (
     read_classified,
     read_decoded,
 )
-from app.calls.call_messages import Call, Question, pack_call, read_call
+from app.calls.call_messages import Question, SharedCall, pack_call, read_call
 from app.calls.message_reader import MessageError
 from app.errors import DeadlineError, NotReadyError, OtherSetError, OverloadedError
 from app.messages import Decoded, Fault, MemberAnswer
@@ -37,7 +37,7 @@ def images(count: int, height: int = 4, width: int = 5) -> np.ndarray:
 )
 def test_files_arrive_as_they_were_sent(parts, lane, is_alone) -> None:
     asked = [Question(files, None, left_s, span) for files, left_s, span in parts]
-    call = read_call(pack_call(Call(asked, lane, is_alone)))
+    call = read_call(pack_call(SharedCall(asked, lane, is_alone)))
     assert (call.lane, call.is_alone) == (lane, is_alone)
     for found, expected in zip(call.questions, asked, strict=True):
         assert (found.files, found.images, found.span) == (
@@ -51,7 +51,7 @@ def test_files_arrive_as_they_were_sent(parts, lane, is_alone) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), lanes)
 def test_images_arrive_as_they_were_sent(counts, lane) -> None:
     asked = [Question((), images(count), 1.5, SPAN) for count in counts]
-    call = read_call(pack_call(Call(asked, lane)))
+    call = read_call(pack_call(SharedCall(asked, lane)))
     for found, expected in zip(call.questions, asked, strict=True):
         assert found.images is not None
         np.testing.assert_array_equal(found.images, expected.images)
@@ -61,7 +61,7 @@ def test_images_arrive_as_they_were_sent(counts, lane) -> None:
 
 def test_an_array_that_is_no_block_of_memory_is_copied() -> None:
     block = images(4)[::2]
-    (found,) = read_call(pack_call(Call([Question((), block, 1, None)], "bulk"))).questions
+    (found,) = read_call(pack_call(SharedCall([Question((), block, 1, None)], "bulk"))).questions
     np.testing.assert_array_equal(found.images, block)
 
 
@@ -118,8 +118,8 @@ def test_what_is_no_error_of_ours_is_a_stage_that_failed() -> None:
 
 
 MESSAGES = {
-    "files": (pack_call(Call([Question([b"one", b""], None, 1, SPAN)], "bulk")), read_call),
-    "images": (pack_call(Call([Question((), images(2), 1, None)], "bulk")), read_call),
+    "files": (pack_call(SharedCall([Question([b"one", b""], None, 1, SPAN)], "bulk")), read_call),
+    "images": (pack_call(SharedCall([Question((), images(2), 1, None)], "bulk")), read_call),
     "decoded": (pack_decoded([decoded(2, {1: FAULT})]), read_decoded),
     "classified": (pack_classified([answer(2), DeadlineError("late")]), read_classified),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.calls.answer_messages import read_decoded
-from app.calls.call_messages import Call, Question, pack_call
+from app.calls.call_messages import Question, SharedCall, pack_call
 from app.compute.health import MAX_RUN_S
 from app.deployments.assembly import assemble
 from app.deployments.decoder import HEAVY_PIXELS, Decoder
@@ -128,11 +128,11 @@ async def test_in_a_call_of_many_requests_a_large_picture_is_sent_back(tiny_set)
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     files = [[picture("red")], [large_png()], [b"text"]]
     parts = [Question(one, None, 60.0, None) for one in files]
-    answer = await decode_many(decoder, pack_call(Call(parts, "interactive")))
+    answer = await decode_many(decoder, pack_call(SharedCall(parts, "interactive")))
     photo, large, text = read_decoded(answer)
     assert (len(photo.images), len(text.images), list(text.faults)) == (1, 0, [0])
     assert isinstance(large, HeavyFileError)
-    alone = pack_call(Call(parts[1:2], "interactive", is_alone=True))
+    alone = pack_call(SharedCall(parts[1:2], "interactive", is_alone=True))
     (large,) = read_decoded(await decode_many(decoder, alone))
     assert large.images.shape == (1, SIZE, SIZE, 3)
 

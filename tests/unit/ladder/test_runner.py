@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.ladder.job import LadderJob
-from app.ladder.runner import Runner, Step
+from app.ladder.runner import LadderStep, Runner
 from app.ladder.store import Store
 from models.rung import RungOptions, RungResult
 from tests.support.ladders import FakeProcesses, job_of, measured
@@ -21,7 +21,7 @@ def run(
     fakes: FakeProcesses,
     *,
     is_resumed: bool = False,
-    steps: list[Step] | None = None,
+    steps: list[LadderStep] | None = None,
 ) -> dict[str, RungResult]:
     store = Store(job.work)
     report = (lambda _: None) if steps is None else steps.append

@@ -24,7 +24,7 @@ from models.image import (
     check_image,
     read_image,
 )
-from models.image_resize import Axis, Source, common_region
+from models.image_resize import Axis, CropSource, common_region
 from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
@@ -278,7 +278,7 @@ def test_a_large_shrink_allocates_a_fraction_of_its_source():
     rows, columns = common_region([(axis, axis)])
     region = source[rows, columns]
     tracemalloc.start()
-    Source(region, rows.start, columns.start).resize(axis, axis)
+    CropSource(region, rows.start, columns.start).resize(axis, axis)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < region.nbytes / 4

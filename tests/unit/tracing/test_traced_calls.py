@@ -3,7 +3,7 @@
 from opentelemetry.sdk.trace import Span
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.grpc.call import Call
+from app.grpc.call import GrpcCall
 from app.messages import Fault
 from app.tracing.stored.traces import Trace
 from tests.support.grpc_contexts import context_of
@@ -11,7 +11,7 @@ from tests.support.grpc_contexts import context_of
 
 def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
     context = context_of()
-    call = Call("tandem.v1.Ensemble", "Classify", context)
+    call = GrpcCall("tandem.v1.Ensemble", "Classify", context)
     call.refuse(Fault(429, "overloaded", "full"))
     call.ended()
     trace_id = f"{request_span.context.trace_id:032x}"
@@ -27,6 +27,6 @@ def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
 
 def test_a_call_that_is_not_sampled_tells_none(exported: InMemorySpanExporter):
     context = context_of()
-    Call("tandem.v1.Ensemble", "Classify", context).ended()
+    GrpcCall("tandem.v1.Ensemble", "Classify", context).ended()
     assert dict(context.trailing_metadata()) == {"request_id": "r1"}
     assert exported.get_finished_spans() == ()

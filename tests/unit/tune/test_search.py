@@ -7,7 +7,7 @@ import pytest
 
 from app.tune.candidates import Candidate, ReplicaLayout, candidates, client_counts
 from app.tune.pareto import RunResult, recommended
-from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, Step, full_round, survivors
+from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, SearchStep, full_round, survivors
 
 
 class Machine:
@@ -109,7 +109,7 @@ def test_nothing_fits():
 
 
 def test_steps_count_up_to_the_end():
-    steps: list[Step] = []
+    steps: list[SearchStep] = []
     search(Machine(), 2, steps.append).run()
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     assert steps[-1].number == steps[-1].of

@@ -14,14 +14,14 @@ from app.calls.channels import pool as pools
 from app.calls.channels import server as servers
 from app.calls.channels.address import address_of
 from app.calls.channels.client import Channel, ConnectionLostError
-from app.calls.channels.frames import HEAD, VERSION, Kind
+from app.calls.channels.frames import FRAME_HEAD, VERSION, Kind
 from app.calls.channels.pool import connected
 from app.calls.failure_detector import SUSPECT_AFTER_S
 from app.errors import NotReadyError, OverloadedError
 from tests.support.channels import APP, Node, Waiting, echo, listener, until
 from tests.support.hand_clock import HandClock
 
-HELLO = HEAD.pack(Kind.HELLO, 0, len(VERSION)) + VERSION
+HELLO = FRAME_HEAD.pack(Kind.HELLO, 0, len(VERSION)) + VERSION
 
 
 async def test_calls_at_a_time_get_their_own_answers(node: Node) -> None:
@@ -147,7 +147,7 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(
         )
         assert await channel.opened
         call = asyncio.create_task(channel.call(b"?"))
-        await until(lambda: heard.endswith(HEAD.pack(Kind.PING, 0, 0)))
+        await until(lambda: heard.endswith(FRAME_HEAD.pack(Kind.PING, 0, 0)))
         assert not channel.is_silent
         clock.now += SUSPECT_AFTER_S + 0.1
         assert channel.is_silent
@@ -196,7 +196,7 @@ async def test_a_replica_answers_no_call_of_another_users_process(
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     sock.connect(address_of(APP, node.name, node.ids[0]))
-    sock.send(HEAD.pack(Kind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
+    sock.send(FRAME_HEAD.pack(Kind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
