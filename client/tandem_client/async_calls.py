@@ -2,10 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 
+from tandem_client.addresses import is_loopback
 from tandem_client.answers import Classification, Result
 from tandem_client.errors import TandemError
 from tandem_client.exchange import Outcome, answer_of, build, checked, failed, failure, outcomes
@@ -24,7 +25,10 @@ class AsyncCalls:
             verify=context,
             limits=options.limits,
             transport=options.transport,
+            trust_env=not is_loopback(options.url),
         )
+        self._now: Callable[[], float] | None = None  # the running loop's clock
+        self._sleep = asyncio.sleep
 
     async def aclose(self) -> None:
         """End the connections."""
@@ -35,22 +39,27 @@ class AsyncCalls:
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request."""
         call = await _call_of(given, options)
-        said = await self._ask(call)
+        said = await self.ask(call)
         return answer_of(call, said, allow_degraded=self._options.allow_degraded)
 
     async def result(self, index: int, image: Image, options: CallOptions) -> Result:
         """Classify one image of many, whose error is its own."""
         try:
-            (outcome,) = await self._ask(await _call_of(image, options))
+            (outcome,) = await self.ask(await _call_of(image, options))
             answer = checked(outcome, allow_degraded=self._options.allow_degraded)
         except TandemError as error:
             return failed(index, image, error)
         return Result(index, path_of(image), answer)
 
-    async def _ask(self, call: Call) -> list[Outcome]:
-        """Return what the service says of each image, after as many attempts as it takes."""
+    async def ask(self, call: Call) -> list[Outcome]:
+        """Return what the service says of each image, after as many attempts as it takes.
+
+        Raises:
+            TandemError: there is no answer; see :mod:`tandem_client.errors`.
+
+        """
         timeout_s = call.options.timeout_s or self._options.timeout_s
-        now = asyncio.get_running_loop().time
+        now = self._now or asyncio.get_running_loop().time
         attempts = Attempts(self._options.retry, timeout_s, now)
         while True:
             left_s = attempts.begin()
@@ -60,7 +69,7 @@ class AsyncCalls:
                 raise attempts.exceeded() from None
             except TandemError as error:
                 wait_s = attempts.wait_s(error)
-            await asyncio.sleep(wait_s)
+            await self._sleep(wait_s)
 
     async def _attempt(self, call: Call, attempts: Attempts, left_s: float) -> list[Outcome]:
         request = build(self._http, self._options, call, left_s)

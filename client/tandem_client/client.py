@@ -1,7 +1,7 @@
 """The blocking client."""
 
 import ssl
-import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import overload
@@ -9,12 +9,13 @@ from typing import overload
 import httpx
 
 from tandem_client.answers import Classification, Result
-from tandem_client.errors import TandemError
-from tandem_client.exchange import Outcome, answer_of, build, failure, outcomes
+from tandem_client.async_calls import AsyncCalls
+from tandem_client.exchange import answer_of
 from tandem_client.images import Channels, Image
+from tandem_client.loop_thread import LoopThread
 from tandem_client.many import Stream
 from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, RetryPolicy
+from tandem_client.retries import RetryPolicy
 from tandem_client.tls import Tls
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -23,7 +24,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class Client:
     """Asks a service, one call at a time; any number of threads may share it.
 
-    Connections are kept between calls; ``close``, or a ``with`` block, ends them.
+    Connections are kept between calls; ``close``, or a ``with`` block, ends them, and the thread on
+    which the requests are.
 
     Args:
         url: where the service is, with ``http://`` or ``https://``.
@@ -61,13 +63,9 @@ class Client:
             transport,
         )
         self._context = options.tls_context()
-        self._http = httpx.Client(
-            headers=options.headers,
-            verify=self._context,
-            limits=options.limits,
-            transport=transport,
-        )
-        self._now, self._sleep = time.monotonic, time.sleep
+        self._calls = AsyncCalls(options, self._context)
+        self._thread = LoopThread(self._calls)
+        weakref.finalize(self, self._thread.close)  # of a client that nobody closed
 
     def __repr__(self) -> str:
         return f"Client({self._options.shown_url!r})"
@@ -85,7 +83,7 @@ class Client:
 
     def close(self) -> None:
         """End the connections."""
-        self._http.close()
+        self._thread.close()
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
@@ -143,7 +141,8 @@ class Client:
         """
         options = CallOptions(top_k, channels, timeout, priority, threshold)
         call = Call.of(image, options)
-        return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
+        said = self._thread.run(self._calls.ask, call)
+        return answer_of(call, said, allow_degraded=self._options.allow_degraded)
 
     def classify_many(
         self,
@@ -183,29 +182,3 @@ class Client:
         options = CallOptions(top_k, channels, timeout, priority, threshold)
         stream = Stream(options, concurrency, ordered, raise_errors)
         return stream.blocking(images, self._options, self._context)
-
-    def _ask(self, call: Call) -> list[Outcome]:
-        """Return what the service says of each image, after as many attempts as it takes."""
-        timeout_s = call.options.timeout_s or self._options.timeout_s
-        attempts = Attempts(self._options.retry, timeout_s, self._now)
-        while True:
-            left_s = attempts.begin()
-            try:
-                return self._attempt(call, attempts, left_s)
-            except TandemError as error:
-                self._sleep(attempts.wait_s(error))
-
-    def _attempt(self, call: Call, attempts: Attempts, left_s: float) -> list[Outcome]:
-        request = build(self._http, self._options, call, left_s)
-        try:
-            response = self._http.send(request, stream=True)
-            try:
-                chunks = []
-                for chunk in response.iter_bytes():
-                    attempts.left_s()  # httpx bounds each read, not all of them
-                    chunks.append(chunk)
-            finally:
-                response.close()
-        except httpx.HTTPError as error:
-            raise failure(self._options, attempts, error) from error
-        return outcomes(self._options, call, response, b"".join(chunks))

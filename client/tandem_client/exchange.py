@@ -11,22 +11,20 @@ from tandem_client.answers import Classification, Result, classification_of
 from tandem_client.errors import BadAnswer, Reason, TandemError, Unreachable, error_of, has_error_of
 from tandem_client.images import Image, path_of
 from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, retry_after_s
+from tandem_client.retries import Attempts, retry_after_s, told_s
 
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may meet a living host
 Outcome = Classification | TandemError
 
 
-def build(
-    client: httpx.Client | httpx.AsyncClient, options: Options, call: Call, left_s: float
-) -> httpx.Request:
+def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float) -> httpx.Request:
     """Return the request for an attempt that may take ``left_s``.
 
     Raises:
         Unreachable: the address is none.
 
     """
-    headers = _headers(call.options) | {"x-request-timeout-seconds": f"{left_s:.3f}"}
+    headers = _headers(call.options) | {"x-request-timeout-seconds": told_s(left_s)}
     body: dict[str, Any] = {"content": call.files[0]}
     if call.is_form:
         files = [

@@ -8,12 +8,13 @@ from typing import Any, overload
 import grpc
 from google.protobuf.json_format import MessageToDict
 
+from tandem_client.addresses import is_loopback
 from tandem_client.answers import Classification, Result
 from tandem_client.errors import BadAnswer, TandemError, Unreachable, error_of
 from tandem_client.exchange import Outcome, answer_of, outcome_of
 from tandem_client.images import Channels, Image
 from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, RetryPolicy
+from tandem_client.retries import Attempts, RetryPolicy, told_s
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
 from tandem_client.tls import Tls
 
@@ -65,11 +66,12 @@ class GrpcClient:
         self._options = Options(
             target, api_key, timeout, retry or RetryPolicy(), tls, allow_degraded
         )
+        channel = [*CHANNEL, ("grpc.enable_http_proxy", int(not is_loopback(target)))]
         if tls is None:
-            self._channel = grpc.insecure_channel(target, CHANNEL)
+            self._channel = grpc.insecure_channel(target, channel)
         else:
             credentials = grpc.ssl_channel_credentials(*tls.pem())
-            self._channel = grpc.secure_channel(target, credentials, CHANNEL)
+            self._channel = grpc.secure_channel(target, credentials, channel)
         self._method = self._channel.unary_unary(
             METHOD,
             request_serializer=ClassifyRequest.SerializeToString,
@@ -159,7 +161,7 @@ class GrpcClient:
 
 
 def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[str, str]]:
-    metadata = [("x-request-timeout-seconds", f"{left_s:.3f}")]
+    metadata = [("x-request-timeout-seconds", told_s(left_s))]
     if options.api_key is not None:
         metadata.append(("authorization", f"Bearer {options.api_key}"))
     if call.priority is not None:

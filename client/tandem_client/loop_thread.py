@@ -1,32 +1,36 @@
-"""An event loop on a thread of its own, for blocking code that wants many calls at a time."""
+"""An event loop on a thread of its own, for blocking code."""
 
 import asyncio
+import concurrent.futures
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any, TypeVar
 
-from tandem_client.answers import Result
 from tandem_client.async_calls import AsyncCalls
-from tandem_client.images import Image
-from tandem_client.options import CallOptions
+
+T = TypeVar("T")
+# Ctrl-C in the moment before a thread begins to wait is not seen until it has waited.
+NOTICED_WITHIN_S = 0.5
 
 
 class LoopThread:
-    """Runs calls while its ``with`` block does; what is under way at its end is cancelled.
+    """Runs calls from the first on until ``close``, which cancels what is under way.
 
-    The thread is a daemon: an interpreter that ends amid an iteration does not wait for it.
+    A call that an event loop runs can be ended at any moment. A blocking socket bounds each read
+    and each write, but not how many of them a service that trickles makes of one call.
+    The thread is a daemon: an interpreter that ends amid a call does not wait for it.
     """
 
-    def __init__(self, calls: AsyncCalls, concurrency: int) -> None:
-        self._calls, self._slots = calls, asyncio.Semaphore(concurrency)
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._main()), name="tandem-client", daemon=True
         )
-        self._started = threading.Event()
+        self._started, self._lock = threading.Event(), threading.Lock()
+        self._is_closed = False
 
     def __enter__(self) -> "LoopThread":
-        self._thread.start()
-        self._started.wait()
         return self
 
     def __exit__(
@@ -35,16 +39,39 @@ class LoopThread:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        self.close()
 
-    def submit(self, index: int, image: Image, options: CallOptions) -> "Future[Result]":
-        """Begin with an image as soon as a place is free."""
-        return asyncio.run_coroutine_threadsafe(self._result(index, image, options), self._loop)
+    def submit(
+        self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object
+    ) -> "concurrent.futures.Future[T]":
+        """Begin with ``call(*arguments)``."""
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the client is closed: make another")
+            if not self._started.is_set():
+                self._thread.start()
+                self._started.wait()
+            if not self._thread.is_alive():
+                raise RuntimeError("a client works in one process: make one after a fork")
+            return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
 
-    async def _result(self, index: int, image: Image, options: CallOptions) -> Result:
-        async with self._slots:
-            return await self._calls.result(index, image, options)
+    def run(self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+        """Return what ``call(*arguments)`` returns; Ctrl-C meanwhile cancels it."""
+        future = self.submit(call, *arguments)
+        try:
+            wait_for_any([future])
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End the thread, and the connections; nothing can be submitted any more."""
+        with self._lock:
+            if self._started.is_set() and not self._is_closed:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._is_closed = True
+        if self._started.is_set():
+            self._thread.join()
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -55,3 +82,9 @@ class LoopThread:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._calls.aclose()
+
+
+def wait_for_any(futures: "list[concurrent.futures.Future[T]]") -> None:
+    """Wait until one of them is done."""
+    while not any(future.done() for future in futures):
+        concurrent.futures.wait(futures, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)

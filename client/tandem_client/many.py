@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from tandem_client.answers import Result
 from tandem_client.async_calls import AsyncCalls
 from tandem_client.images import Image
-from tandem_client.loop_thread import LoopThread
+from tandem_client.loop_thread import LoopThread, wait_for_any
 from tandem_client.options import CallOptions, Options
 
 # Images begun and results that nobody took yet, for each request under way: while an early answer
 # is late the later ones need not wait, and memory stays bounded.
 AHEAD = 4
-# Ctrl-C in the moment before a thread begins to wait is not seen until it has waited.
-NOTICED_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,11 @@ class Stream:
     ) -> Iterator[Result]:
         """Yield results; the requests are on another thread, ``images`` are taken on this one."""
         connections = replace(options, max_connections=self.concurrency)
-        with LoopThread(AsyncCalls(connections, context), self.concurrency) as thread:
+        calls, slots = AsyncCalls(connections, context), asyncio.Semaphore(self.concurrency)
+        with LoopThread(calls) as thread:
             begun: deque[concurrent.futures.Future[Result]] = deque()
             for index, image in enumerate(images):
-                begun.append(thread.submit(index, image, self.options))
+                begun.append(thread.submit(self._result, calls, slots, index, image))
                 while len(begun) >= self.window or (begun and self._first_done(begun)):
                     yield self._taken(self._next(begun).result())
             while begun:
@@ -55,15 +54,10 @@ class Stream:
     async def on_loop(self, images: Iterable[Image], calls: AsyncCalls) -> AsyncIterator[Result]:
         """Yield results; the requests are tasks of the running loop."""
         slots = asyncio.Semaphore(self.concurrency)
-
-        async def one(index: int, image: Image) -> Result:
-            async with slots:
-                return await calls.result(index, image, self.options)
-
         begun: deque[asyncio.Task[Result]] = deque()
         try:
             for index, image in enumerate(images):
-                begun.append(asyncio.create_task(one(index, image)))
+                begun.append(asyncio.create_task(self._result(calls, slots, index, image)))
                 while len(begun) >= self.window:
                     yield self._taken(await self._next_task(begun))
             while begun:
@@ -72,6 +66,13 @@ class Stream:
             for task in begun:
                 task.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
+
+    async def _result(
+        self, calls: AsyncCalls, slots: asyncio.Semaphore, index: int, image: Image
+    ) -> Result:
+        """Return an image's result, once there is a place for it."""
+        async with slots:
+            return await calls.result(index, image, self.options)
 
     def _taken(self, result: Result) -> Result:
         if self.raise_errors and result.error is not None:
@@ -85,9 +86,8 @@ class Stream:
         self, begun: "deque[concurrent.futures.Future[Result]]"
     ) -> "concurrent.futures.Future[Result]":
         """Take the future whose result is next, once it is done."""
-        waited = [begun[0]] if self.ordered else begun
-        while not any(future.done() for future in waited):
-            concurrent.futures.wait(waited, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)
+        waited = [begun[0]] if self.ordered else list(begun)
+        wait_for_any(waited)
         done = next(future for future in waited if future.done())
         begun.remove(done)
         return done

@@ -14,6 +14,8 @@ from email.utils import parsedate_to_datetime
 
 from tandem_client.errors import DeadlineExceeded, Reason, TandemError
 
+LEAST_TOLD_S = 0.001
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -96,6 +98,11 @@ class Attempts:
         if self._now() + wait >= self._ends_at:
             raise error
         return wait
+
+
+def told_s(left_s: float) -> str:
+    """Return the time that an attempt has as the service is told it: never 0, which is refused."""
+    return f"{max(left_s, LEAST_TOLD_S):.3f}"
 
 
 def checked_timeout_s(timeout_s: float) -> float:

@@ -42,6 +42,9 @@ class SleepingClock(HandClock):
         self.slept.append(seconds)
         self.now += seconds
 
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
+
 
 def answered(label: str = "tench", **more: Any) -> httpx.Response:
     """Return the answer for one image."""

@@ -17,7 +17,7 @@ def make():
         service, clock = ScriptedService(*steps), SleepingClock()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without roots, which take time to load
         client = Client("http://tandem/", transport=service.transport, tls=tls, **options)
-        client._now, client._sleep = clock, clock.sleep
+        client._calls._now, client._calls._sleep = clock, clock.sleep_async
         made.append(client)
         return client, service, clock
 
