@@ -19,6 +19,8 @@ from models.model_set import ModelSet
 from models.record import Precision
 
 NUM_CONNECTIONS = 16
+# Photos and key of this machine's own service stay here, whatever HTTP_PROXY says.
+NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 NUM_TRIES = 5  # of an image that is answered 429 or not at all
 # Kernels for other batch sizes may round otherwise: two classes this near may change places.
 TIE = 1e-3
@@ -54,6 +56,7 @@ class LiveService:
             timeout=60,
             headers=key_headers(key_file),
             limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
+            mounts=NO_PROXY,
         )
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()

@@ -68,6 +68,9 @@ class ThreadedServer:
         self._http.server_close()
 
 
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
 class FakeServer(ThreadedServer):
     """Answers POST with ``answer(body)`` and GET with ``get``; remembers the requests."""
 

@@ -12,7 +12,7 @@ import ray
 from app.http.api import create_api
 from app.metrics.meter import Meter, meter
 from tests.support.fakes import FakeService
-from tests.support.http_server import FakeServer
+from tests.support.http_server import PROXIES, FakeServer
 from tests.support.instruments import Instruments
 
 
@@ -42,6 +42,17 @@ def told() -> Iterator[Instruments]:
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    """Return the proxy that this process's environment names for every scheme and host."""
+    with FakeServer() as server:
+        for name in PROXIES:
+            monkeypatch.setenv(name, server.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
         yield server
 
 

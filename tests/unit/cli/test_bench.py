@@ -59,6 +59,13 @@ def test_closed_and_open_loops_send_every_photo_in_turn(server: FakeServer, phot
     assert closed["service_cpu_ms"] is None  # no tandem serve listens there
 
 
+def test_loopback_is_loaded_without_a_proxy(server: FakeServer, proxy: FakeServer) -> None:
+    load = ("--concurrency", "2", "--duration", "0.2", "--warm-up", "0")
+    (run,) = result_of("--url", server.url, *load)["runs"]
+    assert run["num_ok"] > 0
+    assert proxy.requests == []
+
+
 def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
     load = ("--concurrency", "1", "--files", "4", "--duration", "0.3", "--warm-up", "0")
     result = result_of("--url", server.url, "--images", photos, *load)

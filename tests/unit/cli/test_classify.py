@@ -31,6 +31,15 @@ def test_a_table_of_labels(server):
     assert server.requests == [("/v1/classify?top_k=3", b"b.jpg")]
 
 
+def test_loopback_is_asked_without_a_proxy(server, proxy, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    done = classify("b.jpg", "--url", server.url, "--key-file", key)
+    assert done.exit_code == 0, done.output
+    assert server.keys == [f"Bearer {'k' * 32}"]
+    assert proxy.requests == []
+
+
 def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
     answer = classified() | {"skipped_members": ["b", "c"]}
     server.answer = lambda _: (200, json.dumps(answer).encode())

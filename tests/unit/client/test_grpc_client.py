@@ -124,6 +124,12 @@ def test_an_answer_and_what_was_sent(make, scripted):
     assert KEY not in f"{client!r} {vars(client)}"
 
 
+def test_loopback_is_called_without_a_proxy(make, scripted, proxy):
+    """The proxy takes no CONNECT: a call that went there would not come back."""
+    make(retry=RetryPolicy(max_attempts=1))[0].classify(b"photo")
+    assert len(scripted.requests) == 1
+
+
 def test_the_services_default_of_top_k(make, scripted):
     make()[0].classify(b"photo")
     assert not scripted.requests[0].HasField("top_k")

@@ -81,6 +81,15 @@ def test_a_service_that_answers_the_same(
     assert read_manifest(tiny_set).accuracy == ()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_loopback_is_asked_without_a_proxy(
+    tiny_set: Path, pictures: Path, server: FakeServer, proxy: FakeServer, host: str
+) -> None:
+    done = evaluated(tiny_set, pictures, server.url.replace("127.0.0.1", host))
+    assert done.exit_code == 0, done.output
+    assert proxy.requests == []
+
+
 def test_one_other_answer_is_found_and_named(
     tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
 ) -> None:
