@@ -1,5 +1,6 @@
 """What ``tandem evaluate`` is asked for, and the checks before hours of work."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def check_can_write(path: Path | None) -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
+    place = path if path.exists() else path.absolute().parent
+    if not os.access(place, os.W_OK):
+        raise ModelSetError(f"cannot write {path}: {place} is read-only; give another file")
 
 
 def check_plot_options(options: EvaluateOptions) -> None:

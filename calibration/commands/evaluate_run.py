@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,13 @@ from calibration.commands.evaluate_options import (
 )
 from calibration.datasets.label_sets import LabelSets, read_label_sets
 from calibration.datasets.labelled import Dataset, read_dataset
-from calibration.evaluation.accuracy_record import keep, record_of
+from calibration.evaluation.accuracy_record import (
+    OutdatedRecordError,
+    check_can_keep,
+    keep,
+    kept_aside,
+    record_of,
+)
 from calibration.evaluation.evaluate import Evaluation, evaluate
 from calibration.evaluation.live import LiveResult, LiveService
 from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation, evaluate_label_sets
@@ -66,8 +72,10 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     is_multi_label = model_set.manifest.task == "multi_label"
     if is_multi_label:
         check_multi_label(options)
-    found = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
+    if is_recorded:
+        check_can_keep(model_set.folder)
+    found = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
     problem = _keep(model_set.folder, found.record) if is_recorded else None
     _report(found, options)
     if problem is not None:
@@ -113,8 +121,10 @@ def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
     try:
         keep(folder, record)
         err.print(f"recorded in {escape(str(folder))}/manifest.yaml")
-    except ModelSetError as error:
+    except OutdatedRecordError as error:
         return error
+    except ModelSetError as error:
+        return ModelSetError(f"{error.message}. {kept_aside(record)}")
     return None
 
 
@@ -215,12 +225,14 @@ def _report(found: Found, options: EvaluateOptions) -> None:
     if options.html is not None:
         from calibration.evaluation.reports.page import write_page  # brings matplotlib
 
-        write_page(options.html, found.model_set, content, measured)
+        with _writing(options.html):
+            write_page(options.html, found.model_set, content, measured)
         err.print(f"the page: {escape(str(options.html))}")
     if options.plot is not None and measured.subsets is not None:
         from calibration.evaluation.reports.subset_plot import write_plot
 
-        write_plot(options.plot, measured.subsets)
+        with _writing(options.plot):
+            write_plot(options.plot, measured.subsets)
         err.print(f"the plot: {escape(str(options.plot))}")
 
 
@@ -233,4 +245,16 @@ def _tell(
         return
     show_tables()
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        with _writing(options.json_file):
+            options.json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk raises into an error that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelSetError(
+            f"cannot write {path}: {error.strerror}; make room, or name another file"
+        ) from error

@@ -1,10 +1,13 @@
 """Converts an evaluation to an accuracy record and writes it into the set's manifest."""
 
 import platform
+import tempfile
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
+
+import yaml
 
 from calibration.sets.staging import writing
 from calibration.sets.transaction import change
@@ -12,11 +15,16 @@ from models.accuracy import AccuracyRecord, Drop, MultiLabelDrop, MultiLabelScor
 from models.cpus import cpu_model
 from models.errors import ModelSetError
 from models.ledger import current_records, with_record
-from models.manifest import read_manifest, write_manifest
+from models.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
+RECORD_BYTES = 64 * 1024  # in the manifest, of eight members: at most
+
+
+class OutdatedRecordError(ModelSetError):
+    """The set is not the one that was measured any more."""
 
 
 class MeasuredSet(Protocol):
@@ -87,23 +95,49 @@ def sizes_mb(
     }
 
 
+def check_can_keep(folder: Path) -> None:
+    """Find out before minutes of measuring that a record could not be kept.
+
+    Raises:
+        ModelSetError: another command changes the set, or its folder cannot be written or is full.
+
+    """
+    with change(folder) as staging:
+        room = (folder / MANIFEST_NAME).stat().st_size + RECORD_BYTES
+        staging.text("room", "\n" * room)
+
+
 def keep(folder: Path, record: AccuracyRecord) -> None:
     """Write the record into the set's manifest, in one step.
 
     Raises:
-        ModelSetError: the folder cannot be written, or the set is not the one that was measured
-            any more.
+        OutdatedRecordError: the set is not the one that was measured any more.
+        ModelSetError: another command changes the set, or its folder cannot be written or is full.
 
     """
     with change(folder):
         manifest = with_record(read_manifest(folder), record)  # as it is now, not as it was read
         if record not in current_records(manifest):
-            raise ModelSetError(
+            raise OutdatedRecordError(
                 f"the networks of {folder}, or their labels, weights or image rule, were changed "
                 "while they were measured: nothing is recorded; evaluate them again"
             )
         with writing(folder):
             write_manifest(folder, manifest)
+
+
+def kept_aside(record: AccuracyRecord) -> str:
+    """Save a record that the set could not take; say where, or return its text itself."""
+    text = yaml.safe_dump([record.model_dump(mode="json", exclude_none=True)], sort_keys=False)
+    how = "add it to the list accuracy of the set's manifest.yaml"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="tandem-accuracy-", suffix=".yaml", delete=False, encoding="utf-8"
+        ) as opened:
+            opened.write(text)
+    except OSError:  # that disk may be the full one
+        return f"This is the record; {how}:\n{text}"
+    return f"The record is in {opened.name}: {how}"
 
 
 def _versions() -> dict[str, str]:

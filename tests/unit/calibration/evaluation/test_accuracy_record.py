@@ -1,24 +1,27 @@
 """What ``tandem evaluate`` keeps of what it measured, and when it keeps nothing."""
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+from calibration.commands import evaluate_run
+from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.sets.transaction import change
-from models.accuracy import ENSEMBLE
+from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.errors import ModelSetError
 from models.manifest import read_manifest, write_manifest
-from models.model_set import load_model_set
+from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, sha256_of
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
-from tests.support.tiny_networks import (
-    with_accuracy,
-    write_tiny_set,
-)
+from tests.support.full_disk import full_disk
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -101,12 +104,90 @@ def test_a_set_that_other_images_refuse_is_said_to_be_refused(
     assert "costs ensemble 50.00 points of top-1 on others" in done.stderr
 
 
-def test_a_set_that_cannot_be_written_is_reported_all_the_same(
-    tmp_path: Path, pictures: Path
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelSet]:
+    """Note each measurement."""
+    sets: list[ModelSet] = []
+    real = evaluate_run._measured
+
+    def noted(model_set: ModelSet, options: EvaluateOptions) -> evaluate_run.Found:
+        sets.append(model_set)
+        return real(model_set, options)
+
+    monkeypatch.setattr(evaluate_run, "_measured", noted)
+    return sets
+
+
+def test_a_set_that_another_command_changes_is_not_measured_in_vain(
+    tmp_path: Path, pictures: Path, measured: list[ModelSet]
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
     with change(folder):  # somebody else is at work on it
         done = evaluated(folder, "--images", pictures)
+        assert evaluated(folder, "--images", pictures, "--no-record").exit_code == 0
     assert isinstance(done.exception, ModelSetError)
     assert "another command is changing" in str(done.exception)
+    assert len(measured) == 1
+
+
+def test_a_full_disk_is_seen_before_measuring(
+    tmp_path: Path, pictures: Path, measured: list[ModelSet]
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    with full_disk(40_000):
+        done = evaluated(folder, "--images", pictures)
+    assert isinstance(done.exception, ModelSetError)
+    assert "MB are free there" in str(done.exception)
+    assert measured == []
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("has_temp", [True, False], ids=["file", "text"])
+def test_a_record_that_the_set_cannot_take_any_more_is_kept_aside(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, has_temp: bool
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    aside = tmp_path / "aside"
+    if has_temp:
+        aside.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(aside))
+    real = evaluate_run.keep
+
+    def taken_meanwhile(folder: Path, record: AccuracyRecord) -> None:
+        with change(folder):
+            real(folder, record)
+
+    monkeypatch.setattr(evaluate_run, "keep", taken_meanwhile)
+    done = evaluated(folder, "--images", pictures)
+    assert "1.0000" in done.stdout
+    message = str(done.exception)
+    assert "another command is changing" in message
+    text = next(aside.iterdir()).read_text("utf-8") if has_temp else message.split("yaml:\n")[1]
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    content["accuracy"] = yaml.safe_load(text)
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    (record,) = read_manifest(folder).accuracy
+    assert record.scores["INT8"][ENSEMBLE].figure == ("top-1", 1.0)
+
+
+def test_a_file_that_cannot_be_written_is_named_before_measuring(
+    tmp_path: Path, pictures: Path, measured: list[ModelSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    can, readonly = os.access, tmp_path / "results"
+    readonly.mkdir()  # root may write anywhere, whatever its mode says
+    monkeypatch.setattr(os, "access", lambda path, mode: path != readonly and can(path, mode))
+    done = evaluated(folder, "--images", pictures, "--json", readonly / "result.json")
+    assert "is read-only; give another file" in str(done.exception)
+    assert measured == []
+
+
+def test_a_disk_that_fills_while_measuring_is_no_traceback(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    with full_disk(100):
+        done = evaluated(
+            folder, "--images", pictures, "--no-record", "--json", tmp_path / "result.json"
+        )
+    assert isinstance(done.exception, ModelSetError)
+    assert "result.json: File too large; make room" in str(done.exception)
     assert "1.0000" in done.stdout
