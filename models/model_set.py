@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,13 @@ class ModelSet:
     @property
     def name(self) -> str:
         return self.manifest.name
+
+    @property
+    def argument(self) -> str:
+        """How a shell's command names the set: as they find it by name, or else its folder."""
+        first = next((p for d in search_path() if (p := _place_of(d / self.folder.name))), None)
+        is_found = first is not None and first.samefile(self.folder)
+        return self.folder.name if is_found else shlex.quote(str(self.folder))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

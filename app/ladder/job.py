@@ -165,5 +165,5 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
     if rung.engine == "ensemble" and len(members) < 2:
         return f"{model_set.name} has one member"
     if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:
-        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.name} makes it"
+        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
     return ""

@@ -200,7 +200,9 @@ def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
     """Measure what the members cost, before anything else is compiled in this process."""
     manifest = model_set.manifest
     subsets_of([member.name for member in manifest.members])  # or it says why not
-    whole = [p for p in precisions if all(p in m.networks for m in manifest.members)]
+    whole = [
+        p for p in precisions if all(m.precision_of(p) in m.networks for m in manifest.members)
+    ]
     if not whole:
         raise ModelSetError(
             f"--subsets compares networks of one precision, and no precision of {model_set.name} "

@@ -137,7 +137,7 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
             out.print(f"  {line}", markup=False)
     out.print(
         f"[green]{model_set.name} has new INT8 networks[/]; their accuracy is not known yet: "
-        f"tandem evaluate {model_set.name} --images DIR"
+        f"tandem evaluate {escape(model_set.argument)} --images DIR"
     )
 
 

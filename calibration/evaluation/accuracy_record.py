@@ -17,7 +17,7 @@ from models.errors import ModelSetError
 from models.ledger import current_records, with_record
 from models.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from models.model_set import ModelSet
-from models.record import Precision
+from models.record import FileRecord, Precision
 
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 RECORD_BYTES = 64 * 1024  # in the manifest, of eight members: at most
@@ -84,12 +84,16 @@ def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
 def sizes_mb(
     model_set: ModelSet, precisions: tuple[Precision, ...]
 ) -> dict[str, dict[Precision, float]]:
-    """Return the size of each network's two files, in 10**6 bytes."""
+    """Return the size of each network's files, in 10**6 bytes, by the precision it runs for."""
+
+    def size_of(file: FileRecord) -> int:
+        return (model_set.folder / file.path).stat().st_size
+
     return {
         member.name: {
-            p: round(sum((model_set.folder / f.path).stat().st_size for f in n.files) / 1e6, 2)
-            for p, n in member.networks.items()
-            if p in precisions
+            p: round(sum(map(size_of, member.network(p).files)) / 1e6, 2)
+            for p in precisions
+            if member.precision_of(p) in member.networks
         }
         for member in model_set.manifest.members
     }

@@ -12,6 +12,7 @@ from calibration.statistics import Paired, Rightness
 from models.cpus import available_cpus
 from models.drop_rule import judged, outcome_of
 from models.manifest import QuantizationOptions
+from models.network_shapes import fixed_batch
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 BATCH = 8
@@ -50,7 +51,13 @@ class Quantized:
 def quantize(model: ov.Model, images: Sequence[Pixels], options: QuantizationOptions) -> ov.Model:
     """Quantise a folded float model; ``images`` are uint8 (H, W, 3) BGR at the input size."""
     options = with_model_type(options, model)
-    quantized: ov.Model = nncf.quantize(model, _dataset(images), **_arguments(options, images))
+    batches = _calibration_batches(images, model)
+    quantized: ov.Model = nncf.quantize(
+        model,
+        nncf.Dataset(batches),
+        advanced_parameters=_advanced(model),
+        **_arguments(options, len(batches)),
+    )
     return quantized
 
 
@@ -78,14 +85,16 @@ def quantize_within(
     if not is_too_much(compared, max_drop, num_members):
         return Quantized(plain, compared)
     say(f"drops {drop * 100:.2f} points, over {max_drop * 100:.2f}: layers go back to float")
+    batches = _calibration_batches(images, model)
     controlled: ov.Model = nncf.quantize_with_accuracy_control(
         model,
-        calibration_dataset=_dataset(images),
-        validation_dataset=nncf.Dataset(list(_batched(validation))),
+        calibration_dataset=nncf.Dataset(batches),
+        validation_dataset=nncf.Dataset(list(_batched(validation, fixed_batch(model)))),
         validation_fn=_validate,
         max_drop=max_drop,
         drop_type=nncf.DropType.ABSOLUTE,
-        **_arguments(with_model_type(options, model), images),
+        advanced_quantization_parameters=_advanced(model),
+        **_arguments(with_model_type(options, model), len(batches)),
     )
     now = Paired.of(before, rightness(controlled, validation))
     left = sorted(quantized_layers(plain) - quantized_layers(controlled))
@@ -120,17 +129,26 @@ def has_attention(model: ov.Model) -> bool:
     return False
 
 
-def _dataset(images: Sequence[Pixels]) -> nncf.Dataset:
-    return nncf.Dataset([image[np.newaxis] for image in images])
+def _calibration_batches(images: Sequence[Pixels], model: ov.Model) -> list[Pixels]:
+    """Return the images one by one, or as many at a time as the network was exported for."""
+    pixels = np.stack(images)
+    return [pixels[places] for places in _places(len(images), fixed_batch(model) or 1)]
 
 
-def _arguments(options: QuantizationOptions, images: Sequence[Pixels]) -> dict[str, Any]:
+def _advanced(model: ov.Model) -> nncf.AdvancedQuantizationParameters | None:
+    """Let NNCF take each image of a batch that is built in by itself, as it does others."""
+    if (fixed_batch(model) or 1) == 1:
+        return None
+    return nncf.AdvancedQuantizationParameters(batchwise_statistics=True)
+
+
+def _arguments(options: QuantizationOptions, num_batches: int) -> dict[str, Any]:
     ignored = nncf.IgnoredScope(
         names=list(options.ignored_names), types=list(options.ignored_types), validate=True
     )
     return {
         "preset": nncf.QuantizationPreset(options.preset),
-        "subset_size": len(images),
+        "subset_size": num_batches,
         "fast_bias_correction": options.fast_bias_correction,
         # NNCF then recommends smooth quantisation and applies it, alpha as it finds best.
         "model_type": nncf.ModelType.TRANSFORMER if options.model_type == "transformer" else None,
@@ -138,9 +156,17 @@ def _arguments(options: QuantizationOptions, images: Sequence[Pixels]) -> dict[s
     }
 
 
-def _batched(labelled: Labelled) -> Iterable[tuple[Pixels, np.ndarray]]:
-    for start in range(0, len(labelled.truth), BATCH):
-        part = slice(start, start + BATCH)
+def _places(num_images: int, fixed: int) -> list[np.ndarray]:
+    """Return the images of each batch of exactly ``fixed``; the first ones fill up the last."""
+    num_batches = -(-num_images // fixed)
+    return np.split(np.resize(np.arange(num_images), num_batches * fixed), num_batches)
+
+
+def _batched(labelled: Labelled, fixed: int | None) -> Iterable[tuple[Pixels, np.ndarray]]:
+    """Yield batches of ``fixed`` images, or of up to 8."""
+    num_images = len(labelled.truth)
+    ends = np.arange(BATCH, num_images, BATCH)
+    for part in _places(num_images, fixed) if fixed else np.split(np.arange(num_images), ends):
         yield labelled.pixels[part], labelled.truth[part]
 
 
@@ -159,7 +185,9 @@ def rightness(model: ov.Model, labelled: Labelled) -> Rightness:
     """Return for each image (N,) whether its likeliest class is right; floats run in f32."""
     options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
-    found = [network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled)]
+    found = [
+        network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled, None)
+    ]
     return np.concatenate(found)
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from calibration.quantization.calibration_images import HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
+from calibration.quantization.nncf_errors import check_ignored, nncf_errors
 from calibration.quantization.quantize import (
     Labelled,
     Quantized,
@@ -30,7 +31,7 @@ from models.manifest import (
 )
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import read_network
+from models.runtime import Pixels, read_network
 
 Say = Callable[[str], None]
 
@@ -91,6 +92,10 @@ def quantize_set(
         _check_runtimes(records)
         floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
         options = {m.name: request.options_of(m) for m in records}
+        for name, path in floats.items():
+            check_ignored(name, options[name], read_network(path))
+        # INT8 takes less than the float weights, which are FP16; golden answers and notes the rest.
+        staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
         size = max(o.subset_size for o in options.values())
         say(f"reading {size} images of {request.images}")
         inputs = manifest.inputs
@@ -102,15 +107,16 @@ def quantize_set(
             model = read_network(path)
             options[name] = with_model_type(options[name], model)
             say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
-            outcome.members[name] = quantize_within(
-                model,
-                [inputs.of(name, p[None])[0] for p in chosen.pixels[: options[name].subset_size]],
-                _of_member(name, validation.labelled, inputs),
-                options[name],
-                max_drop,
-                partial(_say_of, say, name),
-                len(floats),
-            )
+            with nncf_errors(name):
+                outcome.members[name] = quantize_within(
+                    model,
+                    _of_each(name, chosen.pixels[: options[name].subset_size], inputs),
+                    _of_member(name, validation.labelled, inputs),
+                    options[name],
+                    max_drop,
+                    partial(_say_of, say, name),
+                    len(floats),
+                )
         hashes = set(chosen.hashes)
         if any(q.is_retried for q in outcome.members.values()):
             hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
@@ -149,6 +155,11 @@ def _check_runtimes(records: Sequence[MemberRecord]) -> None:
                 "makes INT8 for OpenVINO. Add it without --runtime, or quantised already (an ONNX "
                 "with QuantizeLinear)"
             )
+
+
+def _of_each(name: str, images: Sequence[Pixels], inputs: ImageInputs) -> list[Pixels]:
+    """Return images as a member takes them."""
+    return [inputs.of(name, image[None])[0] for image in images]
 
 
 def _of_member(name: str, labelled: Labelled | None, inputs: ImageInputs) -> Labelled | None:

@@ -35,6 +35,14 @@ class Staging:
     def __init__(self, folder: Path, work: Path) -> None:
         self.folder, self.work = folder, work
 
+    def check_room(self, num_bytes: int) -> None:
+        """Raise :class:`ModelSetError` if the disk has less room: before minutes of work."""
+        if _free_mb(self.folder) < num_bytes / 1e6:
+            raise ModelSetError(
+                f"{self.folder}: {_free_mb(self.folder):.0f} MB are free there, and about "
+                f"{num_bytes / 1e6:.0f} are needed. Make room"
+            )
+
     def network(self, model: ov.Model, stem: str, *, is_float: bool) -> Network:
         """Write an IR (float weights as FP16) and describe it as the manifest does."""
         xml, weights = self.work / f"{stem}.xml", self.work / f"{stem}.bin"

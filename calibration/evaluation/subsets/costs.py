@@ -12,6 +12,8 @@ from calibration.evaluation.inference import BATCH
 from models.model_set import ModelSet
 from models.record import Precision
 from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
 
 NUM_ROUNDS = 7
 
@@ -32,12 +34,12 @@ def measure_costs(model_set: ModelSet, precision: Precision) -> dict[str, Member
     machine does falls on all alike.
     """
     unmeasured = _first_of_all()
-    networks: dict[str, CompiledNetwork] = {}
+    networks: dict[str, LoadedNetwork] = {}
     grown: dict[str, int] = {}
     process = psutil.Process()
     for member in model_set.manifest.members:
         before = process.memory_info().rss
-        networks[member.name] = network = _compiled(model_set, member.name, precision)
+        networks[member.name] = network = _loaded(model_set, member.name, precision)
         network.warm_up()
         grown[member.name] = max(0, process.memory_info().rss - before)
     least = dict.fromkeys(networks, float("inf"))
@@ -61,14 +63,14 @@ def _first_of_all() -> CompiledNetwork:
     return network
 
 
-def _compiled(model_set: ModelSet, member: str, precision: Precision) -> CompiledNetwork:
+def _loaded(model_set: ModelSet, member: str, precision: Precision) -> LoadedNetwork:
     float_type = "f32" if precision == "FP16" else model_set.manifest.float_type
     options = RuntimeOptions(batch_sizes=(BATCH,), float_type=float_type)
-    return CompiledNetwork(model_set.network_path(member, precision), options)
+    return load(model_set.network_path(member, precision), options)
 
 
-def _cpu_ms(network: CompiledNetwork) -> float:
+def _cpu_ms(network: LoadedNetwork) -> float:
     images = np.full((BATCH, *network.input_shape), 127, np.uint8)
     started = process_time()
-    network.infer(images)
+    network.predict(images)
     return (process_time() - started) / BATCH * 1e3

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from models import model_set as module
 from models.errors import ModelSetError
 from models.manifest import FileRecord
 from models.model_set import ModelSet, list_folders, load_model_set
@@ -124,3 +125,12 @@ def test_weights_beside_the_network_cannot_hide_behind_another_file(folder, tmp_
     (folder / "manifest.yaml").write_text(text.replace("path: sure.bin", "path: intact/sure.bin"))
     with pytest.raises(ModelSetError, match=r"the weights of 'sure\.xml' from 'sure\.bin'"):
         load_model_set(str(folder)).network_path("sure")
+
+
+def test_a_command_names_a_set_as_it_can_be_found(tmp_path, monkeypatch):
+    assert load_model_set("imagenette").argument == "imagenette"
+    folder = write_tiny_set(tmp_path / "own sets" / "imagenette")
+    assert load_model_set(str(folder)).argument == f"'{folder}'"  # by name it is the bundled one
+    monkeypatch.setattr(module, "user_sets_dir", lambda: folder.parent)
+    assert load_model_set("imagenette").argument == "imagenette"
+    assert load_model_set(str(folder)).argument == "imagenette"

@@ -90,3 +90,36 @@ def test_layers_go_back_to_float_until_the_drop_is_within_the_limit(
     assert "gather" in outcome.left_float  # the layer whose input has the large feature
     assert "over 1.00" in said[0]
     assert rightness(outcome.model, labelled).all()
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_network_whose_batch_is_built_in(
+    images: list[np.ndarray], labelled: Labelled, batch: int
+) -> None:
+    """12 images and 24 do not come out even in fives."""
+    model = fragile_model()
+    model.reshape([batch, SIZE, SIZE, 3])
+    plain = quantize_within(model, images, labelled, OPTIONS, max_drop=1.0)
+    controlled = quantize_within(model, images, labelled, OPTIONS, max_drop=0.0)
+    assert has_fake_quantize(plain.model)
+    assert controlled.is_retried
+    assert controlled.drop == 0
+    for quantized in (plain, controlled):
+        assert quantized.model.input().shape[0] == batch
+        assert quantized.compared is not None
+        assert quantized.compared.num_images == 24
+
+
+def test_the_batch_size_that_is_built_in_hardly_changes_int8(
+    images: list[np.ndarray], labelled: Labelled
+) -> None:
+    rows = []
+    for batch in (None, 4):
+        model = tiny_model(num_convolutions=2)
+        if batch:
+            model.reshape([batch, SIZE, SIZE, 3])
+        network = CompiledNetwork(
+            quantize(model, images, OPTIONS), RuntimeOptions(batch_sizes=(8,))
+        )
+        rows.append(network.infer(labelled.pixels[:8]))
+    np.testing.assert_allclose(*rows, atol=0.005)

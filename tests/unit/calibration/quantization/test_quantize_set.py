@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import nncf
 import numpy as np
 import pytest
 
@@ -46,7 +47,7 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
         network = CompiledNetwork(made.network_path(member.name), RuntimeOptions())
         golden.check(made.golden, member.name, "INT8", network)
     assert judge(made.manifest).status == "unmeasured"
-    assert "tandem evaluate tiny --images DIR" in done.output
+    assert f"tandem evaluate {folder} --images DIR" in done.output  # its name alone says nothing
 
 
 def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
@@ -186,6 +187,55 @@ def test_bad_input_is_said_and_the_set_is_as_it_was(
     assert isinstance(done.exception, ModelSetError), done.output
     assert says in str(done.exception)
     assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "says"),
+    [
+        ("ignored_names", "Convolution_x", "quantization.ignored_names: its network has no"),
+        ("ignored_types", "Convolutoin", "did you mean Convolution"),
+    ],
+)
+def test_an_operation_that_is_not_in_the_network(
+    folder: Path, pictures: Path, field: str, name: str, says: str
+) -> None:
+    manifest = read_manifest(folder)
+    options = manifest.members[1].quantization.model_copy(update={field: (name,)})
+    second = manifest.members[1].model_copy(update={"quantization": options})
+    members = (manifest.members[0], second)
+    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    before = content(folder)
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    assert isinstance(done.exception, ModelSetError), done.output
+    assert says in str(done.exception)
+    assert f"member {second.name}" in str(done.exception)
+    assert "quantising" not in done.output  # it is seen before any work
+    assert content(folder) == before
+
+
+def test_a_full_disk_is_seen_before_any_work(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(folder)
+    usage = shutil.disk_usage(folder)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    assert isinstance(done.exception, ModelSetError), done.output
+    assert "0 MB are free there" in str(done.exception)
+    assert "reading" not in done.output
+    assert content(folder) == before
+
+
+def test_what_nncf_cannot_do_is_said_in_a_line(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> object:
+        raise nncf.UnsupportedModelError("Exception from src/x.cpp:1:\nno such layer\n\n")
+
+    monkeypatch.setattr(nncf, "quantize", fail)
+    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    assert isinstance(done.exception, ModelSetError), done.output
+    assert "NNCF cannot quantise member sure: no such layer. " in str(done.exception)
 
 
 def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:

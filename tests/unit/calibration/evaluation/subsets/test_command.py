@@ -9,6 +9,7 @@ from app.settings import Settings
 from calibration.evaluation.subsets.costs import measure_costs
 from models.model_set import load_model_set
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import write_pictures, write_tiny_set
 
 
@@ -68,6 +69,16 @@ def test_what_is_refused(tmp_path, monkeypatch, pictures, options, says):
     assert result.exit_code != 0
     assert says in str(result.exception)
     assert (folder / "manifest.yaml").read_text() == before
+
+
+def test_members_of_another_runtime(tmp_path, pictures):
+    folder = write_mixed_set(tmp_path / "set", runtimes=("openvino", "onnxruntime"))
+    out = tmp_path / "out.json"
+    result = evaluated(folder, "--images", pictures, "--subsets", "--json", out)
+    assert result.exit_code == 0, result.exception
+    members = json.loads(out.read_text())["subsets"]["members"]
+    assert set(members) == {"openvino", "onnxruntime"}
+    assert all(member["cpu_ms_per_image"] > 0 for member in members.values())
 
 
 def test_one_member_has_no_subsets(tmp_path, pictures):
