@@ -11,6 +11,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]  # the folder of the packages
 KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
+CALLERS_KEY_VARIABLE = "TANDEM_API_KEY"
 # The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
 REGIONS_FOLDER = "TANDEM_REGIONS_FOLDER"
 NICENESS = "RAY_worker_niceness"
@@ -152,6 +153,11 @@ def gateway_timeout_s() -> float | None:
 def keys_of_environment() -> str | None:
     """Return TANDEM_API_KEYS; set but empty is not the same as not set."""
     return os.environ.get(KEYS_VARIABLE)
+
+
+def callers_key_of_environment() -> str | None:
+    """Return TANDEM_API_KEY, the key that a command sends; None: it is not set."""
+    return os.environ.get(CALLERS_KEY_VARIABLE)
 
 
 def has_haproxy() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.answer_rule import DEFAULT_THRESHOLD
@@ -17,6 +17,7 @@ from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
 from models.record import (
+    RETIRED,
     SUFFIXES,
     FileRecord,
     FloatType,
@@ -37,13 +38,25 @@ class Network(Record):
 
     Input uint8 (N, H, W, 3) BGR at the member's size; output float32 (N, C) in 0..1, as the set's
     task has them: rows that sum to one, or a score for each class by itself. For OpenVINO an IR,
-    which is two files (``xml`` and ``bin``); for the others one ``file``.
+    which is two files (``xml`` and ``bin``); for ONNX Runtime one ``file``.
     """
 
     runtime: RuntimeName = "openvino"
     xml: FileRecord | None = None
     bin: FileRecord | None = None
-    file: FileRecord | None = None  # .onnx with all its weights, .pt2 or .torchscript
+    file: FileRecord | None = None  # .onnx with all its weights
+
+    @field_validator("runtime", mode="before")
+    @classmethod
+    def _is_run_still(cls, given: Any) -> Any:
+        if (suffix := RETIRED.get(str(given))) is not None:
+            raise ValueError(
+                f"{given} runs no members any more: openvino and onnxruntime do. Add the set anew "
+                f"from what it was made of, or from its own {suffix} files, which are converted: "
+                "tandem models add NAME --member MEMBER=FILE --labels labels.txt --trust (it runs "
+                "code of the file)"
+            )
+        return given
 
     @model_validator(mode="after")
     def _files_are_the_runtimes_own(self) -> "Network":
@@ -51,7 +64,7 @@ class Network(Record):
         if self.runtime != "openvino":
             return self._with_one_file()
         if self.xml is None or self.bin is None or self.file is not None:
-            raise ValueError("an OpenVINO network is xml and bin; file is for the other runtimes")
+            raise ValueError("an OpenVINO network is xml and bin; file is for onnxruntime")
         xml = PurePosixPath(self.xml.path)
         if xml.suffix != ".xml" or PurePosixPath(self.bin.path) != xml.with_suffix(".bin"):
             raise ValueError(

@@ -22,20 +22,12 @@ FloatType = Literal["f32", "bf16"]
 # What a set's rows are: a distribution over classes, or a score for each class by itself.
 Task = Literal["classification", "multi_label"]
 # What runs a network; the file's suffix follows from it.
-RuntimeName = Literal["openvino", "onnxruntime", "torch", "torchscript"]
-SUFFIXES: dict[RuntimeName, str] = {
-    "openvino": ".xml",
-    "onnxruntime": ".onnx",
-    "torch": ".pt2",
-    "torchscript": ".torchscript",
-}
+RuntimeName = Literal["openvino", "onnxruntime"]
+SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # The Python package of each; the extra that brings it is called the same.
-PACKAGES: dict[RuntimeName, str] = {
-    "openvino": "openvino",
-    "onnxruntime": "onnxruntime",
-    "torch": "torch",
-    "torchscript": "torch",
-}
+PACKAGES: dict[RuntimeName, str] = {"openvino": "openvino", "onnxruntime": "onnxruntime"}
+# Runtimes of sets from before they were converted when they are added, and their files.
+RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
 
 
 # Of a member in the average. The bound keeps their sum finite; strict: true is no 1.0.

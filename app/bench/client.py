@@ -11,8 +11,8 @@ from itertools import count
 
 import aiohttp
 
+from app.access.client_tls import ClientTls
 from app.bench.samples import Sample
-from models.client_tls import ClientTls
 
 MAX_UNDER_WAY = 2000  # of an open loop; what comes beyond is counted as ``client_full``, not sent
 Heard = Callable[[Sample], None]

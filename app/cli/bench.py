@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app.access.api_keys import key_headers
+from app.access.client_tls import ClientTls
 from app.cli.options import ClientCert, ClientKey, Images, JsonFile, KeyFile, Plot, Roots
 from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
-from models.api_keys import key_headers
-from models.client_tls import ClientTls
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 

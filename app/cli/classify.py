@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from app.access.api_keys import sent_key
+from app.access.client_tls import ClientTls
 from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
-from models.api_keys import sent_key
-from models.client_tls import ClientTls
 from models.image_files import find_files
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from app.errors import ConfigError
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from app.ladder.job import LadderJob
     from app.ladder.runner import LadderStep
-    from models.rung import RungResult
+    from calibration.ladder.rung import RungResult
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)

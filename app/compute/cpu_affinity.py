@@ -1,8 +1,8 @@
 """CPU affinity: gives every replica of a machine cores of its own.
 
 OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here the
-first replica takes the first free place of :func:`models.topology.place_replicas`, the next one the
-next. A place is held by file locks, which the kernel releases however the process ends.
+first replica takes the first free place of :func:`app.compute.topology.place_replicas`, the next
+one the next. A place is held by file locks, which the kernel releases however the process ends.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from models.topology import Core, place_replicas, read_cores
+from app.compute.topology import Core, place_replicas, read_cores
 
 logger = logging.getLogger("ray.serve")
 LOCKS = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"

@@ -5,10 +5,10 @@ import hmac
 import logging
 from collections.abc import Iterable, Sequence
 
+from app.access.api_keys import keys_in, read_key_file, readable_by_others
 from app.environment import KEYS_VARIABLE, keys_of_environment
 from app.errors import UnauthorizedError
 from app.settings import Settings
-from models.api_keys import keys_in, read_key_file, readable_by_others
 
 logger = logging.getLogger("ray.serve")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from app.errors import ConfigError
 from app.ladder.rungs import SERVICE, Rung, rungs
+from calibration.ladder.rung import RungNetwork, RungTask, TorchSource
 from models.cpus import available_cpus
 from models.model_set import ModelSet, load_model_set, search_path
-from models.rung import RungNetwork, RungTask, TorchSource
 
 RESTORABLE = ("resnet50",)  # calibration.training.unfold makes PyTorch weights of their float IR
 SIZES = range(32, 1025)

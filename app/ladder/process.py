@@ -12,7 +12,7 @@ from typing import IO
 from app.compute.child_process import Child, last_words
 from app.ladder.store import Store, write_whole
 from app.metrics.rapl import PackagePower
-from models.rung import RungError, RungResult, RungTask, read_result
+from calibration.ladder.rung import RungError, RungResult, RungTask, read_result
 
 WORKER = "calibration.ladder.worker"
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, on a slow machine

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from app.ladder.job import LadderJob
 from app.ladder.rungs import Rung
-from models.rung import RungOptions, RungResult
+from calibration.ladder.rung import RungOptions, RungResult
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.rung import Engine, RungOptions
+from calibration.ladder.rung import Engine, RungOptions
 
 SERVICE = "service"  # the rung that is not a process of calibration.ladder
 BATCHES = (4, 8, 16)

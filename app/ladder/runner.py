@@ -11,8 +11,8 @@ from app.ladder.process import Say, run_task
 from app.ladder.rungs import SERVICE, Rung
 from app.ladder.service import run_service_rung
 from app.ladder.store import Store
+from calibration.ladder.rung import RungOptions, RungResult, RungTask
 from models.errors import TandemError
-from models.rung import RungOptions, RungResult, RungTask
 
 OVERHEAD_S = 15.0  # of a rung besides its measuring, before one was seen
 MADE_ONCE = "prepare-"  # in the names of preparations' results

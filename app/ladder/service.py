@@ -25,7 +25,7 @@ from app.ladder.store import Store, write_whole
 from app.launch.config import ServeConfig, default_config
 from app.launch.ports import free_port
 from app.metrics.rapl import PackagePower
-from models.rung import Figures, RungOptions, RungResult
+from calibration.ladder.rung import Figures, RungOptions, RungResult
 
 START_S = 240.0
 STOP_S = 60.0

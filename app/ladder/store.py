@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import ConfigError
-from models.rung import RungError, RungResult, read_result
+from calibration.ladder.rung import RungError, RungResult, read_result
 
 JOB_NAME = "job.json"
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"

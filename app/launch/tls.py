@@ -4,9 +4,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.access.client_tls import no_passphrase, reason
 from app.errors import ConfigError
 from app.launch.http_options import HttpOptions
-from models.client_tls import no_passphrase, reason
 
 
 @dataclass(frozen=True)

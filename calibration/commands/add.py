@@ -24,8 +24,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
 MembersOption = Annotated[
     list[str],
     typer.Option(
-        help="NAME=PATH of an ONNX, OpenVINO IR, TFLite, torch.export (.pt2) or TorchScript (.pt) "
-        "classifier; once per member (1 to 8), twice for one that has a float and an INT8 network"
+        help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier, or with --trust one of "
+        "PyTorch (.pt2, .pt); once per member (1 to 8), twice for one that has a float and an INT8 "
+        "network"
     ),
 ]
 Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
@@ -69,9 +70,16 @@ Outputs = Annotated[
 Runtimes = Annotated[
     list[str] | None,
     typer.Option(
-        help="NAME=openvino, onnxruntime, torch or torchscript, what runs the member  (default: "
-        "torch for .pt2, torchscript for .pt, openvino for all else); the others are extras: "
-        "pip install 'tandem[onnxruntime]'"
+        help="NAME=openvino or onnxruntime, what runs the member  (default: openvino); the other "
+        "is an extra: pip install 'tandem[onnxruntime]'"
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="load PyTorch files (torch.export's .pt2, TorchScript), which runs code of theirs, in "
+        "a process of its own, and convert them; needs the extra torch",
     ),
 ]
 Architectures = Annotated[
@@ -119,6 +127,7 @@ def add(
     member_options: OptionsFile = None,
     member_class_ids: MemberIds = None,
     runtime: Runtimes = None,
+    trust: Trust = False,
     architecture: Architectures = None,
     weight: Weights = None,
     source: Sources = None,
@@ -158,6 +167,7 @@ def add(
         ),
         member_options=read_member_options(member_options) if member_options else {},
         runtimes={key: _runtime(value) for key, value in pairs(runtime or [], "--runtime")},
+        is_trusted=trust,
         architectures=dict(pairs(architecture or [], "--architecture")),
         weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
         sources=dict(pairs(source or [], "--source")),

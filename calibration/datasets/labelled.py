@@ -46,7 +46,7 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
 
     """
     if source.is_dir():
-        named = _from_folder(source)
+        named = folder_files(source)
         names = sorted(p.name for p in source.iterdir() if p.is_dir() and not _is_hidden(p))
     elif source.is_file():
         named = listed_files(source)
@@ -109,7 +109,8 @@ def _is_image(path: Path, below: Path) -> bool:
     return is_image(path) and not any(map(is_hidden, path.relative_to(below).parts[:-1]))
 
 
-def _from_folder(folder: Path) -> list[tuple[Path, str]]:
+def folder_files(folder: Path) -> list[tuple[Path, str]]:
+    """Return every image of an ImageFolder and its folder's name, sorted by path; raise if none."""
     paths = sorted(p for p in folder.glob("*/*") if _is_image(p, folder))
     if not paths:
         raise ModelSetError(f"no images in {folder}: expected {folder}/<class>/<name>.jpg")

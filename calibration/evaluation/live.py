@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
+from app.access.api_keys import key_headers
 from calibration.datasets.labelled import ImageFile, LabelledImage
 from calibration.evaluation.inference import PredictedBatch
 from models.accuracy import ENSEMBLE
-from models.api_keys import key_headers
 from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
 from models.model_set import ModelSet

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from calibration.ladder.measure import NetworkCall
+from calibration.ladder.rung import RungOptions, RungTask
 from models.ensemble import Probabilities
 from models.errors import TandemError
-from models.rung import RungOptions, RungTask
 from models.runtime import Pixels
 
 SEED = 20

@@ -12,11 +12,11 @@ from calibration.ladder.engine import (
     random_pixels,
 )
 from calibration.ladder.measure import NetworkCall
+from calibration.ladder.rung import RungOptions, RungTask
 from models.ensemble import Probabilities, average, is_sure
 from models.image_inputs import ImageInputs
 from models.manifest import read_manifest
 from models.model_set import ModelSet
-from models.rung import RungOptions, RungTask
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 

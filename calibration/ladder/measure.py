@@ -14,7 +14,7 @@ from statistics import fmean, median, pstdev
 
 import psutil
 
-from models.rung import Figures, RungError
+from calibration.ladder.rung import Figures, RungError
 
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # shorter, the clock of a virtual machine wavers more than what it counts

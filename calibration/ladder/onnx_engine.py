@@ -8,10 +8,10 @@ import numpy as np
 
 from calibration.ladder.engine import SEED, random_pixels
 from calibration.ladder.measure import NetworkCall
+from calibration.ladder.rung import RungOptions, RungTask
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities
 from models.extras import needs_extra
-from models.rung import RungOptions, RungTask
 from models.runtime import Pixels
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import openvino as ov
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
 from calibration.ladder.measure import NetworkCall
+from calibration.ladder.rung import RungNetwork, RungOptions, RungTask
 from models.ensemble import Probabilities
 from models.manifest import read_manifest
 from models.model_set import ModelSet
-from models.rung import RungNetwork, RungOptions, RungTask
 from models.runtime import Pixels, compile_with, read_network
 
 

@@ -17,6 +17,7 @@ from calibration.ladder.engine import (
     random_pixels,
 )
 from calibration.ladder.openvino_engine import int8_file, member_ir
+from calibration.ladder.rung import RungNetwork, RungTask
 from models.errors import ImageError, ModelSetError
 from models.extras import needs_extra
 from models.image_record import ImageRecord
@@ -29,7 +30,6 @@ from models.manifest import (
 )
 from models.model_set import ModelSet
 from models.record import Precision
-from models.rung import RungNetwork, RungTask
 from models.runtime import read_network
 
 CALIBRATION_IMAGES = 48  # random ones: they set ranges, of which nobody asks whether they are right

@@ -9,10 +9,10 @@ import torch
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
 from calibration.ladder.measure import NetworkCall
+from calibration.ladder.rung import RungOptions, RungTask
 from calibration.ladder.torch_network import normalised, torch_network
 from models.cpus import has_bf16
 from models.ensemble import Probabilities
-from models.rung import RungOptions, RungTask
 from models.runtime import Pixels
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -7,11 +7,11 @@ import torch
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
 from calibration.ladder.openvino_engine import member_ir
+from calibration.ladder.rung import RungNetwork, RungTask
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from calibration.sets.networks import build_network, torchvision_models
 from calibration.training.unfold import unfold
 from models.errors import ModelSetError
-from models.rung import RungNetwork, RungTask
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
 ALIKE = 0.02  # of a probability: weights in FP16 and other kernels do not differ more

@@ -19,9 +19,9 @@ from pathlib import Path
 from calibration.ladder.engine import MakeReady, ReadyNetwork, SkippedError, top1
 from calibration.ladder.measure import WARM_UP, figures_of, run_calls
 from calibration.ladder.prepare import PREPARATIONS
+from calibration.ladder.rung import RungOptions, RungResult, RungTask
 from models.errors import TandemError
 from models.extras import MissingExtraError, needs_extra
-from models.rung import RungOptions, RungResult, RungTask
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 TRIAL = 0.15  # of a run's time, for each choice where there are several

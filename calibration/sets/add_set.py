@@ -1,19 +1,14 @@
-"""Creates a model set of existing classifiers (ONNX, OpenVINO IR, TFLite or .pt2)."""
+"""Creates a model set of existing classifiers (ONNX, OpenVINO IR, TFLite, PyTorch's)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from calibration.sets.classes import ClassMap
-from calibration.sets.import_network import Imported, import_network
+from calibration.sets.import_network import Imported
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
-from calibration.sets.runtimes.importing import (
-    STATE,
-    import_file,
-    import_weights,
-    runtime_for,
-)
+from calibration.sets.runtimes.importing import STATE, import_member, import_weights
 from calibration.sets.staging import Staging
 from calibration.sets.task import set_task
 from calibration.sets.transaction import create
@@ -38,8 +33,8 @@ class NewSet:
     member_class_ids: Mapping[str, Path] = field(default_factory=dict)
     options: MemberOptions = field(default_factory=MemberOptions)  # of all members
     member_options: Mapping[str, MemberOptions] = field(default_factory=dict)  # where they differ
-    # Where it is not the file's own: PyTorch for .pt2, OpenVINO for all else.
-    runtimes: Mapping[str, RuntimeName] = field(default_factory=dict)
+    runtimes: Mapping[str, RuntimeName] = field(default_factory=dict)  # where it is not OpenVINO
+    is_trusted: bool = False  # PyTorch files may be loaded, which runs code of theirs
     architectures: Mapping[str, str] = field(default_factory=dict)  # of safetensors: torchvision's
     weights: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +132,7 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
     options, classes = new.options_of(name), None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
         classes = ClassMap(read_lines(own), ids, str(own))
-    runtime = runtime_for(path, new.runtimes.get(name))
+    runtime = new.runtimes.get(name, "openvino")
     how = FileOptions(
         options.input_size,
         options.normalisation,
@@ -150,18 +145,7 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
     if path.suffix == STATE:
         num, whose = len(read_lines(new.labels)), new.architectures.get(name)
         return _Member(name, path, import_weights(path, whose, num, runtime, how))
-    if runtime != "openvino":
-        return _Member(name, path, import_file(path, runtime, how))
-    network = import_network(
-        path,
-        options.input_size,
-        options.normalisation,
-        options.outputs or "auto",
-        layout=options.layout,
-        pixel_order=options.color_order,
-        classes=classes,
-        task=new.task,
-    )
+    network = import_member(path, runtime, how, is_trusted=new.is_trusted)
     return _Member(name, path, network)
 
 

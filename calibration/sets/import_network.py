@@ -71,6 +71,7 @@ def import_network(
     pixel_order: ColorOrder | None = None,
     classes: ClassMap | None = None,
     task: Task | None = None,
+    converted: Path | None = None,
 ) -> Imported:
     """Read an IR, ONNX or TFLite classifier and fold preprocessing and its ending into it.
 
@@ -85,13 +86,14 @@ def import_network(
             which are taken as folded already.
         classes: the network's own, if they are to be mapped to others.
         task: of the set; None: multi-label if it ends in a sigmoid, else classification.
+        converted: the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
 
     Raises:
         ModelSetError: not one image in and one row of classes out; the message says what is.
 
     """
-    check_external_data(path)
-    model = read_network(path)
+    check_external_data(converted or path)
+    model = read_network(converted or path)
     _check_ends(model, path)
     check_weights(model, path)
     found, size = _layout_and_size(model, path, input_size, layout)

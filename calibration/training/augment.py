@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibration.datasets.folder import class_names, list_folder
+from calibration.datasets.labelled import folder_files
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.errors import ModelSetError
 from models.runtime import Pixels
@@ -28,15 +28,15 @@ class LabelledImages:
 
 def read_folders(folders: list[Path]) -> LabelledImages:
     """Decode every image of the folders into memory (about 100 KB each at 160 px)."""
-    files = [file for folder in folders for file in list_folder(folder)]
-    classes = class_names(files)
+    files = [file for folder in folders for file in folder_files(folder)]
+    classes = tuple(sorted({name for _, name in files}))  # the order of the network's outputs
     images = []
-    for file in files:
-        image = cv2.imread(str(file.path), cv2.IMREAD_COLOR_RGB)
+    for path, _ in files:
+        image = cv2.imread(str(path), cv2.IMREAD_COLOR_RGB)
         if image is None:
-            raise ModelSetError(f"{file.path} cannot be decoded; remove it and start again")
+            raise ModelSetError(f"{path} cannot be decoded; remove it and start again")
         images.append(np.asarray(image, np.uint8))
-    labels = np.array([classes.index(file.class_name) for file in files], np.int64)
+    labels = np.array([classes.index(name) for _, name in files], np.int64)
     return LabelledImages(images, labels, classes)
 
 

@@ -7,6 +7,8 @@ writes one after every epoch, so Ctrl-C costs at most the epoch that was running
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +18,15 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from calibration.datasets.folder import class_names, list_folder, read_pixels
+from calibration.datasets.labelled import folder_files
 from calibration.sets.networks import NETWORKS
 from calibration.training.augment import LabelledImages, read_folders
 from calibration.training.recipe import Recipe, parse_sizes
 from calibration.training.teacher import Teacher
 from calibration.training.trainer import Trainer
-from models.errors import ModelSetError, TandemError
-from models.image import ImageRule
+from models.errors import ImageError, ModelSetError, TandemError
+from models.image import ImageRule, read_image
+from models.runtime import Pixels
 
 console = Console()
 
@@ -87,16 +90,21 @@ def _train_one_epoch(
 def _accuracy(trainer: Trainer, folder: Path, classes: tuple[str, ...]) -> dict[str, float]:
     """Measure a little above the size trained at, where a network is best (Touvron 2019)."""
     size = math.ceil(trainer.recipe.size_at(trainer.epoch - 1) * 1.15 / 16) * 16
-    files = list_folder(folder)
-    if class_names(files) != classes:
-        raise ModelSetError(
-            f"{folder} has classes {class_names(files)}, the training set {classes}"
-        )
-    unreadable: list[str] = []
-    rows = list(read_pixels(files, ImageRule(size, round(size * 8 / 7)), unreadable))
-    pixels = np.stack([image[:, :, ::-1] for _, image in rows])  # (N, H, W, 3) RGB
-    labels = np.array([classes.index(file.class_name) for file, _ in rows], np.int64)
+    files = folder_files(folder)
+    there = tuple(sorted({name for _, name in files}))
+    if there != classes:
+        raise ModelSetError(f"{folder} has classes {there}, the training set {classes}")
+    rows = list(_read(files, ImageRule(size, round(size * 8 / 7))))
+    pixels = np.stack([image[:, :, ::-1] for image, _ in rows])  # (N, H, W, 3) RGB
+    labels = np.array([classes.index(name) for _, name in rows], np.int64)
     return {f"top1_at_{size}": round(trainer.accuracy(pixels, labels), 4)}
+
+
+def _read(files: list[tuple[Path, str]], rule: ImageRule) -> Iterator[tuple[Pixels, str]]:
+    """Yield (uint8 (H, W, 3) BGR, class) of each file; what cannot be read is left out."""
+    for path, name in files:
+        with suppress(ImageError, OSError):
+            yield read_image(path.read_bytes(), rule), name
 
 
 if __name__ == "__main__":

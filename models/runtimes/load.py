@@ -1,7 +1,6 @@
 """Loads a member's network with the runtime that its file is for."""
 
 import os
-from importlib import import_module
 from pathlib import Path
 
 from models.errors import ModelSetError
@@ -11,12 +10,6 @@ from models.runtimes.interface import LoadedNetwork
 from models.runtimes.options import RuntimeOptions
 
 STATM = Path("/proc/self/statm")  # pages: size, resident, ...
-# The module and class of each runtime that is an extra; imported when a network needs it.
-EXTRAS: dict[RuntimeName, tuple[str, str]] = {
-    "onnxruntime": ("models.runtimes.onnx_runtime", "OnnxNetwork"),
-    "torch": ("models.runtimes.torch_network", "TorchNetwork"),
-    "torchscript": ("models.runtimes.torchscript.network", "ScriptNetwork"),
-}
 
 
 def runtime_of(path: Path) -> RuntimeName:
@@ -46,8 +39,9 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
     if runtime == "openvino":
         network = CompiledNetwork(path, options)
     else:
-        module, name = EXTRAS[runtime]
-        network = getattr(import_module(module), name)(path, options)
+        from models.runtimes.onnx_runtime import OnnxNetwork  # an extra: only for who needs it
+
+        network = OnnxNetwork(path, options)
     network.memory_bytes = max(0, _resident_bytes() - before)
     return network
 

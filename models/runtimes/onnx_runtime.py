@@ -1,9 +1,12 @@
 """ONNX Runtime on the CPU: the extra ``onnxruntime``.
 
 A member's file is one ONNX graph with its preprocessing folded in: uint8 (N, H, W, 3) BGR to
-float32 (N, C) probabilities. N may be built in.
+float32 (N, C) probabilities. Nothing is compiled for a batch size: a batch runs as large as it is,
+unless the file has a size built in. Then any number of images is taken, and runs that many at a
+time.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,17 +16,20 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.record import RuntimeName
-from models.runtimes.batches import BatchedNetwork
+from models.runtimes.interface import check_fits
 from models.runtimes.onnx_file import read_onnx
 from models.runtimes.options import Pixels, RuntimeOptions
 
 QUIET = 3  # ONNX Runtime's log level "error": warnings go to stderr unasked
 
 
-class OnnxNetwork(BatchedNetwork):
+class OnnxNetwork:
     """One session, which any number of threads may run."""
 
     runtime: ClassVar[RuntimeName] = "onnxruntime"
+    float_type = "f32"
+    memory_bytes = 0  # measured by models.runtimes.load
+    kernels: tuple[str, ...] = ()  # ONNX Runtime does not tell
 
     def __init__(self, path: Path, options: RuntimeOptions) -> None:
         """Load an ONNX file.
@@ -34,7 +40,7 @@ class OnnxNetwork(BatchedNetwork):
                 an opset that this onnxruntime lacks.
 
         """
-        super().__init__(path, options)
+        self.path, self.num_threads = path, options.num_threads
         with needs_extra("onnxruntime", f"{path.name}: a member that runs on ONNX Runtime"):
             import onnxruntime
         self.version = str(onnxruntime.__version__)
@@ -47,9 +53,12 @@ class OnnxNetwork(BatchedNetwork):
             raise ModelSetError(
                 f"ONNX Runtime {self.version} cannot load {path}: {_first_line(error)}"
             ) from error
-        self._check_ends()
+        self.input_shape, self.num_classes, self.fixed_batch = self._ends()
+        sizes = {self.fixed_batch} if self.fixed_batch else set(options.batch_sizes)
+        self.batch_sizes = tuple(sorted(sizes))
 
-    def _check_ends(self) -> None:
+    def _ends(self) -> tuple[tuple[int, ...], int, int | None]:
+        """Return the images' shape, the number of classes and the built-in batch size, if any."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelSetError(
@@ -70,7 +79,53 @@ class OnnxNetwork(BatchedNetwork):
                 f"{self.path} gives {given.type} {given.shape}; a member gives float32 [N,C]"
             )
         self._names = [given.name], taken.name
-        self._takes(sides[0] if isinstance(sides[0], int) else None, sides[1:], classes)
+        batch = sides[0] if isinstance(sides[0], int) else None
+        return sides[1:], classes, batch
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch that :meth:`predict` takes."""
+        return self.batch_sizes[-1]
+
+    def add_batch_size(self, size: int) -> None:
+        """Take batches of one more size; a built-in one stays alone."""
+        if self.fixed_batch is None:
+            self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
+
+    def remove_batch_size(self, size: int) -> None:
+        """Take back a size that was added."""
+        self.batch_sizes = tuple(of for of in self.batch_sizes if of != size)
+
+    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
+
+        Returns:
+            float32 (N, C), the caller's own.
+
+        Raises:
+            ValueError: more or fewer images, of another shape, or no uint8.
+
+        """
+        num = len(images)
+        if not num or (num > self.max_batch_size and self.fixed_batch is None):
+            raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are taken")
+        for image in images:
+            if image.dtype != np.uint8:
+                raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
+            if image.shape != self.input_shape:
+                told = f"an image of {image.shape}; the network takes {self.input_shape}"
+                raise ValueError(told)
+        batch = np.ascontiguousarray(images)  # (N, H, W, 3)
+        return self._run(batch) if self.fixed_batch in (None, num) else self._in_parts(batch)
+
+    def check_fits(self, input_size: int, num_classes: int) -> None:
+        """Raise :class:`ModelSetError` unless the network is what its manifest says."""
+        check_fits(self.input_shape, self.num_classes, input_size, num_classes)
+
+    def warm_up(self) -> None:
+        """Run every batch size once: the first run allocates."""
+        for size in self.batch_sizes:
+            self.predict(np.zeros((size, *self.input_shape), np.uint8))
 
     def _run(self, batch: Pixels) -> Probabilities:
         outputs, name = self._names
@@ -83,6 +138,14 @@ class OnnxNetwork(BatchedNetwork):
             told = f"{self.path} answers {rows.shape} to {len(batch)} images"
             raise ModelSetError(told)
         return np.asarray(rows, np.float32)
+
+    def _in_parts(self, batch: Pixels) -> Probabilities:
+        assert self.fixed_batch is not None
+        size, num = self.fixed_batch, len(batch)
+        filled = np.zeros((-(-num // size) * size, *self.input_shape), np.uint8)
+        filled[:num] = batch
+        parts = [self._run(filled[i : i + size]) for i in range(0, len(filled), size)]
+        return np.concatenate(parts)[:num]
 
 
 def _session_options(onnxruntime: Any, options: RuntimeOptions) -> Any:

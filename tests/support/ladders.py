@@ -7,7 +7,7 @@ from typing import Any
 from app.ladder.job import Asked, LadderJob, prepare
 from app.ladder.process import Say
 from app.ladder.store import Store
-from models.rung import Figures, RungNetwork, RungOptions, RungResult, RungTask
+from calibration.ladder.rung import Figures, RungNetwork, RungOptions, RungResult, RungTask
 from tests.support.tiny_networks import SIZE
 
 

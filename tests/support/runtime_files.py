@@ -1,19 +1,15 @@
-"""Tiny networks of every runtime, made in code: what :func:`tiny_model` computes, as ONNX and .pt2.
+"""Tiny networks made in code: what :func:`tiny_model` computes, as ONNX and .pt2.
 
 ONNX files are written byte by byte (no exporter, no onnx package); a .pt2 needs torch.
 """
 
-import json
 import struct
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from models.manifest import MemberRecord, Network, read_manifest, write_manifest
 from models.record import SUFFIXES, FileRecord, RuntimeName
 from tests.support.calibration.onnx_file import onnx_value, proto
-from tests.support.script_files import write_tiny_script
 from tests.support.tiny_networks import SIZE, record_golden, write_tiny_set
 
 UINT8, FLOAT = 2, 1  # onnx.TensorProto.DataType
@@ -87,7 +83,7 @@ def float_onnx(gain: float = 4.0, batch: int | str = BATCH, *, external: str = "
 
 
 def write_tiny_pt2(path: Path, gain: float = 4.0, batch: int | None = None) -> Path:
-    """Export what :func:`tiny_onnx` computes; ``batch`` builds a size in."""
+    """Export what :func:`tiny_onnx` computes, as sets had it once; ``batch`` builds a size in."""
     import torch
 
     class Tiny(torch.nn.Module):
@@ -112,26 +108,6 @@ def export_module(module: Any, path: Path, example: Any, batch: int | None = Non
     torch.export.save(program, path)
 
 
-def rewritten_pt2(
-    source: Path,
-    path: Path,
-    program: Callable[[dict[str, Any]], None] = lambda _: None,
-    entries: dict[str, bytes] | None = None,
-) -> Path:
-    """Copy a .pt2 with another graph, or with other bytes of entries (by the end of their name)."""
-    with zipfile.ZipFile(source) as before, zipfile.ZipFile(path, "w") as after:
-        for name in before.namelist():
-            content = before.read(name)
-            if "/models/" in name:
-                changed = json.loads(content)
-                program(changed)
-                content = json.dumps(changed).encode()
-            for end, given in (entries or {}).items():
-                content = given if name.endswith(end) else content
-            after.writestr(name, content)
-    return path
-
-
 def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: float = 8.0) -> Path:
     """Write a model set with golden answers whose members compute the same, each on a runtime.
 
@@ -144,10 +120,6 @@ def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: fl
         path = folder / f"{runtime}{SUFFIXES[runtime]}"
         if runtime == "onnxruntime":
             path.write_bytes(tiny_onnx(gain))
-        elif runtime == "torch":
-            write_tiny_pt2(path, gain)
-        elif runtime == "torchscript":
-            write_tiny_script(path, gain)
         if runtime != "openvino":
             file = FileRecord.of(folder, path.name)
             networks[runtime] = Network(runtime=runtime, file=file)

@@ -1,17 +1,14 @@
-"""TorchScript files made in code, as their users make them, and doctored ones."""
+"""TorchScript files made in code, as their users make them."""
 
 import json
 import pickle
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support.tiny_networks import SIZE
-
-Change = Callable[[bytes], bytes]
 
 
 @contextmanager
@@ -48,7 +45,7 @@ def frozen(module: Any) -> Any:
 
 
 def save_script(module: Any, path: Path, extra: dict[str, Any] | None = None) -> Path:
-    """Write a scripted or traced module; ``extra`` is what ``tandem models add`` notes of it."""
+    """Write a scripted or traced module; ``extra`` is what ``models add`` noted of it once."""
     import torch
 
     files = {} if extra is None else {"tandem.json": json.dumps(extra)}
@@ -58,7 +55,7 @@ def save_script(module: Any, path: Path, extra: dict[str, Any] | None = None) ->
 
 
 def write_tiny_script(path: Path, gain: float = 4.0, batch: int | None = None) -> Path:
-    """Write the member's file of what :func:`tests.support.runtime_files.tiny_onnx` computes."""
+    """Write what :func:`tests.support.runtime_files.tiny_onnx` computes, as sets had it once."""
     import torch
 
     class Tiny(torch.nn.Module):
@@ -101,76 +98,6 @@ def write_float_script(path: Path, gain: float = 4.0, how: str = "trace", batch:
     sides = (batch or 2, 3, SIZE, SIZE)
     made = traced(module, sides, is_float=True) if "trace" in how else scripted(module)
     return save_script(frozen(made) if "freeze" in how else made, path)
-
-
-def doctored(
-    source: Path, path: Path, changes: dict[str, Change], more: dict[str, bytes] | None = None
-) -> Path:
-    """Copy an archive with other bytes of entries (by the end of their name), and more entries."""
-    with zipfile.ZipFile(source) as before, zipfile.ZipFile(path, "w") as after:
-        for entry in before.infolist():
-            content = before.read(entry)
-            for end, change in changes.items():
-                if entry.filename.endswith(end):
-                    content = change(content)
-            after.writestr(zipfile.ZipInfo(entry.filename), content)
-        for name, content in (more or {}).items():
-            after.writestr(zipfile.ZipInfo(name), content)
-    return path
-
-
-def with_line(function: str, line: str) -> Change:
-    """Return a change of code: ``line`` becomes the first one of a function."""
-
-    def change(content: bytes) -> bytes:
-        text = content.decode()
-        start = text.index(f"def {function}(")
-        end = text.index(":\n", text.index("->", start)) + 2
-        indent = " " * (len(text[end:]) - len(text[end:].lstrip(" ")))
-        return f"{text[:end]}{indent}{line}\n{text[end:]}".encode()
-
-    return change
-
-
-CODE = """class Net(Module):
-  __parameters__ = []
-  __buffers__ = []
-  weight : Tensor
-  def forward(self: __torch__.Net,
-    image: Tensor) -> Tensor:
-    weight = self.weight
-    return torch.mul(torch.mean(image, [2, 3]), weight)
-"""
-# What torch.jit.save writes of a Net with three numbers, opcode by opcode.
-STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x03tQ"
-TENSOR = (
-    b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\0(K\x03t(K\x01t\x89"
-    b"ccollections\nOrderedDict\n)RtR"
-)
-NET = b"c__torch__\nNet\n)\x81}(X\x06\0\0\0weight" + TENSOR + b"ub"
-DATA = b"\x80\x02" + NET + b"."
-
-
-def write_by_hand(
-    path: Path,
-    code: str = CODE,
-    data: bytes = DATA,
-    more: dict[str, bytes] | None = None,
-    weights: bytes = bytes(12),
-) -> Path:
-    """Write a TorchScript archive without PyTorch; ``more`` adds entries or replaces them."""
-    entries = {
-        "net/data.pkl": data,
-        "net/constants.pkl": b"\x80\x02).",
-        "net/data/0": weights,
-        "net/code/__torch__.py": code.encode(),
-        "net/version": b"3\n",
-        "net/byteorder": b"little",
-    } | (more or {})
-    with zipfile.ZipFile(path, "w") as out:
-        for name, content in entries.items():
-            out.writestr(zipfile.ZipInfo(name), content)
-    return path
 
 
 class TouchesWhenLoaded:

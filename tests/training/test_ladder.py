@@ -8,13 +8,13 @@ import torch
 
 from calibration.ladder.engine import SkippedError, random_pixels
 from calibration.ladder.openvino_engine import OpenVinoNetwork
+from calibration.ladder.rung import RungNetwork, RungOptions, RungTask
 from calibration.ladder.torch_engine import TorchNetwork, check_possible
 from calibration.ladder.torch_network import random_network, torch_network
 from calibration.ladder.worker import outcome_of
 from calibration.sets.networks import torchvision_models
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR, load_model_set
-from models.rung import RungNetwork, RungOptions, RungTask
 
 # OpenVINO and the rungs trace with torch.jit, which torch deprecates; NNCF's imports warn as well.
 pytestmark = pytest.mark.filterwarnings("ignore")

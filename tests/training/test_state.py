@@ -1,4 +1,4 @@
-"""``models add`` of safetensors: torchvision's architectures, for OpenVINO and for PyTorch."""
+"""``models add`` of safetensors: torchvision's architectures, converted."""
 
 from pathlib import Path
 
@@ -40,11 +40,9 @@ def test_weights_of_a_known_architecture(tmp_path: Path) -> None:
     with torch.inference_mode():
         batch = normalised(np.ascontiguousarray(pixels[..., ::-1]))
         expected = module(batch).softmax(1).numpy()
-    for runtime in ("openvino", "torch"):
-        made = added(tmp_path, "resnet18", runtime)
-        assert made.manifest.members[0].runtimes == (runtime,)
-        network = load(made.network_path("one", "FP16"), RuntimeOptions())
-        np.testing.assert_allclose(network.predict(pixels), expected, atol=5e-3)
+    made = added(tmp_path, "resnet18", None)
+    network = load(made.network_path("one", "FP16"), RuntimeOptions())
+    np.testing.assert_allclose(network.predict(pixels), expected, atol=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_weights_of_a_known_architecture(tmp_path: Path) -> None:
         (None, None, "is weights alone: say whose, --architecture NAME=resnet50"),
         ("resnet81", None, "unknown network 'resnet81'; torchvision has"),
         ("squeezenet1_1", None, "does not fit this network|are no weights of squeezenet1_1"),
-        ("resnet18", "onnxruntime", "openvino and torch take it, not onnxruntime"),
+        ("resnet18", "onnxruntime", "openvino takes it, not onnxruntime"),
     ],
 )
 def test_weights_of_something_else(

@@ -1,1 +1,1 @@
-"""Imports classifiers for other runtimes than OpenVINO: ONNX Runtime, PyTorch and TorchScript."""
+"""Imports classifiers for the runtimes: OpenVINO, and ONNX Runtime."""

@@ -1,31 +1,28 @@
-"""Which runtime a file goes to, and which files are not opened at all."""
+"""Reads a member's file for its runtime; one of PyTorch is converted first, a pickle refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from calibration.sets.import_network import Imported
+from calibration.sets.import_network import Imported, import_network
+from calibration.sets.pytorch.conversion import converted
+from calibration.sets.pytorch.files import INSTEAD, SUFFIXES
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError
 from models.extras import check_installed, needs_extra
 from models.record import PACKAGES, RuntimeName
-from models.runtimes.torchscript.errors import INSTEAD
 
-# Loading one of these runs what is in it: a pickle calls any function.
+# Loading one of these runs what is in it, and gives no network: a pickle calls any function.
 REFUSED = (".pkl", ".pickle", ".ckpt", ".joblib")
 STATE = ".safetensors"
-# TorchScript, or a pickle of torch.save: what is inside says which.
-SCRIPTS = (".pt", ".pth", ".ts", ".torchscript")
-TAKES: dict[RuntimeName, tuple[str, ...]] = {
-    "onnxruntime": (".onnx",),
-    "torch": (".pt2",),
-    "torchscript": SCRIPTS,
-}
+ONNX = ".onnx"
 
 
-def runtime_for(path: Path, asked: RuntimeName | None) -> RuntimeName:
-    """Return a member's runtime: what was asked for, else PyTorch for its files, else OpenVINO.
+def check_file(path: Path, runtime: RuntimeName) -> None:
+    """Check by its suffix that a file can become one of ``runtime``.
 
     Raises:
-        ModelSetError: the file is none of that runtime, or one that is never opened.
+        ModelSetError: it cannot, or is one that is never opened.
 
     """
     if path.suffix in REFUSED:
@@ -33,23 +30,69 @@ def runtime_for(path: Path, asked: RuntimeName | None) -> RuntimeName:
             f"{path}: a {path.suffix} is a pickle, and to load one is to run what is in it, so it "
             f"is not opened. {INSTEAD}"
         )
-    runtime: RuntimeName = asked or _usual(path.suffix)
-    if runtime == "torch" and path.suffix in SCRIPTS:
-        return "torchscript"
-    is_torchs = path.suffix in (*SCRIPTS, *TAKES["torch"])
-    if path.suffix == STATE or (runtime == "openvino" and not is_torchs):
-        return runtime
-    if path.suffix not in TAKES.get(runtime, ()):
-        *others, last = TAKES.get(runtime, ("IR", "ONNX", "TFLite"))
-        takes = f"{', '.join(others)} or {last}" if others else last
-        raise ModelSetError(f"{path} is no file for {runtime}, which takes {takes}")
-    return runtime
+    if runtime == "onnxruntime" and path.suffix not in (ONNX, *SUFFIXES):
+        raise ModelSetError(
+            f"{path} is no file for onnxruntime, which takes ONNX, or {', '.join(SUFFIXES)} of "
+            "PyTorch"
+        )
 
 
-def _usual(suffix: str) -> RuntimeName:
-    if suffix in SCRIPTS:
-        return "torchscript"
-    return "torch" if suffix in TAKES["torch"] else "openvino"
+def import_member(
+    path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool = False
+) -> Imported | ImportedFile:
+    """Read a classifier as a member's network; one of PyTorch is converted first.
+
+    Args:
+        path: IR, ONNX or TFLite; of PyTorch a .pt2 or TorchScript.
+        runtime: what is to run it.
+        options: how it is to be read.
+        is_trusted: whether a file of PyTorch may be loaded, which runs code of it.
+
+    Raises:
+        MissingExtraError: the runtime, or PyTorch, is not installed.
+        ModelSetError: it is no such classifier, more than one, or not trusted.
+
+    """
+    check_file(path, runtime)
+    if runtime != "openvino":
+        package = PACKAGES[runtime]
+        check_installed(package, package, f"models add of {path.name} for {runtime}")
+    with _as_runtimes_file(path, runtime, options, is_trusted=is_trusted) as made:
+        return _imported(path, runtime, options, made)
+
+
+@contextmanager
+def _as_runtimes_file(
+    path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool
+) -> Iterator[Path | None]:
+    """Give what a file of PyTorch was converted to; None: the file is taken as it is."""
+    if path.suffix not in SUFFIXES:
+        yield None
+        return
+    with converted(
+        path, runtime, options.input_size, options.layout, is_trusted=is_trusted
+    ) as made:
+        yield made
+
+
+def _imported(
+    path: Path, runtime: RuntimeName, options: FileOptions, made: Path | None
+) -> Imported | ImportedFile:
+    if runtime == "onnxruntime":
+        with needs_extra(runtime, f"models add of {path.name}"):
+            from calibration.sets.runtimes.onnx_graph import import_onnx
+        return import_onnx(path, options, made)
+    return import_network(
+        path,
+        options.input_size,
+        options.normalisation,
+        options.outputs,
+        layout=options.layout,
+        pixel_order=options.pixel_order,
+        classes=options.classes,
+        task=options.task,
+        converted=made,
+    )
 
 
 def import_weights(
@@ -58,7 +101,7 @@ def import_weights(
     num_classes: int,
     runtime: RuntimeName,
     options: FileOptions,
-) -> Imported | ImportedFile:
+) -> Imported:
     """Read safetensors as a member; see :func:`calibration.sets.runtimes.state.import_state`.
 
     Raises:
@@ -66,6 +109,8 @@ def import_weights(
         ModelSetError: no architecture is given, or the weights are not of it.
 
     """
+    if runtime != "openvino":
+        raise ModelSetError(f"{path} is weights alone: openvino takes it, not {runtime}")
     if architecture is None:
         raise ModelSetError(
             f"{path} is weights alone: say whose, --architecture NAME=resnet50 or another of "
@@ -73,28 +118,4 @@ def import_weights(
         )
     with needs_extra("train", f"models add of {path.name}"):
         from calibration.sets.runtimes.state import import_state
-    return import_state(path, architecture, num_classes, runtime, options)
-
-
-def import_file(path: Path, runtime: RuntimeName, options: FileOptions) -> ImportedFile:
-    """Read a classifier as a member's file for ONNX Runtime or PyTorch.
-
-    Raises:
-        MissingExtraError: the runtime is not installed.
-        ModelSetError: it is no such classifier, or more than one.
-
-    """
-    package = PACKAGES[runtime]
-    check_installed(package, package, f"models add of {path.name} for {runtime}")
-    with needs_extra(package, f"models add of {path.name}"):
-        if runtime == "onnxruntime":
-            from calibration.sets.runtimes.onnx_graph import import_onnx
-
-            return import_onnx(path, options)
-        if runtime == "torchscript":
-            from calibration.sets.runtimes.torch_script import import_script
-
-            return import_script(path, options)
-        from calibration.sets.runtimes.torch_export import import_program
-
-        return import_program(path, options)
+    return import_state(path, architecture, num_classes, options)

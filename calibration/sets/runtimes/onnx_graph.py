@@ -43,16 +43,18 @@ OURS = "tandem/"  # names of nodes and tensors begin so
 Graph = Any  # onnx.GraphProto; the package's types are generated
 
 
-def import_onnx(path: Path, options: FileOptions) -> ImportedFile:
+def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> ImportedFile:
     """Read an ONNX classifier as a member's file for ONNX Runtime.
+
+    ``converted``: what a file of PyTorch was converted to; ``path`` is what the user gave.
 
     Raises:
         ModelSetError: not one image in and one row of classes out; weights that are missing or
             outside its folder; operators that this ONNX Runtime lacks. The message says what is.
 
     """
-    check_external_data(path)
-    model = _read(path)
+    check_external_data(converted or path)
+    model = _read(converted or path, path)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
     told = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
@@ -67,9 +69,9 @@ def import_onnx(path: Path, options: FileOptions) -> ImportedFile:
     return tried(make, path, options, has_sigmoid=has_sigmoid)
 
 
-def _read(path: Path) -> Any:
+def _read(file: Path, path: Path) -> Any:
     try:
-        model = onnx.load(path)
+        model = onnx.load(file)
     except Exception as error:  # protobuf's and onnx's own kinds
         told = str(error).strip().partition("\n")[0]
         raise ModelSetError(f"{path} is no ONNX file: {told}") from error

@@ -9,32 +9,25 @@ from calibration.sets.classes import select_classes
 from calibration.sets.convert import convert_module
 from calibration.sets.import_network import Imported
 from calibration.sets.networks import build_network, load_weights
-from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
-from calibration.sets.runtimes.torch_export import import_module
+from calibration.sets.runtimes.imported_file import FileOptions
 from models.errors import ModelSetError
-from models.record import RuntimeName
 
 USUAL_SIZE = 224  # px, of ImageNet's networks
 
 
-def import_state(
-    path: Path, architecture: str, num_classes: int, runtime: RuntimeName, options: FileOptions
-) -> Imported | ImportedFile:
-    """Build torchvision's ``architecture``, load the weights, and convert it for its runtime.
+def import_state(path: Path, architecture: str, num_classes: int, options: FileOptions) -> Imported:
+    """Build torchvision's ``architecture``, load the weights, and convert it to IR.
 
     Args:
         path: safetensors, FP16 or FP32.
         architecture: torchvision's name.
         num_classes: of the set; a member with classes of its own has those.
-        runtime: OpenVINO or PyTorch.
         options: as of other files; its size is 224 px unless told otherwise.
 
     Raises:
         ModelSetError: no such network, or the weights are not of it.
 
     """
-    if runtime not in ("openvino", "torch"):
-        raise ModelSetError(f"{path} is weights alone: openvino and torch take it, not {runtime}")
     classes, size = options.classes, options.input_size or USUAL_SIZE
     num = num_classes if classes is None else len(classes.own)
     module = build_network(architecture, num, size)
@@ -45,8 +38,6 @@ def import_state(
     except Exception as error:  # safetensors and torch raise kinds of their own
         told = str(error).strip().partition("\n")[0]
         raise ModelSetError(f"{path} are no weights of {architecture}: {told}") from error
-    if runtime == "torch":
-        return import_module(module, size, num, options, path)
     task = options.task or "classification"  # torchvision's networks end in logits
     model = convert_module(module, architecture, size, options.normalisation, task)
     if classes is not None:

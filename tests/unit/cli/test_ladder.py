@@ -7,8 +7,8 @@ import pytest
 
 from app.errors import ConfigError
 from app.ladder import process, runner, service
+from calibration.ladder.rung import RungResult
 from models.errors import ModelSetError
-from models.rung import RungResult
 from tests.support.command_line import tandem
 from tests.support.ladders import FakeProcesses
 

@@ -63,6 +63,21 @@ def test_a_manifest_that_cannot_be_read_hides_no_other_set(sets, form):
     assert "month must be in 1..12" in result.stderr
 
 
+def test_a_set_that_ran_on_pytorch_is_refused_with_what_to_do(sets):
+    folder = write_tiny_set(sets / "old", name="old")
+    file = {"path": "net.pt2", "sha256": "0" * 64}
+    member = {"name": "m", "source": "x", "networks": {"FP16": {"runtime": "torch", "file": file}}}
+    rewrite(folder, members=[member])
+    told = "tandem models add NAME --member MEMBER=FILE --labels labels.txt --trust"
+    shown = models("list", "--model-dir", sets)
+    assert "tiny" in shown.stdout
+    assert told in shown.stderr
+    refused = models("verify", "old", "--model-dir", sets)
+    assert isinstance(refused.exception, ModelSetError)
+    assert "members.0.networks.FP16.runtime" in refused.exception.message
+    assert told in refused.exception.message
+
+
 def test_a_record_without_an_ensemble_is_no_obstacle(tmp_path):
     folder = write_tiny_set(tmp_path / "one", name="one")
     write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 1.0}))

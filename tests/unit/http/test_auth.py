@@ -6,10 +6,10 @@ import logging
 import httpx
 import pytest
 
+from app.access.api_keys import ApiKeyError
 from app.graph.keys import Keys, read_keys
 from app.http.api import create_api
 from app.settings import Settings
-from models.api_keys import ApiKeyError
 from tests.support.fakes import FakeService
 
 KEY, OTHER = "k" * 32, "other-Key.with_all~of+the/signs=="

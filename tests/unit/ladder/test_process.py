@@ -12,7 +12,7 @@ import pytest
 from app.errors import ConfigError
 from app.ladder.process import WORKER, run_task
 from app.ladder.store import Store
-from models.rung import RungResult, RungTask
+from calibration.ladder.rung import RungResult, RungTask
 from tests.support.ladders import measured, tiny_task
 
 SAY = "import os, sys, pathlib; say = lambda t: os.write(1, t.encode() + b'\\n');"

@@ -9,7 +9,7 @@ from rich.console import Console
 from app.ladder.page import render
 from app.ladder.plot import draw
 from app.ladder.report import against_published, as_json, rows_of, show
-from models.rung import RungOptions, RungResult
+from calibration.ladder.rung import RungOptions, RungResult
 from tests.support.ladders import job_of, measured
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "measured": "2026-01-01", "versions": {"tandem": "1"}}

@@ -3,7 +3,7 @@
 import pytest
 
 from app.ladder.rungs import SERVICE, rungs
-from models.rung import RungOptions
+from calibration.ladder.rung import RungOptions
 
 ORDER = [
     "eager",

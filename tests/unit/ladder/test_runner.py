@@ -8,7 +8,7 @@ from app.errors import ConfigError
 from app.ladder.job import LadderJob
 from app.ladder.runner import LadderStep, Runner
 from app.ladder.store import Store
-from models.rung import RungOptions, RungResult
+from calibration.ladder.rung import RungOptions, RungResult
 from tests.support.ladders import FakeProcesses, job_of, measured
 
 RANDOM = {"is_random": True, "size": 64}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from app.access.api_keys import ApiKeyError
 from app.launch.deploy import client_of, wants_key
 from app.launch.serve import ServeOptions, _checked_config, _exposure
-from models.api_keys import ApiKeyError
 
 KEY = "k" * 32
 

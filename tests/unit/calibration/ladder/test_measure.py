@@ -6,7 +6,7 @@ import time
 import pytest
 
 from calibration.ladder.measure import Calls, figures_of, memory_mib, run_calls
-from models.rung import RungError
+from calibration.ladder.rung import RungError
 
 
 def test_every_caller_calls_from_a_thread_of_its_own():

@@ -130,9 +130,9 @@ def test_logits_get_a_sigmoid(tmp_path, runtime):
 @pytest.mark.parametrize("suffix", [".pt2", ".ts"])
 def test_a_network_of_torch(tmp_path, suffix, has_sigmoid):
     path = torch_network(tmp_path / f"net{suffix}", has_sigmoid=has_sigmoid)
-    made = added(tmp_path, path, task=None if has_sigmoid else "multi_label")
+    made = added(tmp_path, path, task=None if has_sigmoid else "multi_label", is_trusted=True)
     assert made.manifest.task == "multi_label"
-    np.testing.assert_allclose(rows_of(made), expected(bias=0), atol=1e-5)
+    np.testing.assert_allclose(rows_of(made), expected(bias=0), atol=1e-3)  # weights in FP16
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.api_keys import ApiKeyError, key_headers
+from app.access.api_keys import ApiKeyError, key_headers
 
 KEY, OTHER = "k" * 32, "o" * 32
 

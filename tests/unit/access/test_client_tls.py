@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.client_tls import CertificateError, ClientTls
+from app.access.client_tls import CertificateError, ClientTls
 from tests.support.certificates import Root, Signed
 
 

@@ -3,16 +3,15 @@
 A key never becomes part of a message, and no command takes one as an argument: ps would show it.
 """
 
-import os
 import re
 import stat
 from pathlib import Path
 
+from app.environment import CALLERS_KEY_VARIABLE, callers_key_of_environment
 from models.errors import TandemError
 
 MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what "Bearer" may carry
-CLIENT_VARIABLE = "TANDEM_API_KEY"
 MAKE_ONE = "openssl rand -hex 32 makes one"
 
 
@@ -82,8 +81,8 @@ def sent_key(key_file: Path | None) -> str | None:
     """
     if key_file is not None:
         return read_key_file(key_file)[0]
-    text = os.environ.get(CLIENT_VARIABLE)
-    return keys_in(text, CLIENT_VARIABLE)[0] if text else None
+    text = callers_key_of_environment()
+    return keys_in(text, CALLERS_KEY_VARIABLE)[0] if text else None
 
 
 def key_headers(key_file: Path | None) -> dict[str, str]:

@@ -1,0 +1,123 @@
+"""The process that loads a PyTorch file: ``python -P -m calibration.sets.pytorch.child TASK OUT``.
+
+It writes the network as IR or ONNX, if that answers as PyTorch does. It ends when its stdin does:
+whoever started it is gone then.
+"""
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+
+from calibration.sets.pytorch.conversion import ConversionResult, ConversionTask
+from calibration.sets.pytorch.loaded import LoadedModule, last_line, load_module
+from models.errors import ModelSetError
+from models.runtime import compile_with
+
+ALIKE = 0.02  # of the largest value that a network answers; kernels round differently
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def convert(task: ConversionTask) -> None:
+    """Load the file, and write it as what ``task.made`` is the name of.
+
+    Raises:
+        ModelSetError: it is no classifier, or cannot be converted.
+
+    """
+    try:
+        module = load_module(task)
+        expected = module.checked_rows()
+        if task.made.suffix == ".xml":
+            answers = _to_ir(module, task)
+        else:
+            answers = _to_onnx(module, task, expected.shape)
+    except ModelSetError:
+        raise
+    except Exception as error:  # torch and OpenVINO raise many kinds; all mean the same here
+        raise ModelSetError(f"{task.path} cannot be converted: {last_line(error)}") from error
+    _check_alike(expected, answers, task)
+
+
+def _to_ir(module: LoadedModule, task: ConversionTask) -> np.ndarray:
+    """Write an IR, and return what it answers to the module's example."""
+    kind = ov.Type.u8 if module.is_uint8 else ov.Type.f32
+    sides = [-1 if side is None else side for side in module.sides]
+    model = ov.convert_model(
+        module.source, example_input=module.example, input=[(ov.PartialShape(sides), kind)]
+    )
+    model.reshape(ov.PartialShape(sides))
+    ov.save_model(model, task.made, compress_to_fp16=False)
+    return np.asarray(compile_with(model, F32)(module.example.numpy())[0])
+
+
+def _to_onnx(module: LoadedModule, task: ConversionTask, sides: tuple[int, ...]) -> np.ndarray:
+    """Write an ONNX file that gives rows of ``sides``, and return what it answers to the example.
+
+    Of TorchScript the exporter leaves the sides of the output open.
+    """
+    import onnx
+    import onnxruntime
+
+    more: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
+    if task.kind == "script":
+        axes = {"image": {0: "N"}, "rows": {0: "N"}} if module.sides[0] is None else None
+        names = {"input_names": ["image"], "output_names": ["rows"]}
+        more = {"dynamo": False, "dynamic_axes": axes, **names}
+    torch.onnx.export(module.source, (module.example,), str(task.made), **more)
+    model = onnx.load(task.made)
+    dimensions = model.graph.output[0].type.tensor_type.shape.dim
+    for dimension, side in list(zip(dimensions, sides, strict=False))[1:]:
+        dimension.dim_value = side
+    onnx.save(model, task.made)
+    session = onnxruntime.InferenceSession(task.made, providers=["CPUExecutionProvider"])
+    (taken,) = session.get_inputs()
+    return np.asarray(session.run(None, {taken.name: module.example.numpy()})[0])
+
+
+def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask) -> None:
+    if not np.isfinite(expected).all():  # models add says what NaN means
+        return
+    largest = float(np.abs(expected).max())
+    is_alike = expected.shape == answers.shape and np.allclose(
+        expected, answers, rtol=0, atol=ALIKE * max(largest, 1e-6)
+    )
+    if not is_alike:
+        raise ModelSetError(
+            f"{task.path} answers otherwise once it is converted: it was made for another PyTorch, "
+            "or has operators that are converted wrongly. Export ONNX, and give that"
+        )
+
+
+def main(task_file: Path, result_file: Path) -> None:
+    """Read the task, do it, write how it went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    warnings.simplefilter("ignore")  # that torch.jit is not developed any more
+    task = ConversionTask.model_validate_json(task_file.read_bytes())
+    result = ConversionResult()
+    try:
+        convert(task)
+    except ModelSetError as error:
+        result = ConversionResult(error=error.message)
+    partial = result_file.with_suffix(".partial")
+    partial.write_text(result.model_dump_json(), "utf-8")
+    partial.replace(result_file)
+    os._exit(0)  # threads of the file's that would not end are no matter any more
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

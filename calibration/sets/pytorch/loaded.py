@@ -1,0 +1,194 @@
+"""PyTorch's two kinds of networks, loaded: what they take, and what they answer to noise.
+
+Loading runs code of the file: only the child process of :mod:`calibration.sets.pytorch.child` may.
+"""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibration.sets.pytorch.conversion import ConversionTask
+from calibration.sets.runtimes.imported_file import FileOptions, Sides, layout_and_size
+from models.errors import ModelSetError
+
+ANY_BATCH = (2, 1, 3)  # a network that takes these takes any number
+BUILT_IN = (4, 8, 16, 32, 64)
+TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: what a module was traced with
+# In the archive of members that ran on TorchScript once: uint8 (N, H, W, 3), preprocessing inside.
+OF_A_SET = "/extra/tandem.json"
+SLACK = 1e-3  # of the largest value, between two runs and between batches
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A network ready to run on the example that it is converted with."""
+
+    path: Path
+    source: Any  # what OpenVINO and ONNX's exporter take: ExportedProgram or ScriptModule
+    run: Callable[[torch.Tensor], torch.Tensor]
+    sides: Sides  # of its input; None: any number of images
+    is_uint8: bool
+    example: torch.Tensor
+
+    def checked_rows(self) -> np.ndarray:
+        """Return the rows of the example, the same each time and whatever the neighbours are.
+
+        Raises:
+            ModelSetError: it draws at random, or mixes the images of a batch.
+
+        """
+        with torch.inference_mode():
+            rows, again = self.run(self.example), self.run(self.example)
+            alone = rows[:1] if self.sides[0] is not None else self.run(self.example[:1])
+        if not (_is_alike(rows, again) and _is_alike(rows[:1], alone)):
+            raise ModelSetError(
+                f"{self.path} is in training mode: its answers change from call to call, or with "
+                "the other images of a batch. Save it again after module.eval()"
+            )
+        return np.asarray(rows.numpy())
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    largest = float(one.abs().max())
+    return bool(torch.allclose(one, other, rtol=0, atol=SLACK * max(1, largest), equal_nan=True))
+
+
+def load_module(task: ConversionTask) -> LoadedModule:
+    """Load the file and find out what it takes.
+
+    Raises:
+        ModelSetError: it takes or gives something else than a classifier does.
+
+    """
+    return _program(task) if task.kind == "program" else _script(task)
+
+
+def _program(task: ConversionTask) -> LoadedModule:
+    with task.path.open("rb") as opened:
+        program = torch.export.load(opened)
+    signature = program.graph_signature
+    _check_ends(task.path, list(signature.user_inputs), len(signature.user_outputs))
+    (taken,) = (n for n in program.graph.nodes if n.name == signature.user_inputs[0])
+    value = taken.meta["val"]
+    sides = tuple(side if isinstance(side, int) else None for side in value.shape)
+    sides = _sides(task, sides, str(value.dtype))
+    is_uint8 = value.dtype == torch.uint8
+    if not is_uint8 and value.dtype != torch.float32:
+        raise ModelSetError(
+            f"{task.path} takes {value.dtype}; a member takes float32: export it again as that"
+        )
+    module = program.module()
+    return LoadedModule(task.path, program, module, sides, is_uint8, _noise(sides, 2, is_uint8))
+
+
+def _script(task: ConversionTask) -> LoadedModule:
+    module = torch.jit.load(task.path, map_location="cpu")
+    with suppress(AttributeError, RuntimeError):  # a frozen one has no mode any more
+        module.eval()
+    schema = module.forward.schema
+    named = [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
+    _check_ends(task.path, named, len(schema.returns))
+    if (given := str(schema.returns[0].type)) != "Tensor":
+        raise ModelSetError(f"{task.path} gives {given}; a member has one tensor out: trace it")
+    is_uint8, traced = _said_by_archive(task)
+    size = task.input_size
+    usual = (None, None, None, 3) if task.layout == "NHWC" else (None, 3, size, size)
+    sides = _sides(task, (None, *traced[1:]) if traced else usual, "images")
+    batch, example = _batch_of(task.path, module, sides, is_uint8)
+    return LoadedModule(task.path, module, module, (batch, *sides[1:]), is_uint8, example)
+
+
+def _check_ends(path: Path, inputs: list[str], num_outputs: int) -> None:
+    if len(inputs) != 1 or num_outputs != 1:
+        raise ModelSetError(
+            f"{path} has {len(inputs)} inputs ({', '.join(inputs)}) and {num_outputs} outputs; a "
+            "member has one image in and one row of classes out: export it again with those alone"
+        )
+
+
+def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
+    """Return the input's sides with the size that was said in place of one that is open."""
+    shown = ",".join("?" if side is None else str(side) for side in sides)
+    options = FileOptions(input_size=task.input_size, layout=task.layout)
+    layout, size, batch = layout_and_size(sides, f"{task.path} takes {kind} [{shown}]", options)
+    return (batch, 3, size, size) if layout == "NCHW" else (batch, size, size, 3)
+
+
+def _batch_of(
+    path: Path, module: Any, sides: Sides, is_uint8: bool
+) -> tuple[int | None, torch.Tensor]:
+    """Return the batch size that is built in, if one is, and an example of images."""
+    taken: dict[int, torch.Tensor] = {}
+    first: Exception | None = None
+    for batch in (*ANY_BATCH, *BUILT_IN):
+        if batch not in ANY_BATCH and (first is None or taken):
+            break
+        example = _noise(sides, batch, is_uint8)
+        try:
+            with torch.inference_mode():
+                rows = module(example)
+        except Exception as error:  # torch raises many kinds; all mean the same here
+            first = first or error
+            continue
+        if rows.dim() and len(rows) == batch:
+            taken[batch] = example
+    if not taken:
+        told = "other rows than images" if first is None else last_line(first)
+        raise ModelSetError(f"{path} does not run on images of {list(sides[1:])}: {told}")
+    if all(batch in taken for batch in ANY_BATCH):
+        return None, taken[2]
+    return min(taken), taken[min(taken)]
+
+
+def _noise(sides: Sides, batch: int, is_uint8: bool) -> torch.Tensor:
+    """Return the same images each time, as many as the network takes: else ``batch``."""
+    shape = (sides[0] or batch, *(int(side or 1) for side in sides[1:]))
+    made = torch.Generator().manual_seed(0)
+    if is_uint8:
+        return torch.randint(0, 256, shape, generator=made, dtype=torch.uint8)
+    return torch.randn(shape, generator=made)
+
+
+def _said_by_archive(task: ConversionTask) -> tuple[bool, Sides]:
+    """Return whether TorchScript takes uint8, and the sides it was traced with; (): not kept."""
+    with zipfile.ZipFile(task.path) as opened:
+        for name in opened.namelist():
+            if name.endswith(OF_A_SET):
+                return True, tuple(json.loads(opened.read(name))["input"])
+            if name.endswith(TRACED_INPUTS) and task.input_size is None:
+                with opened.open(name) as pickled, suppress(Exception):
+                    return False, _first_sides(_Sides(pickled).load())
+    return False, ()
+
+
+class _Sides(pickle.Unpickler):
+    """Reads tensors as their sizes alone."""
+
+    def persistent_load(self, _: Any) -> None:
+        """Leave a tensor's storage where it is."""
+
+    def find_class(self, _: str, name: str) -> Any:
+        if name == "_rebuild_tensor_v2":
+            return lambda storage, offset, size, *more: tuple(size)
+        return lambda *arguments: arguments[0] if arguments else None
+
+
+def _first_sides(traced: Any) -> Sides:
+    (sides,) = traced["forward"]
+    return tuple(int(side) for side in sides)
+
+
+def last_line(error: Exception) -> str:
+    """Return what an error of PyTorch says: TorchScript's put where in the code before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("The following operation failed"):
+        return lines[-1]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,200 @@
+"""The process that loads a PyTorch file: which files get one, and every way in which it may end.
+
+None of these tests needs torch: the processes are stand-ins. Real files are in test_networks.py.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from calibration.sets.pytorch import conversion
+from calibration.sets.pytorch.conversion import converted
+from calibration.sets.pytorch.files import kind_of
+from models import extras
+from models.errors import ModelSetError
+from models.extras import MissingExtraError
+from tests.support.script_files import pickled_attack
+
+SCRIPT = ("net/data.pkl", "net/constants.pkl", "net/code/__torch__.py", "net/version")
+PROGRAM = ("net/archive_format", "net/models/model.json", "net/data/sample_inputs/model.pt")
+CHECKPOINT = ("net/data.pkl", "net/data/0", "net/version")
+Ends = Callable[[str], None]
+
+
+def archive(path: Path, names: tuple[str, ...] = SCRIPT, content: bytes = b"") -> Path:
+    with zipfile.ZipFile(path, "w") as out:
+        for name in names:
+            out.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """Let the child run other code; OUT is the file of its result."""
+    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+
+    def with_code(code: str) -> None:
+        def command(task_file: Path, result_file: Path) -> list[str]:
+            before = f"OUT = {str(result_file)!r}\nMADE = {str(result_file.parent)!r}\n"
+            return [sys.executable, "-c", before + code]
+
+        monkeypatch.setattr(conversion, "command", command)
+
+    return with_code
+
+
+def convert(path: Path, limit_s: float = 60.0) -> bytes:
+    with converted(path, "openvino", None, None, is_trusted=True, limit_s=limit_s) as made:
+        return made.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files, in which nothing may stay."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_the_kinds_are_told_by_what_is_inside(tmp_path: Path) -> None:
+    assert kind_of(archive(tmp_path / "a.pt")) == "script"
+    assert kind_of(archive(tmp_path / "b.pt", PROGRAM)) == "program"
+    assert kind_of(archive(tmp_path / "c.pt2", PROGRAM)) == "program"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (CHECKPOINT, "is a checkpoint of torch.save: weights.*torch.export.save"),
+        (("readme.txt",), "is a ZIP archive, and no network of PyTorch"),
+    ],
+)
+def test_archives_that_are_no_network(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ModelSetError, match=says):
+        convert(archive(tmp_path / "net.pt", names))
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").write_bytes(pickled_attack(tmp_path / "it-ran"))
+    with pytest.raises(ModelSetError, match=r"is a pickle of torch\.save.*torch\.export\.save"):
+        convert(tmp_path / "net.pt")
+    with pytest.raises(ModelSetError, match=r"cannot read .*: No such file"):
+        convert(tmp_path / "nothing.pt")
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("names", [SCRIPT, PROGRAM])
+def test_without_trust_no_process_starts(
+    tmp_path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object) -> list[str]:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(conversion, "command", started)
+    path = archive(tmp_path / "net.pt2", names)
+    says = r"net\.pt2 is a PyTorch file, and to load it is to run code that it holds.*--trust"
+    with (
+        pytest.raises(ModelSetError, match=says),
+        converted(path, "openvino", None, None, is_trusted=False),
+    ):
+        pass
+
+
+def test_torch_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"net\.pt needs torch.*'tandem\[torch\]'"):
+        convert(archive(tmp_path / "net.pt"))
+
+
+def test_what_the_process_made_is_there_while_the_block_lasts(
+    tmp_path: Path, ends: Ends, temporary: Path
+) -> None:
+    ends("open(MADE + '/network.xml', 'w').write('made'); open(OUT, 'w').write('{}')")
+    assert convert(archive(tmp_path / "net.pt")) == b"made"
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", r"died \(SIGSEGV; it said nothing\)"),
+        ("import os; os.kill(os.getpid(), 9)", r"died \(SIGKILL: memory ran out"),
+        ("raise ValueError('of the file')", r"died \(exit code 1; ValueError: of the file\)"),
+        ("import os; os._exit(0)", r"died \(exit code 0; it said nothing\)"),
+        (
+            "print('\\x1b[2J all is well', flush=True); import os; os.abort()",
+            r"SIGABRT; \[2J all is well\)",
+        ),
+        ("open(OUT, 'w').write('nonsense')", r"died \(exit code 0"),
+        ("open(OUT, 'w').write('{\"error\": \"no classifier\"}')", "^no classifier$"),
+    ],
+    ids=["segfault", "killed", "raises", "ends", "aborts", "nonsense", "says"],
+)
+def test_a_process_that_dies_is_an_error_of_one_line(
+    tmp_path: Path, ends: Ends, temporary: Path, code: str, says: str
+) -> None:
+    ends(code)
+    with pytest.raises(ModelSetError, match=says) as failed:
+        convert(archive(tmp_path / "net.pt"))
+    assert "\n" not in failed.value.message
+    assert list(temporary.iterdir()) == []
+
+
+SLEEPS_WITH_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+partial = {pids!r} + ".partial"
+open(partial, "w").write(f"{{child.pid}} {{__import__('os').getpid()}}")
+__import__("os").replace(partial, {pids!r})
+time.sleep(600)
+"""
+
+
+def gone(pids: Path) -> bool:
+    """Whether the processes that wrote their numbers have ended, within a while."""
+    numbers = [int(number) for number in pids.read_text("ascii").split()]
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(number) for number in numbers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_process_that_does_not_end_is_given_up_with_its_children(
+    tmp_path: Path, ends: Ends, temporary: Path
+) -> None:
+    ends(SLEEPS_WITH_A_CHILD.format(pids=str(tmp_path / "pids")))
+    with pytest.raises(ModelSetError, match="was not converted within 3 s, and was given up"):
+        convert(archive(tmp_path / "net.pt"), limit_s=3.0)
+    assert gone(tmp_path / "pids")
+    assert list(temporary.iterdir()) == []
+
+
+def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path, ends: Ends, temporary: Path) -> None:
+    pids = tmp_path / "pids"
+    ends(SLEEPS_WITH_A_CHILD.format(pids=str(pids)))
+
+    def press() -> None:
+        deadline = time.monotonic() + 30
+        while not pids.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        convert(archive(tmp_path / "net.pt"))
+    thread.join()
+    assert gone(pids)
+    assert list(temporary.iterdir()) == []
