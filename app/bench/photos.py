@@ -5,8 +5,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from app.bench.files import find_files
 from app.errors import ConfigError
-from models.image_files import find_files
 
 MAX_BYTES = 512 * 2**20  # of photos held in memory; more are left out
 

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from app.bench.files import NothingToClassifyError
 from app.cli import tune as command
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from models.errors import ModelSetError, TandemError
-from models.image_files import NothingToClassifyError
 from tests.support.command_line import tandem
 from tests.support.points import point
 from tests.support.tiny_networks import picture
