@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from app.bench.files import NothingToClassifyError
-from app.bench.photos import drawn_photos
+from app.bench.load import drawn_photos
 from app.bench.upper_bound import Setup, setups
 from app.errors import ConfigError
 from tests.support.command_line import tandem

@@ -107,7 +107,7 @@ def _children(pid: int) -> list[psutil.Process]:
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(pid).children()
-            if any("spawn_main" in " ".join(child.cmdline()) for child in children):
+            if any("app.compute.child_process" in " ".join(child.cmdline()) for child in children):
                 return children
         time.sleep(0.05)
     raise AssertionError("no replica was started")
