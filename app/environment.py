@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[1]  # has the packages, serve_config.yaml and configs
+PROJECT = Path(__file__).parents[1]  # the folder of the packages
 KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 CALLERS_KEY_VARIABLE = "TANDEM_API_KEY"
@@ -187,6 +187,11 @@ def set_environment(values: Mapping[str, str], ours: Collection[str] = ()) -> No
         if name in ours:
             os.environ[name] = value
         os.environ.setdefault(name, value)
+
+
+def remove_from_environment(name: str) -> None:
+    """Take a variable away, if it is set."""
+    os.environ.pop(name, None)
 
 
 def whole_environment() -> dict[str, str]:

@@ -19,6 +19,7 @@ from app.setting_values import (
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision, Weight
+from models.user_folders import user_folder
 
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
@@ -131,7 +132,7 @@ class Settings(BaseModel):
         "shared memory (system shared memory of Triton's); tandem serve on loopback only",
     )
     compile_cache: Path | None = Field(
-        user_cache_path("tandem") / "openvino", description="compiled networks; null: no cache"
+        user_folder(user_cache_path, "openvino"), description="compiled networks; null: no cache"
     )
     api_keys_file: Path | None = Field(
         None,
@@ -197,7 +198,7 @@ class Settings(BaseModel):
         "http://HOST:4317 (gRPC) or http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268",
     )
     trace_dir: Path | None = Field(
-        user_state_path("tandem") / "spans",
+        user_folder(user_state_path, "spans"),
         description="traces are kept here too, for tandem trace; null: not",
     )
     trace_mib: int = Field(64, ge=1, description="of traces in trace_dir; the oldest go")

@@ -16,6 +16,7 @@ from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import PACKAGES, FileRecord, Precision, sha256_of
+from models.user_folders import needed_folder, user_folder
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
 PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
@@ -25,12 +26,13 @@ logger = logging.getLogger(__name__)
 
 def user_sets_dir() -> Path:
     """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
-    return user_data_path("tandem") / "models"
+    return needed_folder(user_data_path, "models")
 
 
 def search_path(first: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return where sets are looked for: ``first``, the user's own, the bundled."""
-    return (*first, user_sets_dir(), BUNDLED_DIR)
+    own = user_folder(user_data_path, "models")
+    return (*first, *([own] if own else []), BUNDLED_DIR)
 
 
 def replaced_folder(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from app.cli.options import JsonFile
 from app.cli.output import check_can_write, write_json, write_whole
 from app.errors import ConfigError
+from models.user_folders import needed_folder
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from app.ladder.job import LadderJob
@@ -99,7 +100,7 @@ def ladder(
         work,
         tuple(model_dir or ()),
     )
-    job = prepare(asked, user_cache_path("tandem") / "ladder")
+    job = prepare(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()
     results = _run(job, is_resumed=resume)
     _report(job, results, time.monotonic() - started, (json_file, plot, html))
@@ -155,13 +156,14 @@ def _report(
     took_s: float,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    from app.cli.output import describe_machine
-    from app.ladder.plot import draw, render
+    from app.bench.machine import describe
+    from app.ladder.page import render
+    from app.ladder.plot import draw
     from app.ladder.report import as_json, rows_of, show
 
     json_file, plot, html = files
     rows = rows_of(job, results)
-    content = as_json(job, rows, describe_machine(), took_s)
+    content = as_json(job, rows, describe(), took_s)
     title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
     if str(json_file) != "-":
         show(out, job, rows)

@@ -14,6 +14,7 @@ from app.cli.ladder import ladder
 from app.cli.models import models_app
 from app.cli.plan import plan
 from app.cli.serve import serve
+from app.cli.standard_streams import open_standard_streams
 from app.cli.trace import trace
 from app.cli.tune import tune
 from models.errors import TandemError
@@ -48,11 +49,16 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a :class:`TandemError` becomes one line and exit code 2."""
+    """Run the command line; a :class:`TandemError` becomes one line and exit code 2.
+
+    Its notes, as where logs are, are lines of their own.
+    """
+    open_standard_streams()
     try:
         app()
     except TandemError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[red]tandem:[/] {escape(error.message)}", highlight=False
-        )
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(f"[red]tandem:[/] {escape(error.message)}")
+        for note in getattr(error, "__notes__", ()):
+            console.print(escape(note))
         raise SystemExit(2) from None

@@ -57,7 +57,10 @@ def trace(
     from app.tracing.stored.waterfall import draw
 
     place = folder or Settings.model_validate({}).trace_dir
-    assert place is not None  # the default names one
+    if place is None:
+        raise ConfigError(
+            "this account has no home folder; name the service's trace_dir with --dir"
+        )
     check_can_write(export)
     if request_id is None and export is None:
         _list(place, latest_traces(place, last), as_json=as_json)

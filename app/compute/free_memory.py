@@ -4,8 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from app.compute.group_limits import memory_left
-from models.cgroups import PROC
+from models.cgroups import PROC, memory_left
 
 
 def free_memory(proc: Path = PROC) -> int:

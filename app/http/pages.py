@@ -3,13 +3,15 @@
 import base64
 import hashlib
 import re
+from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import swagger_ui_bundle
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 PAGE_DIR = Path(__file__).parent / "page"
@@ -39,14 +41,21 @@ def _headers(scripts: str = "'self'") -> dict[str, str]:
     }
 
 
-def _swagger() -> HTMLResponse:
+@lru_cache(maxsize=4)
+def _index(root: str) -> bytes:
+    """Return the page of a service whose routes are below ``root``, Serve's route_prefix or ""."""
+    text = (PAGE_DIR / "index.html").read_text("utf-8")
+    return text.replace('="/', f'="{escape(root)}/').encode()
+
+
+def _swagger(root: str) -> HTMLResponse:
     """Return Swagger UI's page with our own files; its one inline script is allowed by its hash."""
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url=f"{root}/openapi.json",
         title="Tandem: HTTP interface",
-        swagger_js_url="/docs/assets/swagger-ui-bundle.js",
-        swagger_css_url="/docs/assets/swagger-ui.css",
-        swagger_favicon_url="/page/favicon.svg",
+        swagger_js_url=f"{root}/docs/assets/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}/docs/assets/swagger-ui.css",
+        swagger_favicon_url=f"{root}/page/favicon.svg",
         swagger_ui_parameters={"validatorUrl": None},  # else validator.swagger.io, in some layouts
     )
     scripts = INLINE_SCRIPT.findall(bytes(page.body).decode())
@@ -55,17 +64,24 @@ def _swagger() -> HTMLResponse:
     return page
 
 
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
 def add_pages(api: FastAPI) -> None:
     """Add ``/``, ``/docs`` and their files; none of them asks for anything elsewhere."""
     headers = _headers()
 
     @api.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE_DIR / "index.html", headers=headers)
+    async def page(request: Request) -> HTMLResponse:
+        answer = HTMLResponse(_index(_root(request)), headers=headers)
+        if request.method == "HEAD":
+            answer.body = b""
+        return answer
 
     @api.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return _swagger()
+    async def docs(request: Request) -> HTMLResponse:
+        return _swagger(_root(request))
 
     api.mount("/page", FreshFiles(directory=PAGE_DIR))
     api.mount("/docs/assets", StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from app.environment import PROJECT
 from app.errors import ConfigError
-from app.launch.grpc_port import grpc_port, with_grpc
+from app.launch.grpc_options import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest
@@ -105,11 +105,20 @@ class ServeConfig:
         ]
 
     @property
+    def has_tracing(self) -> bool:
+        """Whether requests are traced."""
+        return bool((self.content.get("tracing_config") or {}).get("enabled"))
+
+    @property
     def url(self) -> str:
         """Where this machine reaches the application."""
-        prefix = self.content["applications"][0].get("route_prefix") or "/"
         where = f"{self.http.local_host}:{self.http.port}"
-        return f"{self.http.scheme}://{where}{prefix.rstrip('/')}"
+        return f"{self.http.scheme}://{where}{self.route_prefix.rstrip('/')}"
+
+    @property
+    def route_prefix(self) -> str:
+        """What the application's paths begin with."""
+        return str(self._application().get("route_prefix") or "/")
 
     def with_overrides(
         self,
@@ -120,11 +129,17 @@ class ServeConfig:
         grpc_port: int | None = None,
     ) -> Self:
         """Put what the command line asks for in its place; None leaves the file's own."""
-        content = self.as_dict()
         asked = {"host": host, "port": port}
-        content["http_options"] |= {k: v for k, v in asked.items() if v is not None}
+        http = {name: value for name, value in asked.items() if value is not None}
+        content = self.with_http_options(**http).as_dict()
         changed = self._parsed(with_grpc(content, grpc_port))
         return changed if model_set is None else changed.with_arguments(model_set=model_set)
+
+    def with_http_options(self, **options: Any) -> Self:
+        """Change Serve's http_options."""
+        content = self.as_dict()
+        content["http_options"] |= options
+        return self._parsed(content)
 
     def with_arguments(self, **arguments: Any) -> Self:
         """Change settings of the application (its ``args``)."""

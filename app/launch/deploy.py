@@ -10,7 +10,7 @@ import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.grpc_port import GrpcProbe
+from app.launch.grpc_probe import GrpcProbe
 from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 
@@ -96,7 +96,7 @@ def wait_ready(
             if is_ready and (grpc is None or grpc.reaches_application()):
                 return True
         stop.wait(0.25)
-    raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}; Ray's logs: /tmp/ray")
+    raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}")
 
 
 def wants_key(client: httpx.Client) -> bool:

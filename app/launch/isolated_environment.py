@@ -1,7 +1,7 @@
 """The environment and HAProxy files of one run, isolated from other services on the machine."""
 
 import contextlib
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +11,18 @@ from app.environment import (
     PROJECT,
     RAY_ON_ALL_INTERFACES,
     add_import_path,
+    environment_value,
     serve_environment,
     set_environment,
 )
 from app.launch.haproxy.command import SILENT_S, HaproxyCommand, max_connections
 from app.launch.ports import free_port
 from app.launch.ray_internals import check_variables
+from app.launch.run_folder import run_folder
+
+STARTER = Path(__file__).with_name("haproxy") / "start.sh"
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+HAPROXY_SCRIPT = "haproxy.sh"  # in the run's folder; STARTER looks for it there
 
 
 @contextlib.contextmanager
@@ -30,9 +36,8 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
         ConfigError: the installed Ray is another version, or does not read one of the variables.
 
     """
-    # Not in TMPDIR: HAProxy's sockets lie below, 70 characters deeper, and it takes 97 in all.
-    with tempfile.TemporaryDirectory(prefix="tandem-", dir="/tmp") as folder:
-        run_dir, ports = Path(folder), (free_port(), free_port())
+    with run_folder() as run_dir:
+        ports = (free_port(), free_port())
         # Where Serve's own proxy answers what HAProxy has no replica for. Two services would share
         # the usual port (SO_REUSEPORT) and answer each other's requests.
         fallback = {
@@ -54,13 +59,29 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
         check_variables(values)
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]
+        else:
+            values |= _own_token(run_dir)
         # A shell may have a cluster's (tandem environment), or another program's: not with the
         # limits of this run.
         set_environment(values, ours=(HAPROXY_PATH,))
         add_import_path(PROJECT)
-        command = HaproxyCommand(run_dir / HAPROXY_COMMAND, ports)
+        (run_dir / HAPROXY_COMMAND).symlink_to(STARTER)
+        command = HaproxyCommand(run_dir / HAPROXY_SCRIPT, ports)
         command.write()
         try:
             yield command
         finally:
             command.end_left_over()
+
+
+def _own_token(run_dir: Path) -> dict[str, str]:
+    """Return where the secret of this run's Ray is; nothing if the user has one for Ray.
+
+    Without it Ray makes one for all clusters of the user, in a home that there may not be.
+    """
+    if environment_value("RAY_AUTH_TOKEN", TOKEN_PATH):
+        return {}
+    file = run_dir / "token"
+    file.touch(0o600)
+    file.write_text(secrets.token_hex(32), "ascii")
+    return {TOKEN_PATH: str(file)}

@@ -3,8 +3,9 @@
 import contextlib
 import io
 import logging
-import time
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,6 +13,7 @@ import psutil
 from app.compute.child_process import Child
 from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
+from app.launch.draining import drain
 from app.launch.forks.running import CLIENT
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
@@ -19,9 +21,8 @@ from models.errors import TandemError
 
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
 STOP_PATIENCE_S = 12.0
+TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
-ANSWERS_WITHIN_S = 3.0  # a controller that is well
-POLL_EVERY_S = 0.1
 
 
 def _init_ray(**options: Any) -> None:
@@ -36,14 +37,18 @@ def _init_ray(**options: Any) -> None:
 
 
 @contextlib.contextmanager
-def local_ray(metrics_port: int, forks: Child) -> Iterator[None]:
-    """Start a Ray of our own and stop all of it after, whatever happens in between."""
+def local_ray(metrics_port: int, forks: Child, folder: Path) -> Iterator[None]:
+    """Start a Ray of our own and stop all of it after, whatever happens in between.
+
+    Its files are in ``folder``.
+    """
     try:
         with only_what_one_machine_needs(CLIENT), _start_failures_told():
             _init_ray(
                 address="local",
                 num_cpus=max(MIN_CPUS, available_cpus()),
                 include_dashboard=False,
+                _temp_dir=str(folder),
                 _metrics_export_port=metrics_port,
                 # Those would be nobody's job's, and so none of the fork server's.
                 _system_config={"prestart_worker_first_driver": False},
@@ -62,9 +67,9 @@ def _start_failures_told() -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).partition(". ")[0].strip() or type(error).__name__
+        late = ". Much else may start at the same time on this machine: try again"
         raise NotReadyError(
-            f"Ray did not start: {reason}. A machine on which much else starts at the same time "
-            "may be why: try again; Ray's own logs are in /tmp/ray/session_latest/logs"
+            f"Ray did not start: {reason}{late if TIMED_OUT.search(reason) else ''}"
         ) from error
 
 
@@ -112,32 +117,3 @@ def _stop_ray(forks: Child) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive, timeout=5)
-
-
-def drain(client: ServeClient, timeout_s: float) -> bool:
-    """Delete the applications while HAProxy is still there to hand the answers on.
-
-    Return whether the controller answered.
-
-    Serve's shutdown ends both at the same time. A controller that got the signal too answers
-    nothing: every question here has a time limit of its own. ``serve.status()`` has none, and a
-    thread that is still in it when Ray is shut down is a segmentation fault.
-
-    Args:
-        client: its controller is asked.
-        timeout_s: how long the replicas may take, once the controller has answered.
-
-    """
-    ends = time.monotonic() + timeout_s
-
-    def applications() -> list[str]:
-        left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
-        return list(client.details(left_s)["applications"])
-
-    # It may be slow or dead, and so may Ray: then there is nobody to wait for.
-    with contextlib.suppress(Exception):
-        client.delete(applications())
-        while applications() and time.monotonic() < ends:
-            time.sleep(POLL_EVERY_S)
-        return True
-    return False

@@ -18,17 +18,20 @@ from app.graph.task import check_task
 from app.launch.capacity import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
+from app.launch.folders import with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
-from app.launch.grpc_port import GrpcProbe
+from app.launch.grpc_probe import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
-from app.launch.http_options import tls_of
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_internals import check_installed_ray
+from app.launch.run_folder import RAY
 from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
+from app.launch.tls import tls_of
+from app.launch.trace_variables import leave_out_unusable
 from app.setting_values import check_redis_client
 from models.cpus import available_cpus
 from models.memory import give_back_memory
@@ -54,6 +57,8 @@ class ServeOptions:
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
     is_joining = options.address is not None
+    for line in leave_out_unusable():
+        _warn(line)
     with (
         StopRequest() as stop,
         fast_serve(is_joining=is_joining) as haproxy,
@@ -63,7 +68,8 @@ def run_service(options: ServeOptions) -> None:
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
         make_regions_folder(config, haproxy.path.parent)
-        with console.status("starting Ray") as status, _ray(options, forks), ExitStack() as stack:
+        ray = _ray(options, forks, haproxy.path.parent)
+        with console.status("starting Ray") as status, ray, ExitStack() as stack:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
@@ -136,11 +142,11 @@ def _put_haproxy_in_front(
     return config
 
 
-def _ray(options: ServeOptions, forks: Child | None) -> AbstractContextManager[None]:
+def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> AbstractContextManager[None]:
     if options.address is not None:
         return joined_ray(options.address)
     assert forks is not None  # a Ray of our own has one
-    return local_ray(metrics_port(options.metrics_port), forks)
+    return local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY)
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:
@@ -166,13 +172,20 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set.manifest, settings)
     if verdict.status != "verified":
-        console.print(f"[yellow]{escape(verdict.message)}[/]")
+        _warn(verdict.message)
     config = config.fitted_to(model_set.manifest)
     if options.address is None:
         check_capacity(config, max(MIN_CPUS, available_cpus()))
-    if warning := oversubscribed(config):
-        console.print(f"[yellow]{escape(warning)}[/]")
+        config, warnings = without_unwritable(with_absolute_paths(config))
+        for warning in warnings:
+            _warn(warning)
+    if crowded := oversubscribed(config):
+        _warn(crowded)
     return config
+
+
+def _warn(text: str) -> None:
+    console.print(f"[yellow]{escape(text)}[/]")
 
 
 def _with_access(config: ServeConfig, options: ServeOptions) -> ServeConfig:
@@ -193,7 +206,8 @@ def _check_ports(config: ServeConfig) -> None:
 
 def _welcome(config: ServeConfig, *, has_keys: bool) -> None:
     url, http = config.url, config.http
-    console.print(f"[bold green]ready[/] at [bold]{url}[/] (the page), {url}/docs (the interface)")
+    page = f"{url}/" if config.route_prefix != "/" else url
+    console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
     if http.ssl_ca_certs:
         key = f"--cert CLIENT.pem --key CLIENT.key {key}"

@@ -10,14 +10,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopRequest:
     """SIGINT, SIGTERM and SIGHUP as a flag: the first asks to stop, later ones change nothing.
 
-    Cleaning up must not be cut short by an impatient second Ctrl-C, or processes stay behind.
+    Cleaning up must not be cut short by an impatient second Ctrl-C, or processes stay behind. A
+    SIGHUP that is ignored stays so: nohup does that. A script's ``&`` ignores SIGINT, against the
+    terminal's Ctrl-C; who sends it to this process asks to stop all the same.
     """
 
     def __init__(self) -> None:
         self._asked = threading.Event()
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        is_hang_up_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        ours = [n for n in SIGNALS if n != signal.SIGHUP or not is_hang_up_ignored]
+        self._before = {number: signal.signal(number, self._ask) for number in ours}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,8 +13,10 @@ from app.environment import environment_value
 from app.errors import ConfigError
 from app.settings import Settings
 
-HTTP_PATH = "/v1/traces"
+HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+logger = logging.getLogger("ray.serve")
 # The names that opentelemetry-exporter-jaeger-thrift 1.21 imports and the SDK dropped with 1.40.
 JAEGER_NAMES = (
     "AGENT_HOST",
@@ -28,14 +30,21 @@ JAEGER_NAMES = (
 
 
 def exporter_of(settings: Settings) -> SpanExporter | None:
-    """Return the exporter; None if nothing leaves this machine.
+    """Return the exporter; None if nothing leaves this machine, or if it cannot be made.
 
-    Raises:
-        ConfigError: a protocol that is none.
-
+    Tracing is no reason not to serve: a warning says why. tandem serve has named the variables
+    before (app/launch/trace_variables.py), and left them out.
     """
     # A retry is no news: app.tracing.sink says once that spans are lost.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    try:
+        return _exporter_of(settings)
+    except Exception as error:  # OpenTelemetry's have no root in common
+        logger.warning("no traces are exported (%s): %s", settings.trace_exporter, error)
+        return None
+
+
+def _exporter_of(settings: Settings) -> SpanExporter | None:
     match settings.trace_exporter:
         case "otlp":
             return _otlp(settings.trace_endpoint)
@@ -47,8 +56,9 @@ def exporter_of(settings: Settings) -> SpanExporter | None:
 
 def _otlp(endpoint: str | None) -> SpanExporter:
     protocol = environment_value(*PROTOCOLS)
+    where = endpoint or environment_value(*ENDPOINTS)
     if protocol is None:
-        protocol = "http/protobuf" if endpoint and urlsplit(endpoint).port == 4318 else "grpc"
+        protocol = "http/protobuf" if where and urlsplit(where).port == HTTP_PORT else "grpc"
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 

@@ -19,6 +19,7 @@ from calibration.commands.options import Into, Replace, one_of
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import user_sets_dir
+from models.user_folders import needed_folder
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -74,7 +75,8 @@ def fetch(
 
         usual = f"IMAGENET1K_{version}"
         networks = read_members(member) if member else usual_weights(usual)
-    source = WeightsSource(user_cache_path("tandem") / "weights", weights_dir, mirror, hub)
+    cache = needed_folder(user_cache_path, "weights")
+    source = WeightsSource(cache, weights_dir, mirror, hub)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
     with progress:

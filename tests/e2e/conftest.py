@@ -31,8 +31,8 @@ from tests.support.services.stopping import lent
 
 @pytest.fixture(scope="session")
 def temp() -> Iterator[Path]:
-    """Return the services' own /tmp: short, since Ray keeps sockets (107 characters) there."""
-    with tempfile.TemporaryDirectory(prefix="te-", dir="/tmp", ignore_cleanup_errors=True) as path:
+    """Return the services' own /tmp, short enough for them (app/launch/run_folder.py)."""
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

@@ -1,6 +1,6 @@
 // The page's behaviour: takes pictures, sends them to the service, keeps what came back. draw.js puts it on the screen.
 
-import * as draw from "/page/draw.js";
+import * as draw from "./draw.js";
 
 const RETRY_MS = 2000;
 const TOP_K = 5;
@@ -27,10 +27,13 @@ class ServiceError extends Error {
   }
 }
 
-/** Fetches JSON; anything but a good answer becomes a ServiceError in the server's own words. */
+/**
+ * Fetches JSON; anything but a good answer becomes a ServiceError in the server's own words.
+ * The service's routes begin where this file's folder lies: a route_prefix comes before them.
+ */
 async function call(path, options = {}) {
   const headers = state.key ? { authorization: `Bearer ${state.key}` } : {};
-  const response = await fetch(path, { ...options, headers }).catch(() => {
+  const response = await fetch(new URL(`..${path}`, import.meta.url), { ...options, headers }).catch(() => {
     throw new ServiceError("The service cannot be reached. Is it still running?", 0);
   });
   const body = await response.json().catch(() => null);

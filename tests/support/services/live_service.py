@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,25 @@ Start = Callable[..., "Service"]  # with the arguments of the command
 class Service:
     """A ``tandem serve`` of our own; stopped by its pid, or when this process ends."""
 
-    def __init__(self, port: int, *arguments: str, log: Path, temp: Path | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        *arguments: str,
+        log: Path,
+        temp: Path | None = None,
+        command: Sequence[str | os.PathLike[str]] = (),
+        folder: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it: by another ``command`` if one is named, which knows the port by itself."""
         self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
         self.ready_after_s = 0.0
         self._started = time.monotonic()
-        environment = os.environ | ({"TMPDIR": str(temp)} if temp else {})
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                ending_with_parent([TANDEM, "serve", "--port", str(port), *arguments]),
-                cwd=ROOT,
-                env=environment,
+                ending_with_parent(command or [TANDEM, "serve", "--port", str(port), *arguments]),
+                cwd=folder,
+                env=environment or os.environ | ({"TMPDIR": str(temp)} if temp else {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -3,9 +3,11 @@
 import json
 import re
 
+import httpx
 import jsonschema
 import pytest
 
+from app.http.api import create_api
 from app.http.errors import ERRORS
 from app.responses import Classified, Results
 
@@ -135,3 +137,19 @@ async def openapi(client) -> dict:
     answer = await client.get("/openapi.json")
     assert answer.status_code == 200
     return answer.json()
+
+
+async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(service):
+    """Serve hands the prefix on as root_path; the scripts' own addresses are relative."""
+    transport = httpx.ASGITransport(create_api(service), root_path="/tandem")
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for page in ("/tandem/", "/tandem/docs"):
+            answer = await client.get(page)
+            assert answer.status_code == 200
+            names = re.findall(r'(?:src|href|url)(?:=|: )["\'](/[^"\'#]*)', answer.text)
+            assert len(names) >= 4
+            for name in names:
+                assert (await client.get(name)).status_code == 200, name
+        script = (await client.get("/tandem/page/page.js")).text
+    assert re.findall(r'["\'`]/(?:page|docs)', script) == []
+    assert "`..${path}`, import.meta.url" in script

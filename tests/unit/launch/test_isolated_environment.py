@@ -1,6 +1,7 @@
 """The environment of one run of ``tandem serve``."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
     with fast_serve() as command:
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
-        assert os.environ[HAPROXY_PATH] == str(command.path)
+        assert os.environ[HAPROXY_PATH] == str(command.path.parent / "haproxy")
 
 
 @pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
@@ -44,3 +45,37 @@ def test_what_is_started_imports_from_the_project_and_never_from_a_working_folde
     with fast_serve():
         path = os.environ["PYTHONPATH"].split(os.pathsep)
     assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]
+
+
+def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
+    """/tmp may be mounted noexec: the link leads to a file of the project."""
+    with fast_serve() as command:
+        command.path.chmod(0o600)
+        link = Path(os.environ[HAPROXY_PATH])
+        assert link.parent == command.path.parent
+        assert link.resolve() == ROOT / "app" / "launch" / "haproxy" / "start.sh"
+        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("HAProxy version")
+
+
+def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps it in the home of the user, who may have none."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    secrets = []
+    for _ in range(2):
+        with fast_serve() as command:
+            file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+            assert file.parent == command.path.parent
+            secrets.append(file.read_text())
+        monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    assert len(set(secrets)) == 2
+    assert all(len(secret) == 64 for secret in secrets)
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
+def test_a_secret_of_the_users_is_rays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv(name, "theirs")
+    with fast_serve():
+        assert os.environ.get("RAY_AUTH_TOKEN_PATH", "theirs") == "theirs"

@@ -1,9 +1,10 @@
 """The exporter of the settings, against real receivers."""
 
+import re
+
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from app.errors import ConfigError
 from app.settings import Settings
 from app.tracing.exporters import exporter_of
 from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
@@ -45,10 +46,15 @@ def test_otlp_by_http(spans, monkeypatch, path):
     check(receiver.spans, spans)
 
 
-def test_the_port_4318_means_http(spans):
+@pytest.mark.parametrize("variable", [None, "ENDPOINT", "TRACES_ENDPOINT"])
+def test_the_port_4318_means_http(spans, monkeypatch, variable):
+    """Also where OpenTelemetry's own variable names it: gRPC would be spoken to an HTTP port."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    exporter = exporter_of(settings(trace_endpoint="http://127.0.0.1:4318"))
+    endpoint = "http://127.0.0.1:4318"
+    if variable:
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{variable}", endpoint)
+    exporter = exporter_of(settings(trace_endpoint=None if variable else endpoint))
     assert isinstance(exporter, OTLPSpanExporter)
 
 
@@ -93,7 +99,18 @@ def test_nothing_leaves_the_machine(name):
     assert exporter_of(settings(trace_exporter=name)) is None
 
 
-def test_a_protocol_that_is_none(monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    with pytest.raises(ConfigError, match=r"'http/json': grpc or http/protobuf"):
-        exporter_of(settings())
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("PROTOCOL", "http/json", "'http/json': grpc or http/protobuf"),
+        ("TIMEOUT", "10s", "'10s'"),
+        ("COMPRESSION", "zstd", '"zstd"'),
+        ("ENDPOINT", "http://collector:99999", "99999|range"),
+    ],
+)
+def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, name, value, told):
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    assert exporter_of(settings()) is None
+    (warning,) = caplog.messages
+    assert warning.startswith("no traces are exported (otlp): ")
+    assert re.search(told, warning)

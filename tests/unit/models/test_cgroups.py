@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from app.compute.group_limits import Limit, memory_left, tightest_pids_limit
-from models.cgroups import cpu_quota
+from models.cgroups import Limit, cpu_quota, memory_left, tightest_pids_limit
 from tests.support.cgroup_files import CgroupFiles
 
 MIB = 2**20

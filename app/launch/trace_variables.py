@@ -1,0 +1,84 @@
+"""OpenTelemetry's own variables: one that cannot be used is left out and named.
+
+OpenTelemetry raises where it reads them, which is when it is imported: in every process of Ray's,
+whether requests are traced or not. Tracing is no reason not to serve.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+
+from app.environment import environment_value, remove_from_environment
+
+Reason = str | None  # why a value cannot be used
+OTLP = "OTEL_EXPORTER_OTLP"
+LIMITS = (
+    "OTEL_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+    "OTEL_SPAN_EVENT_COUNT_LIMIT",
+    "OTEL_SPAN_LINK_COUNT_LIMIT",
+)
+TIMEOUTS = (f"{OTLP}_TIMEOUT", f"{OTLP}_TRACES_TIMEOUT")
+COMPRESSIONS = ("gzip", "deflate", "none")
+PROTOCOLS = ("grpc", "http/protobuf")
+
+
+def leave_out_unusable() -> list[str]:
+    """Take the variables that cannot be used out of the environment; return a line for each.
+
+    One that is empty counts as not set, and goes without a line: OpenTelemetry would raise.
+    """
+    lines = []
+    for name, check in _checks():
+        value = environment_value(name)
+        reason = None if value is None else check(value)
+        if value is None or reason is not None:
+            remove_from_environment(name)
+        if reason is not None:
+            lines.append(f"{name}={value} is left out: {reason}")
+    return lines
+
+
+def _checks() -> Iterator[tuple[str, Callable[[str], Reason]]]:
+    yield "OTEL_PROPAGATORS", _propagators
+    yield "OTEL_PYTHON_CONTEXT", lambda name: _installed("context", name)
+    for name in LIMITS:
+        yield name, _limit
+    for name in TIMEOUTS:
+        yield name, _seconds
+    for kind in ("", "TRACES_"):
+        yield f"{OTLP}_{kind}COMPRESSION", lambda value: _either(value, COMPRESSIONS)
+        yield f"{OTLP}_{kind}PROTOCOL", lambda value: _either(value, PROTOCOLS)
+
+
+def _propagators(value: str) -> Reason:
+    names = {name.strip() for name in value.split(",")}
+    reasons = (_installed("propagator", name) for name in sorted(names - {"none"}))
+    return next(filter(None, reasons), None)
+
+
+def _installed(kind: str, name: str) -> Reason:
+    known = entry_points(group=f"opentelemetry_{kind}").names
+    if name in known:
+        return None
+    return f"no {kind} {name!r} is installed, but {', '.join(sorted(known))}"
+
+
+def _limit(value: str) -> Reason:
+    is_number = value.isascii() and value.strip().isdigit()
+    return None if is_number else "a whole number is wanted"
+
+
+def _seconds(value: str) -> Reason:
+    try:
+        float(value)
+    except ValueError:
+        return "a number of seconds is wanted, without a unit"
+    return None
+
+
+def _either(value: str, known: tuple[str, ...]) -> Reason:
+    return None if value.strip().lower() in known else f"{' or '.join(known)} is wanted"

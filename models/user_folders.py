@@ -1,0 +1,30 @@
+"""The user's own folders, as the platform has them; an account may have no home."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from models.errors import TandemError
+
+APPLICATION = "tandem"
+
+
+def user_folder(kind: Callable[[str], Path], *below: str) -> Path | None:
+    """Return a folder of the user's; None where neither HOME, XDG nor passwd names one.
+
+    Args:
+        kind: of platformdirs, as ``user_cache_path``.
+        below: names of folders in it.
+
+    """
+    try:
+        folder = kind(APPLICATION).joinpath(*below)
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # older releases: "~/.cache", as it stands
+
+
+def needed_folder(kind: Callable[[str], Path], *below: str) -> Path:
+    """Return a folder of the user's; raise :class:`TandemError` if there is no home."""
+    if (folder := user_folder(kind, *below)) is None:
+        raise TandemError("this account has no home folder; set HOME to one that can be written to")
+    return folder

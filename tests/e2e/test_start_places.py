@@ -1,0 +1,97 @@
+"""The service where people run it: it starts, answers and stops, whatever it finds there.
+
+What covers each of these in the fast tier: tests/unit/launch (test_run_folder, test_folders,
+test_forks, test_isolated_environment, test_trace_variables, test_stop_request).
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.services.live_service import ROOT, Service, changed_config
+from tests.support.services.processes import descendants, still_running
+from tests.support.services.restricted import restricted, why_not
+
+pytestmark = pytest.mark.slow
+BIN = Path(sys.executable).parent
+
+
+@contextmanager
+def stopped_after(service: Service, number: signal.Signals) -> Iterator[None]:
+    """Stop the service, as a terminal does, and check that nothing of it is left running."""
+    try:
+        service.wait_ready()
+        yield
+        family = descendants(service.process.pid)
+        service.send(number, is_for_all=True)
+        service.process.wait(60)
+        assert still_running(family) == []
+        assert "nothing of it is left running" in service.log.read_text()
+        assert "Traceback" not in service.log.read_text()
+    finally:
+        service.stop()
+
+
+def label(service: Service, photo: bytes) -> str:
+    answer = httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60)
+    return str(answer.raise_for_status().json()["predictions"][0]["label"])
+
+
+def test_make_serve_by_an_account_without_a_home_on_a_read_only_root(
+    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
+) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    port = free_port()
+    with changed_config(tmp_path) as content:
+        content["http_options"]["port"] = port
+    venv = BIN.parent
+    make = ["make", "--no-print-directory", f"VENV={venv}", "-o", f"{venv}/.serve", "serve"]
+    configs = {ROOT / "serve_config.yaml": tmp_path / "serve_config.yaml"}
+    service = Service(port, log=tmp_path / "log.txt", command=restricted(make, configs))
+    with stopped_after(service, signal.SIGTERM):
+        assert label(service, photo) == photo_label
+    said = service.log.read_text()
+    assert "compile_cache: cannot write to /.cache/tandem/openvino (Read-only file system)" in said
+    assert "trace_dir: cannot write to /.local/state/tandem/spans" in said
+
+
+def test_a_folder_of_another_program_and_a_shell_with_its_variables(
+    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
+) -> None:
+    folder, temp = tmp_path / "fastapi project", Path("/tmp", f"{os.getpid()}-" + 75 * "x")
+    for name in ("app/__init__.py", "models/__init__.py", "requests.py", "typing_extensions.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"raise SystemExit('{name} of the working folder was imported')")
+    unusual = {
+        "PYTHONPATH": "",
+        "HOME": str(tmp_path / "no home"),
+        "TMPDIR": str(temp),
+        "OTEL_PROPAGATORS": "b3",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "10s",
+        "OTEL_SPAN_LINK_COUNT_LIMIT": "many",
+    }
+    others = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    temp.mkdir()
+    try:
+        service = Service(
+            port := free_port(),
+            log=tmp_path / "log.txt",
+            command=["nohup", BIN / "tandem", "serve", "--port", str(port)],
+            folder=folder,
+            environment=others | unusual,
+        )
+        with stopped_after(service, signal.SIGINT):
+            assert label(service, photo) == photo_label
+            service.send(signal.SIGHUP, is_for_all=True)  # the terminal is closed
+            assert label(service, photo) == photo_label
+    finally:
+        temp.rmdir()  # nothing was left in it
+    for name in ("PROPAGATORS=b3", "EXPORTER_OTLP_TIMEOUT=10s", "SPAN_LINK_COUNT_LIMIT=many"):
+        assert f"OTEL_{name} is left out: " in service.log.read_text()

@@ -1,0 +1,86 @@
+"""Files and folders of a configuration: absolute, and written to only where they can be."""
+
+from typing import Any
+
+import pytest
+
+from app.launch.config import ServeConfig
+from app.launch.folders import with_absolute_paths, without_unwritable
+from app.settings import Settings
+
+
+def config(*, tracing: bool = True, http: dict[str, Any] | None = None, **arguments: Any):
+    return ServeConfig.of(
+        {
+            "http_options": http or {},
+            "tracing_config": {"enabled": tracing},
+            "applications": [
+                {"name": "tandem", "import_path": "app.main:build", "args": arguments}
+            ],
+        }
+    )
+
+
+def arguments_of(checked: ServeConfig) -> dict[str, Any]:
+    return dict(checked.as_dict()["applications"][0]["args"])
+
+
+def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
+    """Ray's processes work in another one."""
+    monkeypatch.chdir(tmp_path)
+    paths = {"compile_cache": "cache", "trace_dir": "spans", "api_keys_file": "/etc/keys"}
+    files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
+    asked = config(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
+    checked = with_absolute_paths(asked)
+    assert arguments_of(checked) == {
+        "model_set": str(tmp_path / "sets" / "a"),
+        "model_dirs": [str(tmp_path / "d")],
+        "compile_cache": str(tmp_path / "cache"),
+        "trace_dir": str(tmp_path / "spans"),
+        "api_keys_file": "/etc/keys",
+    }
+    http = checked.http
+    assert (http.ssl_certfile, http.ssl_keyfile) == (str(tmp_path / "tls.pem"), "/etc/tls.key")
+
+
+def test_what_is_not_named_is_left_to_the_settings():
+    asked = config(model_set="imagenette", trace_dir=None)
+    assert arguments_of(with_absolute_paths(asked)) == arguments_of(asked)
+
+
+def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    lost = tmp_path / "file" / "below"
+    checked, warnings = without_unwritable(config(compile_cache=str(lost), trace_dir=str(lost)))
+    assert (checked.settings.compile_cache, checked.settings.trace_dir) == (None, None)
+    why = f"cannot write to {lost} (Not a directory)"
+    assert warnings == [
+        f"compile_cache: {why}: networks are compiled at each start",
+        f"trace_dir: {why}: no traces are kept for tandem trace",
+    ]
+
+
+def test_one_that_can_is_made(tmp_path):
+    asked = config(compile_cache=str(tmp_path / "a" / "b"), trace_dir=str(tmp_path / "spans"))
+    assert without_unwritable(asked) == (asked, [])
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("tracing", [True, False])
+def test_nothing_is_said_of_what_is_not_wanted(tmp_path, tracing):
+    (tmp_path / "file").write_text("")
+    lost = None if tracing else str(tmp_path / "file" / "below")
+    asked = config(tracing=tracing, compile_cache=None, trace_dir=lost)
+    assert without_unwritable(asked) == (asked, [])
+
+
+def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path):
+    monkeypatch.setattr(Settings.model_fields["compile_cache"], "default", None)
+    Settings.model_rebuild(force=True)
+    try:
+        _, warnings = without_unwritable(config(trace_dir=str(tmp_path)))
+    finally:
+        monkeypatch.undo()
+        Settings.model_rebuild(force=True)
+    (warning,) = warnings
+    assert warning.startswith("compile_cache: this account has no home folder: ")
