@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.image_cases import CASES, LARGE_CHUNKS, Case
+from tests.support.image_cases import CASES, FURTHER, Case
 from tests.support.services.live_service import SAME_PROBABILITY
 
 InProcess = Callable[[bytes], NDArray[np.float32]]
@@ -32,7 +32,7 @@ def check(client: httpx.Client, in_process: InProcess, case: Case, data: bytes) 
     assert by_class == pytest.approx(expected, abs=SAME_PROBABILITY)
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CHUNKS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER], ids=lambda case: case.name)
 def test_each_kind(client, in_process, case):
     check(client, in_process, case, case.make())
 

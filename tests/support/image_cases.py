@@ -110,6 +110,16 @@ def apng(num_frames: int) -> bytes:
     return make_png(16, 16, 8, 2, *chunks)
 
 
+def damaged_apng() -> bytes:
+    """Return an animation whose first frame holds a row filter that there is not."""
+    data = apng(2)
+    rows = zlib.compress(b"\x77" * (1 + 16 * 3) * 16)
+    frame = data.index(b"fdAT") - 4
+    (length,) = struct.unpack_from(">I", data, frame)
+    chunk = png_chunk(b"fdAT", data[frame + 8 : frame + 12] + rows)
+    return data[:frame] + chunk + data[frame + 12 + length :]
+
+
 def cgbi() -> bytes:
     data = png_with()
     return data[:8] + png_chunk(b"CgBI", b"\x50\0\x20\x06") + data[8:]
@@ -169,8 +179,9 @@ CASES = [
         "cut_then_another.jpg", cut_then_whole, code="corrupt_image", status=400, says="truncated"
     ),
 ]
-LARGE_CHUNKS = [
+FURTHER = [  # that no stored file shows
     Case("large_itxt.png", partial(png_with, png_chunk(b"iTXt", b"a\0\0\0\0\0" + LARGE))),
     Case("large_exif.png", partial(png_with, png_chunk(b"eXIf", tiff(6) + LARGE)), ABOVE_BELOW),
     Case("large_cabx.png", partial(png_with, png_chunk(b"caBX", LARGE))),
+    Case("apng_damaged_frame.png", damaged_apng, PLAIN_GRAY),  # OpenCV 5 crashes at it
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from models.errors import ImageError
 from models.image import ImageRule, read_image
-from tests.support.image_cases import CASES, LARGE_CHUNKS, SIDE, Case
+from tests.support.image_cases import CASES, FURTHER, SIDE, Case
 from tests.support.images import difference
 
 RULE = ImageRule(SIDE, SIDE)
@@ -28,7 +28,7 @@ def check(case: Case, data: bytes) -> None:
     assert difference(shown[away][:, away], right[away][:, away])[0] <= LARGEST
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CHUNKS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER], ids=lambda case: case.name)
 def test_each_kind(case):
     check(case, case.make())
 
