@@ -1,8 +1,9 @@
 """Calls of a remote stage that many requests share (:mod:`app.queueing.call_batcher`).
 
 Each request keeps what it had with a call of its own: its lane, the time that it has left, its
-trace, its error, a second call when half of its time is over (:mod:`app.calls.hedge`), and another
-replica when one dies (:mod:`app.calls.retry`).
+trace, its error, a second call when half of its time is over, and another replica when one dies
+(:mod:`app.calls.attempts`). What was in a call whose replica died never shares a call again: one of
+its files may have killed the replica, and would kill the next one with the others' files too.
 """
 
 import time
@@ -15,12 +16,11 @@ from typing import Any, Generic, TypeVar
 from ray.serve.handle import DeploymentHandle
 
 from app.calls.answer_messages import calls_at_once
+from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.calls.call_messages import Question, SharedCall, pack_call
 from app.calls.channels.pool import ChannelPool
-from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
 from app.calls.known_replicas import KnownReplicas, known_replicas
 from app.calls.message_reader import MessageError, check
-from app.calls.retry import retry
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.node_cores import NodeCores
@@ -77,12 +77,12 @@ class SharedCalls(Generic[A]):
 
         async def first() -> A:
             try:
-                return await retry(together)
+                return await retry(together, alone)
             except HeavyFileError:
                 return await retry(alone)
 
         after_s = HEDGE_AFTER_SHARE * question.left_s
-        return await hedged(first, after_s, hedge_budget, lambda: retry(alone))
+        return await hedged(first, after_s, hedge_budget, num_images, lambda: retry(alone))
 
     async def _send(
         self, lane: Lane, parts: Sequence[Part[Asked, A]], is_alone: bool

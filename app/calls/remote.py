@@ -2,24 +2,23 @@
 
 Each class has the methods of the stage that it stands for (:mod:`app.graph.stages`), so the graph
 does not know where a stage runs. The Decoder and the members are asked by many requests in one call
-(:mod:`app.calls.batched`). A call whose replica dies is made again on another one
-(:mod:`app.calls.retry`), and a second call is made when half of its time is over without an answer
-(:mod:`app.calls.hedge`).
+(:mod:`app.calls.batched`). A call whose replica dies is made again on another one, and a second
+call is made when half of its time is over without an answer (:mod:`app.calls.attempts`).
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
 from app.calls.answer_messages import read_classified, read_decoded
+from app.calls.attempts import HEDGE_AFTER_SHARE, hedged, retry
 from app.calls.batched import SharedCalls, hedge_budget
 from app.calls.call_messages import Question
 from app.calls.channels.pool import ChannelPool
-from app.calls.hedge import HEDGE_AFTER_SHARE, hedged
-from app.calls.retry import retry
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.call_batcher import SIZES
 from app.queueing.node_cores import NodeCores
@@ -102,16 +101,17 @@ class RemoteCombiner:
     ) -> list[Combined]:
         """Average members; see :meth:`app.deployments.combiner.Combiner.combine`."""
         asked = () if threshold is None else (math.inf, threshold)
-        return await call_remote(self._handle.combine.remote, members, top_k, *asked, left_s=left_s)
+        num_images = max(map(len, members.values()), default=0)
+        remote = partial(self._handle.combine.remote, members, top_k, *asked)
+        return await call_remote(remote, num_images, left_s)
 
 
-async def call_remote(remote: Callable[..., Awaitable[T]], *args: object, left_s: float) -> T:
-    """Call a deployment's method; ``remote`` is a handle's ``method.remote``.
+async def call_remote(remote: Callable[[], Awaitable[T]], num_images: int, left_s: float) -> T:
+    """Call a deployment's method; ``remote`` is a handle's ``method.remote`` with its arguments.
 
     Raises:
         RayError, RayServeException: the replicas are gone or full, or the stage raised.
 
     """
-    return await hedged(
-        lambda: retry(lambda: remote(*args)), HEDGE_AFTER_SHARE * left_s, hedge_budget
-    )
+    after_s = HEDGE_AFTER_SHARE * left_s
+    return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

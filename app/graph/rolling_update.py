@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from app.calls.hedge import HEDGE_AFTER_SHARE, HedgeBudget, hedged
+from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import UPDATING, OtherSetError
 from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
@@ -77,7 +77,7 @@ class PeerGateways:
             return answers
 
         after_s = min(PATIENCE_S, HEDGE_AFTER_SHARE * request.left_s)
-        answers = await hedged(once, after_s, self._hedge_budget)
+        answers = await hedged(once, after_s, self._hedge_budget, len(request.files))
         if isinstance(answers, TandemError):
             raise answers
         return answers

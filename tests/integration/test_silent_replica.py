@@ -10,7 +10,7 @@ import psutil
 import pytest
 from ray import serve
 
-from app.calls.hedge import HedgeBudget, hedged
+from app.calls.attempts import HedgeBudget, hedged
 from app.calls.locality_router import LocalityRouter
 from app.main import LOCALITY_ROUTING
 from tests.support.services.deployed import Served
@@ -53,7 +53,7 @@ def answering(handle: Any) -> tuple[set[int], int]:
     async def all_of_them() -> list[int]:
         calls = []
         for _ in range(NUM_CALLS):
-            calls.append(asyncio.create_task(hedged(call, AFTER_S, HedgeBudget())))
+            calls.append(asyncio.create_task(hedged(call, AFTER_S, HedgeBudget(), 1)))
             await asyncio.sleep(EVERY_S)
         async with asyncio.timeout(LIMIT_S):  # the second ones may have gone there too
             return await asyncio.gather(*calls)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
+from app.calls import attempts
 from app.calls.call_messages import read_call
 from app.calls.remote import RemoteDecoder, RemoteMember
 from app.deployments.many import classify_many, decode_many
@@ -115,7 +116,31 @@ async def test_all_images_of_a_replica_that_died_are_asked_for_again() -> None:
         *(remote.classify(image(value), 60, "interactive") for value in range(3))
     )
     assert [len(answer.probabilities) for answer in answers] == [1, 1, 1]
-    assert counting.num_parts == [3, 3]
+    assert counting.num_parts == [3, 1, 1, 1]
+
+
+async def test_a_file_that_kills_replicas_takes_no_others_along(monkeypatch) -> None:
+    """Not even where its requests come together again: each is then in a call of its own."""
+    monkeypatch.setattr(attempts, "PAUSE_S", 0.0)
+    monkeypatch.setattr(attempts, "LONGEST_PAUSE_S", 0.0)
+
+    class Fragile(Counting):
+        async def decode_many(self, message: bytes) -> bytes:
+            if b"kills" in message:
+                self.num_parts.append(len(read_call(message).questions))
+                raise ActorDiedError
+            return await super().decode_many(message)
+
+    counting = Fragile(FakeDecoder())
+    remote = RemoteDecoder(FakeHandle(counting))
+    files = [b"good"] * 4 + [b"kills"] + [b"good"] * 3
+    answers = await asyncio.gather(
+        *(remote.decode([file], 60, "interactive") for file in files), return_exceptions=True
+    )
+    died = [isinstance(answer, ActorDiedError) for answer in answers]
+    assert died == [file == b"kills" for file in files]
+    assert counting.num_parts[0] == 8
+    assert set(counting.num_parts[1:]) == {1}
 
 
 async def test_one_whose_time_is_half_over_is_asked_for_again_by_itself() -> None:

@@ -89,7 +89,7 @@ async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -
     channel.transport.abort()  # what either end sees when the other's process ends
     with pytest.raises(ConnectionLostError):
         await call
-    assert issubclass(ConnectionLostError, RayActorError)  # which app.calls.retry calls again
+    assert issubclass(ConnectionLostError, RayActorError)  # which app.calls.attempts calls again
     await until(lambda: replica.cancelled == [b"lost"])
     with pytest.raises(ConnectionLostError):
         await channel.call(b"more")
