@@ -55,7 +55,7 @@ def parse_timeout_s(given: str) -> float:
 
     """
     try:
-        seconds = float(given)
+        seconds = float(given) if given.isascii() and "_" not in given else math.nan
     except ValueError:
         seconds = math.nan
     if not seconds > 0:

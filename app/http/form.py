@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 # The file name in RFC 5987's form, which some clients send alone when it is not ASCII.
 EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
+# A form may hold texts beside its files, as pages and gateways add them. They have no effect, but
+# a parameter of ours among them was meant to have one.
+MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
+PARAMETERS = (b"top_k", b"threshold")
 
 
 class FileForm:
@@ -44,7 +48,7 @@ class FileForm:
         """Take the next bytes of the body.
 
         Raises:
-            BadParameterError: they are no multipart form, or hold something else than files.
+            BadParameterError: they are no multipart form, or hold more than files and small texts.
             TooManyFilesError: there are more files than the limit.
 
         """
@@ -82,6 +86,7 @@ class _Parts:
         self._name, self._value = bytearray(), bytearray()  # of the header that is being read
         self._headers: dict[str, str] = {}  # of the part that is being read
         self._content = bytearray()  # of the part that is being read
+        self._is_file, self._num_texts = True, 0
 
     def callbacks(self) -> "MultipartCallbacks":
         """Return what the parser calls."""
@@ -114,10 +119,29 @@ class _Parts:
         _, parameters = parse_options_header(disposition)
         if b"name" not in parameters:
             raise _broken("a part has no Content-Disposition with a name")
-        if b"filename" not in parameters and not EXTENDED_FILENAME.search(disposition):
+        self._is_file = (
+            b"filename" in parameters
+            or EXTENDED_FILENAME.search(disposition) is not None
+            or self._headers.get("content-type", "").lower().startswith("image/")
+        )
+        if self._is_file:
+            self._check_file()
+        else:
+            self._check_text(parameters[b"name"])
+
+    def _check_text(self, name: bytes) -> None:
+        if name in PARAMETERS:
             raise BadParameterError(
-                "the form has a text field; send files only, parameters in the address (?top_k=3)"
+                f"the form has a text field {name.decode()}; parameters belong in the address "
+                f"(?{name.decode()}=...)"
             )
+        self._num_texts += 1
+        if self._num_texts > MAX_TEXTS:
+            raise BadParameterError(
+                f"the form has more than {MAX_TEXTS} text fields; they have no effect: send files"
+            )
+
+    def _check_file(self) -> None:
         encoding = self._headers.get("content-transfer-encoding", "")
         if encoding.lower() not in PLAIN_ENCODINGS:
             raise BadParameterError(
@@ -131,9 +155,15 @@ class _Parts:
 
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         self._content += data[start:end]
+        if not self._is_file and len(self._content) > MAX_TEXT_BYTES:
+            raise BadParameterError(
+                f"the form has a text field of more than {MAX_TEXT_BYTES} bytes; an image is sent "
+                "with a file name, or with Content-Type image/..., as curl -F files=@photo.jpg does"
+            )
 
     def _end_part(self) -> None:
-        self.files.append(bytes(self._content))
+        if self._is_file:
+            self.files.append(bytes(self._content))
         self._content = bytearray()
 
     def _end_form(self) -> None:

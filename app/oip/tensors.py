@@ -5,6 +5,7 @@ values: JSON's lists and gRPC's typed contents.
 """
 
 import math
+import reprlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,10 @@ class Tensor:
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a foreign value, for an error."""
-    start = value[:MAX_SHOWN] if isinstance(value, (str, bytes)) else value
-    return repr(start)[: MAX_SHOWN + 2]
+    """Return the beginning of a foreign value, for an error, however large or deep it is."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:MAX_SHOWN])[: MAX_SHOWN + 2]
+    return reprlib.repr(value)[: MAX_SHOWN + 2]
 
 
 def checked_tensor(

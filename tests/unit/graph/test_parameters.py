@@ -32,7 +32,9 @@ def test_a_time(given: str, seconds: float) -> None:
     assert parse_timeout_s(given) == seconds
 
 
-@pytest.mark.parametrize("given", ["", "soon", "0", "-1", "nan", "x" * 10_000])
+@pytest.mark.parametrize(
+    "given", ["", "soon", "0", "-1", "nan", "5_0", "1e1_0", "\u0665", "x" * 10_000]
+)
 def test_a_time_that_is_none(given: str) -> None:
     with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
         parse_timeout_s(given)

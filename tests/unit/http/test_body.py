@@ -16,6 +16,7 @@ from app.errors import (
 from app.http.body import DRAIN_FACTOR
 from app.http.body import read_body as read_one
 from app.http.body import read_files as read_form
+from app.http.form import MAX_TEXT_BYTES, MAX_TEXTS
 from app.queueing.byte_budget import ByteBudget, Share
 
 LIMIT = 100
@@ -224,11 +225,46 @@ async def test_a_form_without_files():
         await files_of(END)
 
 
-@pytest.mark.parametrize("fields", [["top_k"], ["f"] * 40])
-async def test_text_fields_are_refused_rather_than_ignored(fields):
-    body = [part("files", b"x", "a"), *(part(name, b"3") for name in fields), END]
-    with pytest.raises(BadParameterError, match="text field"):
-        await files_of(*body)
+def typed_part(content_type: str, data: bytes) -> bytes:
+    """Return a part without a file name, as some libraries send an image from memory."""
+    head = f'Content-Disposition: form-data; name="image"\r\nContent-Type: {content_type}'
+    return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode() + data + b"\r\n"
+
+
+@pytest.mark.parametrize("content_type", ["image/jpeg", "image/png; x=y", "IMAGE/WebP"])
+async def test_an_image_without_a_file_name_is_a_file(content_type):
+    photo = bytes(5000)
+    body = [typed_part(content_type, photo), part("files", b"x", "a"), END]
+    assert await files_of(*body) == [photo, b"x"]
+
+
+async def test_a_few_small_texts_beside_the_files_have_no_effect():
+    texts = [part(f"csrf{n}", b"t" * MAX_TEXT_BYTES) for n in range(MAX_TEXTS - 1)]
+    body = b"".join([*texts, part("files", b"x", "a"), typed_part("text/plain", b"hello"), END])
+    for size in (50, len(body)):
+        chunks = [body[i : i + size] for i in range(0, len(body), size)]
+        assert await files_of(*chunks, max_bytes=100_000) == [b"x"]
+    with pytest.raises(BadParameterError, match="the form has no file"):
+        await files_of(part("token", b"t"), END)
+
+
+@pytest.mark.parametrize("name", ["top_k", "threshold"])
+async def test_a_parameter_in_the_form_is_refused_rather_than_ignored(name):
+    with pytest.raises(BadParameterError, match=rf"text field {name}; .* \(\?{name}="):
+        await files_of(part("files", b"x", "a"), part(name, b"3"), END)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ([part("f", b"3")] * (MAX_TEXTS + 1), "more than 16 text fields"),
+        ([part("f", bytes(MAX_TEXT_BYTES + 1))], "a text field of more than 1024 bytes"),
+        ([typed_part("text/plain", bytes(5000))], "Content-Type image/"),
+    ],
+)
+async def test_many_or_large_texts_are_refused(texts, says):
+    with pytest.raises(BadParameterError, match=says):
+        await files_of(part("files", b"x", "a"), *texts, END)
 
 
 @pytest.mark.parametrize("size", [20_000, 3_000_000])

@@ -81,6 +81,23 @@ def test_a_header_length_that_is_no_number(given):
         parse_request(b"{}", given)
 
 
+@pytest.mark.parametrize("depth", [100, 1000, 1020, 100_000])
+@pytest.mark.parametrize(
+    "place", ["inputs", "outputs", "parameters", "id", "name", "datatype", "shape", "data"]
+)
+def test_deep_json_is_refused_as_any_other(place, depth):
+    deep = "[" * depth + "]" * depth
+    tensor = {key: json.dumps(value) for key, value in PIXELS.items()}
+    fields = {"inputs": "[TENSOR]"} | ({} if place in tensor else {place: deep})
+    tensor |= {place: deep} if place in tensor else {}
+    text = ",".join(f'"{key}":{value}' for key, value in fields.items())
+    one = ",".join(f'"{key}":{value}' for key, value in tensor.items())
+    body = ("{" + text + "}").replace("TENSOR", "{" + one + "}").encode()
+    with pytest.raises(BadTensorError) as refused:
+        uint8_array(parse_request(body, None).inputs[0])
+    assert len(refused.value.message) < 300
+
+
 @pytest.mark.parametrize("given", ["3", "4294967296", "9" * 5000])
 def test_a_header_length_beyond_the_body(given):
     with pytest.raises(BadTensorError, match="the body has 2 bytes") as refused:
