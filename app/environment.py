@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[1]  # the folder of the packages
+PROJECT = Path(__file__).parents[1]  # has the packages, serve_config.yaml and configs
 KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 CALLERS_KEY_VARIABLE = "TANDEM_API_KEY"

@@ -1,4 +1,4 @@
-"""Limits of this process's control groups, version 1 and 2: CPU quota, memory, processes.
+"""Finds the control groups, version 1 and 2, of the process, and the CPU quota they leave it.
 
 A limit may stand on any group from the process's own up to the hierarchy's root (a systemd unit, a
 pod around a container): the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
@@ -8,43 +8,16 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 PROC = Path("/proc/self")  # its files cgroup and mountinfo
 
 
-class Limit(NamedTuple):
-    """How much a group may have, and how much it has."""
-
-    most: float  # math.inf: no limit
-    used: float
-
-    @property
-    def left(self) -> float:
-        """What it may still take."""
-        return max(0.0, self.most - self.used)
-
-
 def cpu_quota(proc: Path = PROC) -> float:
     """Return how many CPUs' time the process may use; infinite without a quota."""
-    return min((_quota(folder) for folder in _folders("cpu", proc)), default=math.inf)
+    return min((_quota(folder) for folder in group_folders("cpu", proc)), default=math.inf)
 
 
-def memory_left(proc: Path = PROC) -> float:
-    """Return the bytes that the process may still take; infinite without a limit."""
-    return min((_memory(folder).left for folder in _folders("memory", proc)), default=math.inf)
-
-
-def tightest_pids_limit(proc: Path = PROC) -> Limit:
-    """Return the limit of processes and threads of which the least is left."""
-    limits = [
-        Limit(_number(folder, "pids.max"), _number(folder, "pids.current", 0))
-        for folder in _folders("pids", proc)
-    ]
-    return min(limits, key=lambda limit: limit.left, default=Limit(math.inf, 0))
-
-
-def _folders(controller: str, proc: Path) -> Iterator[Path]:
+def group_folders(controller: str, proc: Path) -> Iterator[Path]:
     """Yield the folders of all groups that a controller's limits may stand on."""
     try:
         groups = (proc / "cgroup").read_text("utf-8").splitlines()
@@ -95,31 +68,3 @@ def _quota(folder: Path) -> float:
         return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return math.inf
-
-
-def _memory(folder: Path) -> Limit:
-    if (folder / "memory.max").exists():
-        most, used = (_number(folder, f"memory.{name}") for name in ("max", "current"))
-    else:
-        most, used = (_number(folder, f"memory.{name}_in_bytes") for name in ("limit", "usage"))
-    if math.isinf(most) or math.isinf(used):
-        return Limit(math.inf, 0)
-    return Limit(most, used - _inactive_files(folder))
-
-
-def _inactive_files(folder: Path) -> int:
-    """Return bytes that count as used, though given up when needed: files that were read once."""
-    try:
-        words = (folder / "memory.stat").read_text("ascii").split()
-    except (OSError, ValueError):
-        return 0
-    facts = dict(zip(words[::2], words[1::2], strict=False))
-    # Version 1's own count leaves the groups below out, its total does not.
-    return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
-
-
-def _number(folder: Path, file: str, otherwise: float = math.inf) -> float:
-    try:
-        return int((folder / file).read_text("ascii"))
-    except (OSError, ValueError):  # "max" is no number
-        return otherwise

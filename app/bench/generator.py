@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import psutil
 
-from app.bench.arrivals import poisson_arrivals
-from app.bench.client import Target, closed_loop, open_loop
+from app.bench.client import closed_loop, open_loop
+from app.bench.load import Load, poisson_arrivals
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import Run, Sample
 from app.compute.child_process import FunctionChild
@@ -18,25 +18,6 @@ from app.errors import ConfigError
 
 REPORT_EVERY_S = 0.25
 LATE_S = 30.0  # beyond a run's time and its requests' own, before it is given up
-
-
-@dataclass(frozen=True)
-class Load:
-    """One run: ``clients`` of a closed loop, or ``rate`` of an open one."""
-
-    target: Target
-    duration_s: float
-    clients: int = 0
-    rate: float = 0.0
-    seed: int = 20
-
-    @property
-    def kind(self) -> str:
-        return "open" if self.rate else "closed"
-
-    @property
-    def offered(self) -> float:
-        return self.rate or float(self.clients)
 
 
 @dataclass(frozen=True)

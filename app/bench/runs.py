@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.bench.client import Target
-from app.bench.generator import Load, Progress, run_load
+from app.bench.generator import Progress, run_load
+from app.bench.load import Load
 from app.bench.process_tree import service_root
 from app.bench.report import knee, plot, show_runs, show_upper_bound
 from app.bench.samples import summarise

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from app.caching.rows import Rows
-from app.caching.values import RowsFormat
+from app.caching.values import Rows, RowsFormat
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.setting_values import RedisAddress
 

@@ -1,12 +1,16 @@
 """The cache of one process: what was answered, and what is being computed."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from app.caching.flights import Flight, Flights
-from app.caching.rows import Rows
 from app.caching.s3_fifo import S3Fifo
+from app.caching.values import Rows
 from app.queueing.priority import Lane
+
+CACHE_CONTROL = "cache-control"
+# use: read and store; renew: store, do not read (no-cache); off: neither (no-store).
+CacheUse = Literal["use", "renew", "off"]
 
 
 class SharedStore(Protocol):
@@ -100,3 +104,14 @@ class ResponseCache:
 
         """
         self._flights.end(flight, rows, was_answered=answered)
+
+
+def cache_use_of(cache_control: str | None) -> CacheUse:
+    """Return what a client allows; directives that are not known say nothing."""
+    if not cache_control:
+        return "use"
+    parts = cache_control.lower().split(",")
+    directives = {part.partition("=")[0].strip() for part in parts}
+    if "no-store" in directives:
+        return "off"
+    return "renew" if "no-cache" in directives else "use"

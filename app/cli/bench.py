@@ -88,12 +88,12 @@ def bench(
 
 def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
     """Return the photos to send, and what the result says of them and of this machine."""
-    from app.bench.machine import describe
-    from app.bench.photos import drawn_photos, photos_in
+    from app.bench.load import drawn_photos, photos_in
+    from app.cli.output import describe_machine
 
     bodies = photos_in(images) if images else drawn_photos()
     told = str(images) if images else "drawn photos of 500 x 375"
-    return bodies, {"machine": describe(), "images": told, "num_images": len(bodies)}
+    return bodies, {"machine": describe_machine(), "images": told, "num_images": len(bodies)}
 
 
 def _loads(concurrency: str | None, rate: str | None) -> tuple[list[float], list[float]]:

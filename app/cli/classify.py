@@ -14,8 +14,8 @@ from rich.table import Table
 
 from app.access.api_keys import sent_key
 from app.access.client_tls import ClientTls
+from app.bench.files import find_files
 from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
-from models.image_files import find_files
 
 if TYPE_CHECKING:
     from tandem_client import Client, TandemError

@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 from platformdirs import user_data_path
 
-from app.environment import HAPROXY_COMMAND, node_environment
+from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
 from app.launch.haproxy.command import HaproxyCommand, max_connections
 from app.launch.ray_internals import check_variables
 from models.user_folders import needed_folder
 
-# Has app, models and calibration, serve_config.yaml and configs.
-PROJECT = Path(__file__).parents[2]
 IS_INSTALLED = (PROJECT / "__init__.py").exists()  # of a wheel; a checkout is no package
 
 

@@ -156,14 +156,13 @@ def _report(
     took_s: float,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    from app.bench.machine import describe
-    from app.ladder.page import render
-    from app.ladder.plot import draw
+    from app.cli.output import describe_machine
+    from app.ladder.plot import draw, render
     from app.ladder.report import as_json, rows_of, show
 
     json_file, plot, html = files
     rows = rows_of(job, results)
-    content = as_json(job, rows, describe(), took_s)
+    content = as_json(job, rows, describe_machine(), took_s)
     title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
     if str(json_file) != "-":
         show(out, job, rows)

@@ -1,10 +1,14 @@
-"""Result files: checked before the measurement, written atomically after it."""
+"""Results as files: checked before the measurement, written atomically after it."""
 
 import contextlib
 import json
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,9 @@ import typer
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
+from models.cpus import available_cpus, cpu_model
+
+PACKAGES = ("tandem", "ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
@@ -65,3 +72,15 @@ def write_json(path: Path | None, content: dict[str, Any]) -> None:
         typer.echo(text)
     elif path is not None:
         write_whole(path, text + "\n")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return command, time, CPU and versions, to be stored with every result."""
+    return {
+        "command": " ".join(["tandem", *sys.argv[1:]]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": available_cpus(),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }

@@ -61,7 +61,7 @@ def tune(
     nothing else run meanwhile. Exit code 1: nothing keeps --p99-ms, and no
     configuration is written.
     """
-    from app.bench.machine import describe
+    from app.cli.output import describe_machine
     from app.tune.job import prepare
     from app.tune.pareto import recommended
     from app.tune.report import as_json, show
@@ -70,7 +70,7 @@ def tune(
     _check_numbers(p99_ms, seconds)
     _check_files(write, json_file, plot, force=force)
     job = prepare(config, model_set, images)
-    machine, is_quiet = describe(), str(json_file) == "-"
+    machine, is_quiet = describe_machine(), str(json_file) == "-"
     points, took_s = _search(job, seconds)
     chosen = recommended(points, p99_ms)
     if not is_quiet:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import psutil
 
-from models.cgroups import PROC, memory_left
+from app.compute.group_limits import memory_left
+from models.cgroups import PROC
 
 
 def free_memory(proc: Path = PROC) -> int:

@@ -8,8 +8,7 @@ from app.caching.flights import Flight
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
 from app.caching.response_cache import ResponseCache
-from app.caching.rows import Rows
-from app.caching.values import RowsFormat
+from app.caching.values import Rows, RowsFormat
 from app.environment import MIB
 from app.functions.loading import identities
 from app.graph.combination import combined_row

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from app.caching.directives import CacheUse, cache_use_of
+from app.caching.response_cache import CacheUse, cache_use_of
 from app.graph.parameters import checked_threshold, checked_top_k, lane_of
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest, num_images_of
 from app.graph.timeline import Timeline

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.caching.directives import CacheUse
+from app.caching.response_cache import CacheUse
 from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.queueing.priority import Lane

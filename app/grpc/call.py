@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import grpc
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.errors import OverloadedError
-from app.grpc.status import OK, code_of
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT, record_answered
 from models.errors import TandemError
@@ -23,6 +23,23 @@ TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 # Clients with a retry policy wait that long (gRPC proposal A6): what Retry-After is over HTTP.
 RETRY = "grpc-retry-pushback-ms"
+# 413 is not RESOURCE_EXHAUSTED, which clients are told to try again: the same bytes stay too many.
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    415: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+OK = 200
 
 
 class GrpcCall:
@@ -94,3 +111,13 @@ async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Ca
     finally:
         call.ended()
     return empty()
+
+
+def code_of(status: int) -> grpc.StatusCode:
+    """Return the gRPC status for an HTTP one; INTERNAL for what nobody should see."""
+    return grpc.StatusCode.OK if status == OK else CODES.get(status, grpc.StatusCode.INTERNAL)
+
+
+def number_of(status: int) -> int:
+    """Return :func:`code_of`'s number, as it travels."""
+    return int(code_of(status).value[0])

@@ -1,19 +1,22 @@
 """The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
 
+from collections.abc import Iterable
+
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.caching.directives import CACHE_CONTROL
+from app.caching.response_cache import CACHE_CONTROL
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
-from app.grpc.call import GrpcCall, answered
+from app.grpc.call import GrpcCall, answered, number_of
 from app.grpc.receiver import Receiver
-from app.grpc.reply import reply_of
 from app.grpc.request import announced_bytes, images_of, parsed, timeout_s_of
 from app.grpc.servicer import METHOD, SERVICE, Message
+from app.messages import Fault
 from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
+from app.responses import Classified, as_values
 
 # A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or that was received
 # before anybody was asked (the generated function in its place).
@@ -67,3 +70,23 @@ class GrpcInterface:
         share.expect(announced or 0)
         message = await self._receiver.receive(incoming, announced)
         return parsed(message, messages.ClassifyRequest)
+
+
+def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
+    """Dress every image's answer, or its own error, in order."""
+    rows = [
+        messages.Result(error=_error(result, request_id))
+        if isinstance(result, Fault)
+        else messages.Result(classified=as_values(result))
+        for result in results
+    ]
+    return messages.ClassifyReply(results=rows, request_id=request_id)
+
+
+def _error(fault: Fault, request_id: str) -> messages.Error:
+    return messages.Error(
+        code=fault.code,
+        message=fault.message,
+        request_id=request_id,
+        status=number_of(fault.status),
+    )

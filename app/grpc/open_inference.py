@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.grpc_util import RayServegRPCContext
 
-from app.caching.directives import CACHE_CONTROL
+from app.caching.response_cache import CACHE_CONTROL
 from app.graph.intake import RequestOptions
 from app.graph.timeline import Timeline
 from app.grpc import open_inference_pb2 as messages

@@ -2,7 +2,7 @@
 
 from starlette.types import Receive
 
-from app.caching.directives import CACHE_CONTROL
+from app.caching.response_cache import CACHE_CONTROL
 from app.graph.intake import RequestBody, RequestOptions
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers

@@ -1,9 +1,9 @@
-"""Draws a ladder as SVG, with matplotlib: throughput by rung."""
+"""Draws a ladder: throughput by rung as SVG with matplotlib, and all of it as an HTML page."""
 
 import io
 from typing import Any
 
-from app.ladder.report import PUBLISHED_SPEED_UP, Row
+from app.ladder.report import PUBLISHED_SPEED_UP, Row, against_published, has_figure
 from models.extras import needs_extra
 
 COLORS = {
@@ -21,6 +21,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "tandem",  # the same figures give the same file
 }
+TEMPLATE = "page.html.j2"
 
 
 def draw(rows: list[Row], title: str) -> str:
@@ -78,3 +79,22 @@ def _mark_published(axes: Any, rows: list[Row]) -> None:
             va="top",
             color="#666666",
         )
+
+
+def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
+    """Return the page; ``content`` is what ``--json`` writes."""
+    with needs_extra("calibrate", "ladder --html"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    environment = Environment(
+        loader=PackageLoader("app.ladder", "."), autoescape=True, undefined=StrictUndefined
+    )
+    svg = draw(rows, title)
+    return environment.get_template(TEMPLATE).render(
+        r=content,
+        title=title,
+        plot=Markup(svg[svg.index("<svg") :]),  # matplotlib escapes what it draws
+        has_watts=has_figure(rows, "watts"),
+        has_top1=has_figure(rows, "top1"),
+        published=against_published(rows) or "",
+    )

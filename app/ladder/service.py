@@ -13,8 +13,8 @@ import psutil
 import yaml
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import drawn_photos
+from app.bench.generator import run_load
+from app.bench.load import Load, drawn_photos
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import summarise
 from app.compute.child_process import Child, last_words

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from app.environment import PROJECT
 from app.errors import ConfigError
-from app.launch.grpc_options import grpc_port, with_grpc
+from app.launch.grpc_port import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest

@@ -10,7 +10,7 @@ import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.grpc_probe import GrpcProbe
+from app.launch.grpc_port import GrpcProbe
 from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 

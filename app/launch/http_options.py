@@ -1,8 +1,13 @@
-"""The part of Serve's ``http_options`` that ``tandem serve`` acts on itself."""
+"""The part of Serve's ``http_options`` that ``tandem serve`` acts on itself: address and TLS."""
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
+
+from app.access.client_tls import no_passphrase, reason
+from app.errors import ConfigError
 
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
@@ -46,3 +51,55 @@ class HttpOptions:
     def is_on_loopback(self) -> bool:
         """Whether only this machine reaches the service."""
         return self.host in LOOPBACK
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: certificate (and what is between it and its root), its key, who may connect."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None  # those whose certificates clients must have; None: any client
+
+    def link(self, folder: Path) -> str:
+        """Return HAProxy's words for it; it looks for the key beside the certificate, so link both.
+
+        Links, not copies: a key has one place, and a renewed certificate is found at HAProxy's
+        next start.
+        """
+        chain = folder / "tls.pem"
+        for link, target in ((chain, self.certificate), (folder / "tls.pem.key", self.key)):
+            link.symlink_to(target.absolute())
+        # HTTP/2 would save browsers a connection or two, and has a slow loris of its own.
+        words = f"crt {chain} alpn http/1.1"
+        if self.clients:
+            roots = folder / "clients.pem"
+            roots.symlink_to(self.clients.absolute())
+            words += f" ca-file {roots} verify required"
+        return words
+
+
+def tls_of(http: HttpOptions) -> Tls | None:
+    """Return what the options ask for, None without TLS.
+
+    Raises:
+        ConfigError: a file is missing or no PEM, the key is another certificate's or encrypted.
+
+    """
+    certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs
+    if not certificate or not key:
+        return None
+    if http.ssl_keyfile_password:
+        raise ConfigError(
+            "http_options.ssl_keyfile_password: HAProxy takes no passphrase; take it off with "
+            "openssl pkey -in KEY -out NEW and chmod 600 NEW"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, no_passphrase)
+        if clients:
+            context.load_verify_locations(clients)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        files = ", ".join(filter(None, (certificate, key, clients)))
+        raise ConfigError(f"http_options.ssl_...: {reason(error)} ({files})") from error
+    return Tls(Path(certificate), Path(key), Path(clients) if clients else None)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import psutil
 from app.compute.child_process import Child
 from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
-from app.launch.draining import drain
 from app.launch.forks.running import CLIENT
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
@@ -23,6 +23,8 @@ from models.errors import TandemError
 STOP_PATIENCE_S = 12.0
 TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
+ANSWERS_WITHIN_S = 3.0  # a controller that is well
+POLL_EVERY_S = 0.1
 
 
 def _init_ray(**options: Any) -> None:
@@ -117,3 +119,32 @@ def _stop_ray(forks: Child) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive, timeout=5)
+
+
+def drain(client: ServeClient, timeout_s: float) -> bool:
+    """Delete the applications while HAProxy is still there to hand the answers on.
+
+    Return whether the controller answered.
+
+    Serve's shutdown ends both at the same time. A controller that got the signal too answers
+    nothing: every question here has a time limit of its own. ``serve.status()`` has none, and a
+    thread that is still in it when Ray is shut down is a segmentation fault.
+
+    Args:
+        client: its controller is asked.
+        timeout_s: how long the replicas may take, once the controller has answered.
+
+    """
+    ends = time.monotonic() + timeout_s
+
+    def applications() -> list[str]:
+        left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
+        return list(client.details(left_s)["applications"])
+
+    # It may be slow or dead, and so may Ray: then there is nobody to wait for.
+    with contextlib.suppress(Exception):
+        client.delete(applications())
+        while applications() and time.monotonic() < ends:
+            time.sleep(POLL_EVERY_S)
+        return True
+    return False

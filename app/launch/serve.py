@@ -20,8 +20,9 @@ from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
 from app.launch.folders import with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
-from app.launch.grpc_probe import GrpcProbe
+from app.launch.grpc_port import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
+from app.launch.http_options import tls_of
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
@@ -30,7 +31,6 @@ from app.launch.run_folder import RAY
 from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
-from app.launch.tls import tls_of
 from app.launch.trace_variables import leave_out_unusable
 from app.setting_values import check_redis_client
 from models.cpus import available_cpus

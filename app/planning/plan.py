@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from app.bench.arrivals import poisson_arrivals
+from app.bench.load import poisson_arrivals
 from app.errors import ConfigError
 from app.planning.simulated_service import Service, SimStage
 from app.planning.simulator import Simulation

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.accuracy_gate import check_accuracy
-from app.bench.photos import drawn_photos, photos_in
+from app.bench.load import drawn_photos, photos_in
 from app.errors import ConfigError
 from app.launch.config import ServeConfig, default_config
 from app.settings import Settings

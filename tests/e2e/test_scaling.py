@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.bench.arrivals import poisson_arrivals
 from app.bench.client import Target, open_loop
+from app.bench.load import poisson_arrivals
 from app.bench.samples import Sample
 from models.cpus import available_cpus
 from tests.support.services.live_service import Service, changed_config

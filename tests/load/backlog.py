@@ -13,7 +13,7 @@ from machine import ROOT
 from on_off import Photos, Result, Rounds, Seconds, Starts, Turns
 from result_file import write_result
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 
 SIZES_PX = (128, 224)  # the bundled networks' own; that of most networks of ImageNet
 RESULT = ROOT / "tests" / "load" / "results" / "backlog.json"

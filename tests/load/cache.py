@@ -28,8 +28,8 @@ from result_file import write_result
 from running import Running, running_service
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import photos_in
+from app.bench.generator import run_load
+from app.bench.load import Load, photos_in
 from app.bench.samples import summarise
 from app.deployments.assembly import assemble
 from app.graph.request import ClassifyRequest

@@ -22,7 +22,7 @@ from machine import describe
 from result_file import write_result
 from running import running_service
 
-from app.bench.photos import drawn_photos
+from app.bench.load import drawn_photos
 
 SIDE = 2896  # px: the largest square of 16-bit samples that the default max_full_pixels lets in
 LARGE_FILES, FORM_FILES = 16, 64

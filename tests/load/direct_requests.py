@@ -11,7 +11,7 @@ from machine import ROOT
 from on_off import Photos, Result, Rounds, Seconds, Starts, Turns
 from result_file import write_result
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 
 RESULT = ROOT / "tests" / "load" / "results" / "direct_requests.json"
 

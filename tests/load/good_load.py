@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from app.bench.arrivals import poisson_arrivals
+from app.bench.load import poisson_arrivals
 
 SEED = 20
 TIMEOUT_S = 30.0

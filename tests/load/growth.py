@@ -14,8 +14,8 @@ from machine import describe, process_tree, pss_mb
 from running import running_service
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import drawn_photos
+from app.bench.generator import run_load
+from app.bench.load import Load, drawn_photos
 from app.bench.samples import summarise
 from tests.support.tiny_networks import write_tiny_set
 

@@ -21,7 +21,7 @@ from machine import describe
 from result_file import write_result
 from running import Running, running_service
 
-from app.bench.photos import drawn_photos, photos_in
+from app.bench.load import drawn_photos, photos_in
 from app.launch.ports import free_port
 from tests.support.services.processes import replicas
 from tests.support.slow_clients import KINDS, linger

@@ -23,8 +23,8 @@ from machine import ROOT, describe
 from running import TANDEM, running
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import photos_in
+from app.bench.generator import run_load
+from app.bench.load import Load, photos_in
 from app.bench.samples import summarise
 
 # Serve's own defaults, which tandem serve would set otherwise.

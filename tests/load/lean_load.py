@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from app.bench.client import Target
-from app.bench.generator import Load
+from app.bench.load import Load
 from app.bench.samples import Run, Sample
 
 GRACE_S = 30.0  # beyond the run's time

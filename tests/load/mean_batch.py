@@ -21,7 +21,7 @@ from contestants import all_running, members_apart, tandems
 from machine import describe
 from result_file import write_result
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 
 WARM_UP_S = 4.0
 

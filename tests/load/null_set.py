@@ -15,7 +15,7 @@ import openvino as ov
 import typer
 from openvino import opset13 as ops
 
-from app.bench.photos import drawn_photos, photos_in
+from app.bench.load import drawn_photos, photos_in
 from models.manifest import Manifest, MemberRecord, write_manifest
 from models.model_set import load_model_set
 from models.record import FileRecord

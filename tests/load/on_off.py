@@ -20,8 +20,8 @@ from null_set import small_photos, write_null_set
 from running import TANDEM, Running, running
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import photos_in
+from app.bench.generator import run_load
+from app.bench.load import Load, photos_in
 from app.bench.samples import summarise
 
 # What the commands take.

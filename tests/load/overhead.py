@@ -33,7 +33,7 @@ from overhead_report import show, summary
 from overhead_turns import Turns
 from result_file import write_result
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 
 APART = "configs/separate.yaml"
 GROUPS = ("together", "null", "apart", "serve-run")

@@ -14,7 +14,7 @@ from running import Running
 from thread_cpu import by_thread, thread_seconds, watched
 
 from app.bench.client import Target
-from app.bench.generator import Load
+from app.bench.load import Load
 from app.bench.one_image import OneImage
 from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise

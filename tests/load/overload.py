@@ -24,8 +24,8 @@ from machine import describe
 from running import Running, running_service
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import photos_in
+from app.bench.generator import run_load
+from app.bench.load import Load, photos_in
 from app.bench.samples import Run, Summary, summarise
 from models.cpus import available_cpus
 

@@ -27,7 +27,7 @@ from protocol_study.wire import wire_bytes
 from result_file import write_result
 from running import running_service
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 from app.launch.ports import free_port
 from models.image import read_image
 from models.model_set import load_model_set

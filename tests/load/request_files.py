@@ -18,7 +18,7 @@ import machine  # noqa: F401 (makes the project importable)
 import typer
 from fastapi import FastAPI
 
-from app.bench.photos import drawn_photos
+from app.bench.load import drawn_photos
 from app.deployments.assembly import assemble
 from app.http.api import create_api
 from app.settings import Settings

@@ -21,7 +21,7 @@ import typer
 from machine import describe
 from running import running_service
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.launch.ports import free_port

@@ -17,9 +17,9 @@ from machine import describe
 from running import running_service
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
+from app.bench.generator import run_load
+from app.bench.load import Load, photos_in
 from app.bench.one_image import OneImage
-from app.bench.photos import photos_in
 from app.bench.samples import Summary, summarise
 from models.model_set import load_model_set
 

@@ -21,7 +21,7 @@ import cv2
 import typer
 from machine import describe
 
-from app.bench.photos import photos_in
+from app.bench.load import photos_in
 from models.image_inputs import ImageInputs
 from models.memory import keep_freed_memory
 from models.model_set import ModelSet, load_model_set

@@ -16,8 +16,8 @@ from result_file import write_result
 from running import TANDEM, running
 
 from app.bench.client import Target
-from app.bench.generator import Load, run_load
-from app.bench.photos import drawn_photos
+from app.bench.generator import run_load
+from app.bench.load import Load, drawn_photos
 
 LOAD_S = 10.0
 

@@ -16,8 +16,8 @@ from app.launch.haproxy.addresses import locally, on_loopback, with_tls
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
 from app.launch.haproxy.edits import always, for_clusters, unlogged
 from app.launch.haproxy.refusals import refusals
+from app.launch.http_options import Tls
 from app.launch.ray_internals import haproxy_template
-from app.launch.tls import Tls
 
 HAPROXY = "haproxy"  # the program's name
 SILENT_S = 30  # a client in the middle of a body

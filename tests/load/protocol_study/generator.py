@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import uvloop
 
-from app.bench.arrivals import poisson_arrivals
+from app.bench.load import poisson_arrivals
 from protocol_study.payloads import Payloads
 from protocol_study.senders import sender
 from protocol_study.ways import Address, Sender, SendError, Way

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.bench.arrivals import MAX_ARRIVALS, poisson_arrivals
+from app.bench.load import MAX_ARRIVALS, poisson_arrivals
 from app.bench.process_tree import stage_of
 from app.bench.report import knee
 from app.bench.samples import Run, Sample, Summary, summarise

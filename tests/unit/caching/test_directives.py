@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.caching.directives import cache_use_of
+from app.caching.response_cache import cache_use_of
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from app.bench.photos import drawn_photos
+from app.bench.files import NothingToClassifyError
+from app.bench.load import drawn_photos
 from app.bench.upper_bound import Setup, setups
 from app.errors import ConfigError
-from models.image_files import NothingToClassifyError
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.tiny_networks import picture, write_tiny_set

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from app.bench.files import NothingToClassifyError
 from app.cli import tune as command
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from models.errors import ModelSetError, TandemError
-from models.image_files import NothingToClassifyError
 from tests.support.command_line import tandem
 from tests.support.points import point
 from tests.support.tiny_networks import picture
@@ -107,7 +107,7 @@ def _children(pid: int) -> list[psutil.Process]:
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(pid).children()
-            if any("spawn_main" in " ".join(child.cmdline()) for child in children):
+            if any("app.compute.child_process" in " ".join(child.cmdline()) for child in children):
                 return children
         time.sleep(0.05)
     raise AssertionError("no replica was started")

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from app.ladder.page import render
-from app.ladder.plot import draw
+from app.ladder.plot import draw, render
 from app.ladder.report import against_published, as_json, rows_of, show
 from calibration.ladder.rung import RungOptions, RungResult
 from tests.support.ladders import job_of, measured

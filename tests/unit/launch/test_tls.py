@@ -9,9 +9,8 @@ import uvicorn
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
-from app.launch.http_options import HttpOptions
+from app.launch.http_options import HttpOptions, Tls, tls_of
 from app.launch.serve import ServeOptions, _put_haproxy_in_front
-from app.launch.tls import Tls, tls_of
 from tests.support.certificates import Root
 from tests.support.haproxy_configs import write_serves_config
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.bench.arrivals import poisson_arrivals
+from app.bench.load import poisson_arrivals
 from app.planning.simulated_service import Service, SimStage
 from app.planning.simulator import Simulation
 from tests.support.simulated_policy import PolicyAutoscaler

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.image_files import NothingToClassifyError, find_files
+from app.bench.files import NothingToClassifyError, find_files
 from tests.support.image_folder import write_image_folder
 
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from models.cgroups import Limit, cpu_quota, memory_left, tightest_pids_limit
+from app.compute.group_limits import Limit, memory_left, tightest_pids_limit
+from models.cgroups import cpu_quota
 from tests.support.cgroup_files import CgroupFiles
 
 MIB = 2**20
