@@ -34,3 +34,8 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     flags = set(facts.get("flags", "").split())
     found = [flag for flag in ("avx2", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
     return f"{facts.get('model name', 'unknown')} ({' '.join(found) or 'no int8 extensions'})"
+
+
+def instructions_of(cpu: str) -> str:
+    """Return the instruction sets in what :func:`cpu_model` said of a CPU."""
+    return cpu.rpartition("(")[2].rstrip(")")

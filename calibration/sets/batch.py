@@ -12,15 +12,17 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.golden import NUM_KEPT, relative_differences
 from models.network_shapes import fixed_batch
 from models.runtime import CompiledNetwork, RuntimeOptions
 
 TensorLayout = Literal["NCHW", "NHWC"]
 NUM_TRIED = 4  # images that a batch is tried with
-# Of a probability, between a batch and one image: kernels for different sizes round differently,
-# and a quantised network may take another step of 1/256 for it.
-TOLERANCE = 0.05
+# Of the likeliest probabilities, between a batch and one image: kernels for different sizes round
+# differently, and a quantised network may take another step of 1/256 for it.
+TOLERANCE = 0.1
 
 
 def set_shape(
@@ -100,7 +102,18 @@ def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
     number = NUM_TRIED * (one_by_one.fixed_batch or 1)
     batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
     images = random_images(number, batch.input_shape)
-    return bool(np.abs(batch.infer(images) - one_by_one.infer(images)).max() <= TOLERANCE)
+    return rows_alike(one_by_one.infer(images), batch.infer(images))
+
+
+def rows_alike(expected: Probabilities, answered: Probabilities) -> bool:
+    """Whether each image's likeliest classes, (N, C), have the probabilities that they should.
+
+    As a share of these: of a thousand classes each has so little that no difference is large.
+    """
+    indices = np.argsort(-expected, axis=1, kind="stable")[:, :NUM_KEPT]
+    kept = np.take_along_axis(expected, indices, axis=1)
+    off, total = relative_differences(indices, kept, answered)
+    return bool((off <= TOLERANCE * total).all())
 
 
 def random_images(number: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,19 +1,34 @@
 """The golden check: the same images everywhere, the same answers or a refusal."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from calibration.sets.add_set import add_set
 from models import golden
 from models.errors import ModelSetError
-from models.golden import GoldenMismatchError, answer_of, check, compare, golden_images
+from models.golden import (
+    OTHER_CPU_TOLERANCE,
+    TOLERANCE,
+    GoldenMismatchError,
+    answer_of,
+    check,
+    compare,
+    golden_images,
+    tolerance_of,
+)
 from models.golden_record import NUM_IMAGES, Golden, GoldenAnswer, read_golden
+from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
+from tests.support.drawn_networks import FAULTS, SIZE, random_model
+from tests.support.imagenet_small import new_set
 from tests.support.scored_sets import scored_model
 from tests.support.tiny_networks import tiny_model
 
-OPTIONS = RuntimeOptions(batch_sizes=(1, 8))
+OPTIONS, EIGHT = RuntimeOptions(batch_sizes=(1, 8)), RuntimeOptions(batch_sizes=(8,))
+SHARPNESS = {10: 0.3, 1000: 0.08}  # a thousand classes share what ten have
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +39,24 @@ def network() -> CompiledNetwork:
 @pytest.fixture(scope="module")
 def answer(network: CompiledNetwork) -> GoldenAnswer:
     return answer_of(network)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> dict[str, tuple[CompiledNetwork, GoldenAnswer]]:
+    model_set = load_model_set("imagenette")
+    members = [member.name for member in model_set.manifest.members]
+    networks = {n: CompiledNetwork(model_set.network_path(n), EIGHT) for n in members}
+    return {name: (network, answer_of(network)) for name, network in networks.items()}
+
+
+@pytest.fixture(scope="module")
+def mobilenet(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> CompiledNetwork:
+    made = add_set(new_set(shared_data / "imagenet-small"), tmp_path_factory.mktemp("sets"))
+    return CompiledNetwork(made.network_path("v1"), EIGHT)
+
+
+def predicted(network: CompiledNetwork, images: np.ndarray) -> np.ndarray:
+    return np.concatenate([network.infer(images[i : i + 8]) for i in range(0, NUM_IMAGES, 8)])
 
 
 def rows(answer: GoldenAnswer) -> np.ndarray:
@@ -88,8 +121,55 @@ def test_a_slightly_other_rounding_passes(answer: GoldenAnswer) -> None:
 def test_probabilities_off_on_average_are_refused(answer: GoldenAnswer) -> None:
     problem = compare(answer, rows(answer) * 0.8)
     assert problem is not None
-    assert "are off by" in problem
-    assert "0.03 is allowed" in problem
+    assert "are off by 20% of their sum; 10% is allowed" in problem
+    assert compare(answer, rows(answer) * 0.8, OTHER_CPU_TOLERANCE) is None
+
+
+@pytest.mark.parametrize("num_classes", [10, 1000])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_pixels_are_found_with_few_and_with_many_classes(num_classes, fault) -> None:
+    """Of a thousand classes each has so little that absolute differences were within the limit."""
+    network = CompiledNetwork(random_model(num_classes, SHARPNESS[num_classes]), OPTIONS)
+    expected = answer_of(network)
+    right, wrong = golden_images(SIZE), FAULTS[fault](golden_images(SIZE))
+    assert compare(expected, predicted(network, right)) is None
+    problem = compare(expected, predicted(network, wrong))
+    assert problem is not None
+    kept = [p for row in expected.rows for _, p in row]
+    assert (sum(kept) / len(kept) < 0.05) == (num_classes == 1000)
+
+
+@pytest.mark.parametrize("member", ["resnet50", "densenet169"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_pixels_are_found_with_the_bundled_networks(bundled, member, fault) -> None:
+    network, expected = bundled[member]
+    images = golden_images(network.input_shape[0])
+    assert compare(expected, predicted(network, FAULTS[fault](images))) is not None
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_pixels_are_found_with_a_network_of_a_thousand_classes(mobilenet, fault) -> None:
+    expected = answer_of(mobilenet)
+    images = FAULTS[fault](golden_images(mobilenet.input_shape[0]))
+    assert compare(expected, predicted(mobilenet, images)) is not None
+
+
+def test_another_kind_of_cpu_may_round_more(network: CompiledNetwork, answer: GoldenAnswer) -> None:
+    assert tolerance_of(answer, network.float_type) == TOLERANCE
+    assert tolerance_of(answer, "bf16") == OTHER_CPU_TOLERANCE
+    elsewhere = answer.model_copy(update={"cpu": "the same name (amx_int8)"})
+    assert tolerance_of(elsewhere, network.float_type) == OTHER_CPU_TOLERANCE
+    _, _, flags = answer.cpu.rpartition("(")
+    alike = answer.model_copy(update={"cpu": f"another name ({flags}"})
+    assert tolerance_of(alike, network.float_type) == TOLERANCE
+
+
+def test_scores_near_zero_may_round() -> None:
+    nothing = [[(i, 0.0) for i in range(5)]] * NUM_IMAGES
+    expected = GoldenAnswer(cpu="", float_type="f32", rows=nothing)
+    assert compare(expected, np.full((NUM_IMAGES, 5), 1e-4, np.float32)) is None
+    assert compare(expected, np.full((NUM_IMAGES, 5), 0.01, np.float32)) is not None
 
 
 def test_nan_is_refused(answer: GoldenAnswer) -> None:
