@@ -1,10 +1,11 @@
 """An event loop whose clock jumps to the next timer, so that no test waits."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
-T = TypeVar("T")
+T, P = TypeVar("T"), ParamSpec("P")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -29,3 +30,13 @@ def run_virtually(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop of its own with a virtual clock that begins at 0."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine)
+
+
+def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test on such a loop: how busy the machine is has no part in who is first."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        run_virtually(test(*arguments, **named))
+
+    return run

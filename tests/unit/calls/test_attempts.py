@@ -7,6 +7,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from app.calls.attempts import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
 from app.errors import OverloadedError
+from tests.support.virtual_loop import virtually
 
 SOON, NEVER_S = 0.01, 30.0
 
@@ -38,6 +39,7 @@ async def test_an_answer_in_time_is_asked_for_once():
     assert calls.num_made == 1
 
 
+@virtually
 async def test_one_that_hangs_is_asked_for_again_and_cancelled():
     calls = Calls(NEVER_S, "second")
     assert await hedged(calls, SOON, HedgeBudget(), 1) == "second"
@@ -45,6 +47,7 @@ async def test_one_that_hangs_is_asked_for_again_and_cancelled():
     assert (calls.num_made, calls.num_cancelled) == (2, 1)
 
 
+@virtually
 async def test_the_first_may_still_answer_first():
     calls = Calls(5 * SOON, NEVER_S)
     assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
@@ -59,11 +62,13 @@ async def test_an_early_error_is_raised_and_not_asked_for_again():
     assert calls.num_made == 1
 
 
+@virtually
 async def test_an_error_of_the_second_does_not_end_the_first():
     calls = Calls(5 * SOON, ValueError("second"))
     assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
 
 
+@virtually
 async def test_if_both_fail_there_is_an_error():
     async def call() -> str:
         nonlocal num_made
@@ -77,6 +82,7 @@ async def test_if_both_fail_there_is_an_error():
         await hedged(call, SOON, HedgeBudget(), 1)
 
 
+@virtually
 async def test_a_caller_that_goes_takes_both_along():
     calls = Calls(NEVER_S, NEVER_S)
     task = asyncio.create_task(hedged(calls, SOON, HedgeBudget(), 1))
@@ -90,12 +96,14 @@ async def test_a_caller_that_goes_takes_both_along():
 
 
 @pytest.mark.parametrize("after_s", [0.0, -1.0])
+@virtually
 async def test_without_time_there_is_no_second_call(after_s):
     calls = Calls(SOON, "second")
     assert await hedged(calls, after_s, HedgeBudget(), 1) == f"after {SOON} s"
     assert calls.num_made == 1
 
 
+@virtually
 async def test_without_budget_there_is_no_second_call():
     budget = HedgeBudget()
     while budget.spend(1):

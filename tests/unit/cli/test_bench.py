@@ -81,13 +81,16 @@ def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
 
 def test_no_more_than_the_clients_are_under_way(server: FakeServer) -> None:
     under_way, highest, lock = 0, 0, threading.Lock()
+    numbers, all_three = count(), threading.Barrier(3, timeout=60)
 
     def answer(_: bytes) -> tuple[int, bytes]:
         nonlocal under_way, highest
         with lock:
             under_way += 1
             highest = max(highest, under_way)
-        threading.Event().wait(0.005)
+            is_first = next(numbers) < 3
+        if is_first:
+            all_three.wait()  # one after the other they would wait for ever
         with lock:
             under_way -= 1
         return 200, b"{}"

@@ -75,7 +75,8 @@ def test_what_is_taken_ahead_begins_when_a_thread_is_free_in_order() -> None:
 
     async def run() -> list[int]:
         runs = [asyncio.ensure_future(threads.run(work, number)) for number in range(3)]
-        await asyncio.sleep(0.05)
+        while not began:
+            await asyncio.sleep(0.001)
         assert began == [0]
         may_end.set()
         return await asyncio.gather(*runs)

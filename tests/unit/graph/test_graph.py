@@ -189,13 +189,16 @@ def test_what_is_served(graph):
     assert graph.service.num_classes == 3
 
 
+LATE_S = 0.05
+
+
 class LateMember(FakeMember):
     """A member of this process, of whose answer a busy loop hears late."""
 
     def begin(self, images, left_s, lane) -> asyncio.Future:
         async def late():
             answer = await self.classify(images, left_s, lane)
-            time.sleep(0.05)  # the loop does something else
+            time.sleep(LATE_S)  # the loop does something else
             return answer
 
         return asyncio.ensure_future(late())
@@ -208,6 +211,4 @@ async def test_a_local_members_bars_begin_with_its_call(tiny_set):
     graph.service = service_of(Settings(model_set=str(tiny_set)), *stages)
     (answer,) = await graph.classify(b"good")
     (queued,) = [s for s in answer.timings_ms.stages if (s.stage, s.member) == ("queue", "sure")]
-    (decoded,) = [s for s in answer.timings_ms.stages if s.stage == "decode"]
-    assert queued.start_ms - decoded.start_ms - decoded.duration_ms < 20
-    assert answer.timings_ms.total > 50
+    assert queued.start_ms <= answer.timings_ms.total - LATE_S * 1e3
