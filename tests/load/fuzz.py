@@ -42,7 +42,11 @@ def main(
 
 def _counted(attempt: Attempt, mutations: int, seed: int, seconds: float) -> dict[str, float]:
     started = time.monotonic()
-    outcomes = run(attempt, mutations, seed, seconds)
+    try:
+        outcomes = run(attempt, mutations, seed, seconds)
+    except AssertionError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from error
     spent_s = round(time.monotonic() - started, 1)
     return {"mutations": outcomes.total(), "seconds": spent_s, **dict(sorted(outcomes.items()))}
 

@@ -43,10 +43,10 @@ def spoilt_tree(rng: Random, tree: Any, values: list[Any]) -> Any:
             case 2 if isinstance(holder, dict):
                 holder[str(rng.choice(values))] = holder.pop(key)
             case 3:
-                _, other = rng.choice(list(_places(tree)))
-                holder[key] = other
+                other, place = rng.choice(list(_places(tree)))
+                holder[key] = copy.deepcopy(other[place])
             case _:
-                holder[key] = rng.choice(values)
+                holder[key] = copy.deepcopy(rng.choice(values))
         if not list(_places(spoilt)):
             break
     return spoilt
