@@ -208,7 +208,18 @@ def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
             f"--subsets compares networks of one precision, and no precision of {model_set.name} "
             "has all members; tandem quantize makes the missing ones"
         )
-    return SubsetStudy(manifest, whole[-1], measure_costs(model_set, whole[-1]))
+    costs = measure_costs(model_set, whole[-1])
+    return SubsetStudy(manifest, whole[-1], costs, _served_as(model_set))
+
+
+def _served_as(model_set: ModelSet) -> str:
+    """Return what the service finds the set by: its name, or its folder."""
+    try:
+        by_name = load_model_set(model_set.name).folder.resolve()
+    except ModelSetError:
+        by_name = None
+    folder = model_set.folder.resolve()
+    return model_set.name if by_name == folder else str(folder)
 
 
 def _report(found: Found, options: EvaluateOptions) -> None:

@@ -103,8 +103,9 @@ def show_cascade(console: Console, measured: Evaluation) -> None:
         top1 = measured.tallies[precision][name].top1
         table.add_row(f"{name} alone", f"{top1:.4f}", _lost(lost), "", f"{cpu_ms:.1f}")
     console.print(table)
-    console.print("for args in serve_config.yaml (off unless it is there):")
-    console.print(f"  {setting_line(tally, points)}", markup=False)
+    if measured.subsets is None:  # else these say what to serve
+        console.print("for args in serve_config.yaml (off unless it is there):")
+        console.print(f"  {setting_line(tally, points)}", markup=False)
     console.print(f"  {NOTE}", style="yellow", markup=False)
     for name in better_first(measured, precision):
         line = f"  {BETTER_FIRST.format(name, tally.first)}"

@@ -11,7 +11,7 @@ from calibration.evaluation.reports.plots import COLORS, MEMBER_COLORS, STYLE, s
 from calibration.evaluation.subsets.scores import (
     SubsetScore,
     SubsetsResult,
-    cheapest_good,
+    cheapest_as_good,
     pareto_front,
 )
 from models.errors import ModelSetError
@@ -57,7 +57,7 @@ def drawn(result: SubsetsResult) -> Figure:
     The line is the front of top-1 against CPU time; who is on it for its memory is named only.
     """
     scores = result.all
-    front, best = pareto_front(scores), cheapest_good(scores)
+    front, best = pareto_front(scores), cheapest_as_good(scores)
     figure = Figure(figsize=(8, 5), dpi=150)
     axes = figure.add_subplot()
     most_mb = max(score.memory_mb for score in scores) or 1.0

@@ -1,5 +1,6 @@
 """Reports the comparison of ensembles: a table, the lines for serve_config.yaml, JSON."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,11 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.evaluation.cascade import SUGGESTED_WITHIN
 from calibration.evaluation.subsets.scores import (
     SubsetScore,
     SubsetsResult,
-    cheapest_good,
+    cheapest_as_good,
     pareto_front,
 )
 
@@ -27,7 +27,7 @@ NOTE = (
 
 def subsets_json(result: SubsetsResult) -> dict[str, Any]:
     """Return every ensemble, which are on the front, and what is suggested."""
-    scores, best = result.all, cheapest_good(result.all)
+    scores, best = result.all, cheapest_as_good(result.all)
     front = pareto_front(scores)
     return {
         "precision": result.precision,
@@ -38,7 +38,13 @@ def subsets_json(result: SubsetsResult) -> dict[str, Any]:
             for name, cost in result.costs.items()
         },
         "ensembles": [_score_json(score, is_on_front=score in front) for score in scores],
-        "suggested": {"name": best.name, "setting": setting_lines(best, result)},
+        "suggested": {
+            "name": best.name,
+            "behind_best": round(best.behind.difference, 4),
+            "behind_best_interval": [round(value, 4) for value in best.behind.interval],
+            "setting": setting_lines(best, result),
+            "block": settings_block(best, result),
+        },
         "note": NOTE,
     }
 
@@ -55,14 +61,24 @@ def _score_json(score: SubsetScore, *, is_on_front: bool) -> dict[str, Any]:
         "nats": None if score.nats is None else round(score.nats, 4),
         "lost": round(score.lost.difference, 4),
         "lost_interval": [round(value, 4) for value in score.lost.interval],
+        "behind_best": round(score.behind.difference, 4),
+        "is_as_good_as_the_best": score.is_as_good_as_the_best,
         "cpu_ms_per_image": round(score.cpu_ms, 3),
         "memory_mb": round(score.memory_mb, 1),
         "is_on_front": is_on_front,
     }
 
 
+def settings_block(score: SubsetScore, result: SubsetsResult) -> str:
+    """Return what takes the place of ``args`` in serve_config.yaml, indented as it is there."""
+    lines = [f"model_set: {json.dumps(result.served_as)}", *setting_lines(score, result)]
+    if result.precision != "INT8":
+        lines.append(f"precision: {result.precision}")
+    return "\n".join(["    args:", *(f"      {line}" for line in lines)])
+
+
 def setting_lines(score: SubsetScore, result: SubsetsResult) -> list[str]:
-    """Return what to put below ``args`` in serve_config.yaml to serve this ensemble."""
+    """Return the settings that serve this ensemble of the set."""
     lines = []
     served = _shares(result.manifest_weights)
     shares = _shares(score.weights)
@@ -86,7 +102,7 @@ def _shares(weights: Mapping[str, float]) -> dict[str, float]:
 def show_subsets(console: Console, result: SubsetsResult) -> None:
     """Print the front, as much of the rest as has room, and the lines that serve the best."""
     scores = result.all
-    front, best = pareto_front(scores), cheapest_good(scores)
+    front, best = pareto_front(scores), cheapest_as_good(scores)
     others = [score for score in scores if score not in front and score.margin is None]
     table = Table(
         title=f"every ensemble, {result.precision}: weights fitted on {result.num_fitted} images, "
@@ -101,12 +117,14 @@ def show_subsets(console: Console, result: SubsetsResult) -> None:
     console.print(table)
     if len(front) + len(others) > len(rows):
         console.print(f"  ... and {len(front) + len(others) - len(rows)} more (--json has all)")
-    within = SUGGESTED_WITHIN * 100
-    console.print(f"cheapest within {within:g} points of the best: {best.name}", markup=False)
-    lines = setting_lines(best, result)
-    console.print("for args in serve_config.yaml:" if lines else "  the set as it is: no setting")
-    for line in lines:
-        console.print(f"  {line}", markup=False)
+    low, high = (bound * 100 for bound in best.behind.interval)
+    console.print(
+        f"cheapest that is not significantly worse than the best (McNemar's exact test): "
+        f"{best.name}, {best.behind.difference * 100:+.2f} points behind it ({low:+.2f} to "
+        f"{high:+.2f}); in place of args in serve_config.yaml:",
+        markup=False,
+    )
+    console.print(settings_block(best, result), markup=False)
     console.print(f"  {NOTE}", style="yellow", markup=False)
 
 

@@ -1,4 +1,7 @@
-"""Counts how every candidate does on images that its weights were not fitted to."""
+"""Counts how every candidate does on images that its weights were not fitted to.
+
+Who was right is kept for each image and ensemble, a byte, since each is compared with the best.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from calibration.evaluation.cascade import CascadeTally
+from calibration.evaluation.cascade import EDGES, CascadePoint, CascadeTally
 from calibration.evaluation.subsets.candidates import Candidate
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.evaluation.subsets.logistic import FLOOR, log_rows
 from calibration.evaluation.subsets.scores import SubsetScore, SubsetsResult
-from calibration.statistics import Paired
-from models.ensemble import Probabilities, average
+from calibration.statistics import Paired, Rightness
+from models.ensemble import Probabilities, average, margins
 from models.record import Precision
 
 Matrix = npt.NDArray[np.float32]
@@ -30,10 +33,11 @@ class Judge:
         self._weights, self._cascade = dict(weights), cascade
         names = list(weights)
         self._linear, self._pools = _matrix(linear, names), _matrix(pools, names)
-        self._num_right = np.zeros(len(self._candidates), np.int64)
         self._nats = np.zeros(len(self._candidates))
-        self._against = [Paired() for _ in self._candidates]
-        self._num_images = 0
+        self._right: list[Rightness] = []  # (L + P, n) each
+        self._reference: list[Rightness] = []  # (n,) each, of the set as it is served
+        self._first: list[Rightness] = []  # (n,) each, of the first member
+        self._margins: list[Probabilities] = []  # (n,) each, its
 
     def add(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
         """Count (M, n, C) rows of n images, against (n,) classes."""
@@ -45,42 +49,58 @@ class Judge:
         right = np.concatenate([mixed.argmax(2), pooled.argmax(2)]) == truth  # (L + P, n)
         by_name = dict(zip(self._weights, rows, strict=True))
         reference = average(by_name, self._weights).argmax(1) == truth
-        self._num_images += len(truth)
-        self._num_right += right.sum(axis=1)
         self._nats += np.concatenate([nats, of_pools.sum(axis=1)])
-        for pair, each in zip(self._against, right, strict=True):
-            pair.add(reference, each)
-        first = self._cascade.first
-        self._cascade.add(by_name[first], by_name[first].argmax(1) == truth, reference)
+        of_first = by_name[self._cascade.first]
+        first = of_first.argmax(1) == truth
+        self._cascade.add(of_first, first, reference)
+        self._right.append(right)
+        self._reference.append(reference)
+        self._first.append(first)
+        self._margins.append(margins(of_first))
 
     def result(
-        self, precision: Precision, num_fitted: int, costs: Mapping[str, MemberCost]
+        self,
+        precision: Precision,
+        num_fitted: int,
+        costs: Mapping[str, MemberCost],
+        served_as: str,
     ) -> SubsetsResult:
         """Return every candidate's score, and the cascade's points."""
+        right, reference = np.concatenate(self._right, 1), np.concatenate(self._reference)
+        cpu_ms = {name: cost.cpu_ms for name, cost in costs.items()}
+        curve = [p for p in self._cascade.curve(cpu_ms) if p.is_setting and p.margin is not None]
+        of_curve = [self._of_cascade(point, reference) for point in curve]
+        best = max([*right, *of_curve], key=np.count_nonzero)
         scores = [
             SubsetScore.of(
                 candidate,
-                int(self._num_right[index]),
-                self._num_images,
-                float(self._nats[index]) / self._num_images,
-                self._against[index],
+                int(each.sum()),
+                len(reference),
+                float(nats) / len(reference),
+                Paired.of(reference, each),
+                Paired.of(best, each),
                 costs,
             )
-            for index, candidate in enumerate(self._candidates)
+            for candidate, each, nats in zip(self._candidates, right, self._nats, strict=True)
         ]
-        cpu_ms = {name: cost.cpu_ms for name, cost in costs.items()}
-        curve = [point for point in self._cascade.curve(cpu_ms) if point.is_setting]
-        memory_mb = sum(cost.memory_mb for cost in costs.values())
         return SubsetsResult(
             precision=precision,
             num_fitted=num_fitted,
-            num_judged=self._num_images,
+            num_judged=len(reference),
             manifest_weights=self._weights,
             costs=dict(costs),
             scores=scores,
-            cascade=[point for point in curve if point.margin is not None],
-            cascade_memory_mb=memory_mb,
+            cascade=curve,
+            cascade_behind=[Paired.of(best, each) for each in of_curve],
+            cascade_memory_mb=sum(cost.memory_mb for cost in costs.values()),
+            served_as=served_as,
         )
+
+    def _of_cascade(self, point: CascadePoint, reference: Rightness) -> Rightness:
+        """Return whether the cascade at a point's threshold is right, for each image."""
+        edge = EDGES[round((point.margin or 0.0) * len(EDGES))]
+        is_alone = np.concatenate(self._margins) >= edge
+        return np.where(is_alone, np.concatenate(self._first), reference)
 
 
 def _matrix(candidates: Sequence[Candidate], names: Sequence[str]) -> Matrix:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calibration.evaluation.cascade import SUGGESTED_WITHIN, CascadePoint
+from calibration.evaluation.cascade import CascadePoint
 from calibration.evaluation.subsets.candidates import Candidate, Method
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.statistics import Paired, wilson_interval
 from models.record import Precision
 
+SIGNIFICANCE = 0.05  # of McNemar's test against the best
 PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # of equals
 
 
@@ -24,6 +25,7 @@ class SubsetScore:
     top1_interval: tuple[float, float]  # 95 %, Wilson
     nats: float | None  # mean log-likelihood of the true class; None: of a cascade, not counted
     lost: Paired  # the set as it is served against this one
+    behind: Paired  # the best of all against this one
     cpu_ms: float  # an image, the networks alone
     memory_mb: float  # of the networks
 
@@ -35,6 +37,7 @@ class SubsetScore:
         num_images: int,
         nats: float,
         lost: Paired,
+        behind: Paired,
         costs: Mapping[str, MemberCost],
     ) -> "SubsetScore":
         """Return a candidate's score; its cost is the sum of its members'."""
@@ -47,9 +50,15 @@ class SubsetScore:
             top1_interval=wilson_interval(num_right, num_images),
             nats=nats,
             lost=lost,
+            behind=behind,
             cpu_ms=sum(costs[name].cpu_ms for name in candidate.members),
             memory_mb=sum(costs[name].memory_mb for name in candidate.members),
         )
+
+    @property
+    def is_as_good_as_the_best(self) -> bool:
+        """Whether chance explains how far it is behind (McNemar's exact test; Dietterich 1998)."""
+        return self.behind.difference <= 0 or self.behind.p_value > SIGNIFICANCE
 
     @property
     def name(self) -> str:
@@ -71,15 +80,17 @@ class SubsetsResult:
     costs: dict[str, MemberCost]
     scores: list[SubsetScore]
     cascade: list[CascadePoint]  # of all members, at each threshold
+    cascade_behind: list[Paired]  # of each of these points, the best of all against it
     cascade_memory_mb: float
+    served_as: str  # what the set is called in the service's settings
 
     @property
     def all(self) -> list[SubsetScore]:
         """Every score, the cascade's thresholds among them, the cheapest first."""
-        found = [*self.scores, *map(self._of_cascade, self.cascade)]
-        return sorted(found, key=_order)
+        points = map(self._of_cascade, self.cascade, self.cascade_behind)
+        return sorted([*self.scores, *points], key=_order)
 
-    def _of_cascade(self, point: CascadePoint) -> SubsetScore:
+    def _of_cascade(self, point: CascadePoint, behind: Paired) -> SubsetScore:
         return SubsetScore(
             members=tuple(self.manifest_weights),
             weights=self.manifest_weights,
@@ -89,6 +100,7 @@ class SubsetsResult:
             top1_interval=point.top1_interval,
             nats=None,
             lost=point.lost,
+            behind=behind,
             cpu_ms=point.cpu_ms_per_image,
             memory_mb=self.cascade_memory_mb,
         )
@@ -107,11 +119,9 @@ def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
     return front
 
 
-def cheapest_good(scores: Sequence[SubsetScore], within: float = SUGGESTED_WITHIN) -> SubsetScore:
-    """Return the cheapest whose top-1 is at most ``within`` (a fraction) below the best one's."""
-    best = max(score.top1 for score in scores)
-    near = [score for score in scores if score.top1 >= best - within - 1e-9]
-    return min(near, key=_order)
+def cheapest_as_good(scores: Sequence[SubsetScore]) -> SubsetScore:
+    """Return the cheapest that is not significantly worse than the best, on the same images."""
+    return min((score for score in scores if score.is_as_good_as_the_best), key=_order)
 
 
 def _order(score: SubsetScore) -> tuple[float, float, float, int, int]:

@@ -1,6 +1,6 @@
 """Compares ensembles on a stream of batches: the first half fits weights, the second judges.
 
-Memory does not grow with the images that judge. Of those that fit, rows are kept up to a limit.
+Of images that judge a byte an ensemble is kept. Of those that fit, rows are kept up to a limit.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,20 @@ class SubsetStudy:
         manifest: whose members, all of which have ``precision``.
         precision: of the networks that are compared.
         costs: of each member.
+        served_as: what the set is called in the service's settings.
 
     """
 
     def __init__(
-        self, manifest: Manifest, precision: Precision, costs: dict[str, MemberCost]
+        self,
+        manifest: Manifest,
+        precision: Precision,
+        costs: dict[str, MemberCost],
+        served_as: str,
     ) -> None:
         self._weights = {member.name: member.weight for member in manifest.members}
         subsets_of(list(self._weights))  # or it says why not
-        self._precision, self._costs = precision, costs
+        self._precision, self._costs, self._served_as = precision, costs, served_as
         self._to_fit: frozenset[LabelledImage] = frozenset()
         self._rows: list[Probabilities] = []  # (M, n, C) each
         self._truth: list[npt.NDArray[np.int64]] = []
@@ -91,7 +96,7 @@ class SubsetStudy:
                 "--subsets fits weights on one half of the images and judges on the other: of "
                 "one of them none can be read; give more images"
             )
-        return self._judge.result(self._precision, self._num_fitted, self._costs)
+        return self._judge.result(self._precision, self._num_fitted, self._costs, self._served_as)
 
     def _keep(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
         if not self._rows or self._num_values + rows.size <= MAX_KEPT_VALUES:

@@ -43,7 +43,7 @@ class Drawn:
 
 def study_of(folder: Path, weights: dict[str, float] | None = None) -> SubsetStudy:
     write_tiny_set(folder, gains=dict.fromkeys(NAMES, 4.0), weights=weights)
-    return SubsetStudy(read_manifest(folder), "INT8", COSTS)
+    return SubsetStudy(read_manifest(folder), "INT8", COSTS, str(folder))
 
 
 def compared(

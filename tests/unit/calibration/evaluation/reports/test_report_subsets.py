@@ -10,15 +10,23 @@ import yaml
 from rich.console import Console
 
 from app.deployments.combiner import Combiner
+from app.environment import PROJECT
+from app.launch.config import ServeConfig
 from app.settings import Settings
 from calibration.evaluation.reports.subset_plot import check_plot, subsets_svg, write_plot
-from calibration.evaluation.reports.subsets import setting_lines, show_subsets, subsets_json
+from calibration.evaluation.reports.subsets import (
+    setting_lines,
+    settings_block,
+    show_subsets,
+    subsets_json,
+)
 from models.errors import ModelSetError
 from tests.support.calibration.made_evaluations import measure, model_set_of
 from tests.support.calibration.made_subsets import NAMES, Drawn, compared
-from tests.support.calibration.report_output import Page, page_of
+from tests.support.calibration.report_output import Page, page_of, shown
 
 DRAWN = Drawn(num_images=200)
+ARGS = "    args:\n      model_set: imagenette\n"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +100,7 @@ def test_the_table(result):
     text = out.getvalue()
     assert "good + fair + poor, logistic" in text
     assert f"judged on {result.num_judged} others" in text
-    assert "cheapest within 0.5 points of the best" in text
+    assert "cheapest that is not significantly worse than the best" in text
     assert "*" in text
 
 
@@ -105,7 +113,33 @@ def test_the_json(result):
     assert front
     best = max(ensembles, key=lambda e: e["top1"])
     assert max(front, key=lambda e: e["top1"])["top1"] == best["top1"]
-    assert content["suggested"]["name"] in {e["name"] for e in front}
+    (chosen,) = [e for e in ensembles if e["name"] == content["suggested"]["name"]]
+    alike = [e for e in ensembles if e["is_as_good_as_the_best"]]
+    assert chosen["cpu_ms_per_image"] == min(e["cpu_ms_per_image"] for e in alike)
+    assert chosen["behind_best"] == round(best["top1"] - chosen["top1"], 4)
+
+
+def test_the_block_takes_the_place_of_args_in_the_file_and_serves(result, folder):
+    """Every ensemble's: as printed, in the project's own serve_config.yaml."""
+    file = (PROJECT / "serve_config.yaml").read_text("utf-8")
+    assert file.count(ARGS) == 1
+    for score in result.all:
+        pasted = file.replace(ARGS, settings_block(score, result) + "\n")
+        config = ServeConfig.of(yaml.safe_load(pasted))
+        served = {member.name for member in config.settings.load_set().manifest.members}
+        names = {name for name, weight in score.weights.items() if weight > 1e-3}
+        assert names <= served <= set(score.members)
+        assert config.settings.cascade_margin == score.margin
+
+
+def test_the_output_has_one_block(result, tmp_path):
+    model_set = model_set_of(tmp_path / "made")
+    measured = measure(model_set)
+    measured.subsets = result
+    text = shown(model_set, measured)
+    assert text.count("args") == text.count("in place of args") + text.count("    args:\n") == 2
+    block = text[text.index("    args:") :].split("judged on")[0]
+    assert Settings.model_validate(yaml.safe_load(block)["args"])
 
 
 @pytest.mark.parametrize(("name", "begins"), [("p.svg", b"<svg"), ("p.png", b"\x89PNG")])

@@ -38,7 +38,10 @@ def test_the_command(tmp_path, pictures):
     lines = found["suggested"]["setting"]  # one member does: both are always right
     (name,) = Settings.model_validate(yaml.safe_load("\n".join(lines))).weights
     assert found["suggested"]["name"] == name
-    assert lines[0] in result.stdout
+    block = found["suggested"]["block"]
+    assert block in result.stdout
+    settings = Settings.model_validate(yaml.safe_load(block)["args"])
+    assert settings.load_set().folder == folder.resolve()
     assert plot.read_text().startswith("<svg")
     assert "Which ensemble is worth it" in page.read_text()
 

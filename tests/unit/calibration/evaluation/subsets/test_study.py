@@ -40,6 +40,8 @@ def test_accuracy_is_that_of_the_images_that_no_weight_was_fitted_to(result):
     truth = DRAWN.truth[places]
     assert (result.num_fitted, result.num_judged) == (400 - len(places), len(places))
     reference = average({n: r[places] for n, r in DRAWN.rows.items()}, dict.fromkeys(NAMES, 1.0))
+    best = max(score.top1 for score in result.all)
+    assert min(score.behind.difference for score in result.all) == 0
     for score in result.scores:
         rows = {name: DRAWN.rows[name][places] for name in score.members}
         combine = geometric_mean if score.method == "logistic" else average
@@ -49,6 +51,7 @@ def test_accuracy_is_that_of_the_images_that_no_weight_was_fitted_to(result):
         assert score.top1 == pytest.approx(right.mean()), score.name
         assert score.top1_interval == wilson_interval(int(right.sum()), len(places))
         assert score.lost == Paired.of(reference.argmax(axis=1) == truth, right)
+        assert score.behind.difference == pytest.approx(best - right.mean())
         assert score.cpu_ms == sum(COSTS[name].cpu_ms for name in score.members)
         assert score.memory_mb == sum(COSTS[name].memory_mb for name in score.members)
 
@@ -89,6 +92,9 @@ def test_the_cascade_is_of_the_same_images(result):
     assert result.cascade
     assert all(0 < point.margin < 1 for point in result.cascade)
     assert {point.lost.num_images for point in result.cascade} == {result.num_judged}
+    best = max(score.top1 for score in result.all)
+    for point, behind in zip(result.cascade, result.cascade_behind, strict=True):
+        assert behind.difference == pytest.approx(best - point.top1)
     cheap = result.cascade[-1]
     assert COSTS["good"].cpu_ms <= cheap.cpu_ms_per_image < sum(c.cpu_ms for c in COSTS.values())
 
