@@ -5,10 +5,19 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 RESULTS := build/tests
+# make test RAY=2.59.0: with another Ray, in an environment that has all else from .venv.
+RAY_VENV = .venv-ray-$(RAY)
+OTHER_RAY := 2.59.0
+PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
+# What needs Ray. The rest is the same with every Ray.
+OF_RAY := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/deployments \
+	tests/unit/grpc tests/unit/launch tests/unit/scaling tests/integration tests/e2e
+OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/launch \
+	tests/integration/test_graph.py tests/integration/test_haproxy_grpc.py tests/e2e/test_http.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
-.PHONY: help serve tools training-tools test test-all test-training durations check format proto clean
+.PHONY: help serve tools training-tools test test-ray test-all test-training durations check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,14 +37,23 @@ define run_tests
 	$(PYTEST) $(1) -n 2 --dist loadfile --junitxml=$(RESULTS)/$@-of-unit.xml tests/unit || failed=1; \
 	$(PYTEST) $(1) --junitxml=$(RESULTS)/$@-of-services.xml tests/integration tests/e2e || failed=1; \
 	$(BIN)/python -m tests.support.durations $@ || failed=1; \
-	exit $$failed
+	$(2) exit $$failed
 endef
 
-test: $(VENV)/.test ## the fast tests, under ten minutes
+ifdef RAY
+test: $(RAY_VENV)/.ray
+	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY)
+else
+test: $(VENV)/.test ## the fast tests, under ten minutes; with RAY=2.59.0 those that need Ray
 	$(call run_tests,-m "not slow")
+endif
+
+# The short form, for test-all: RAY says which.
+test-ray: $(RAY_VENV)/.ray
+	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY_IN_SHORT)
 
 test-all: $(VENV)/.all ## every test but those of the training, under 45 minutes; installs torch
-	$(call run_tests)
+	$(call run_tests,,$(MAKE) test-ray RAY=$(OTHER_RAY) || failed=1;)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
 	$(PYTEST) tests/training
@@ -59,7 +77,7 @@ proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto f
 	cp app/grpc/tandem_pb2.py app/grpc/tandem_pb2.pyi client/tandem_client/
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)
+	rm -rf $(VENV) .venv-ray-* .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -87,6 +105,17 @@ $(VENV)/.test: $(VENV)/.serve
 	$(INSTALL) -e '.[test]'
 	@command -v chromium >/dev/null || [ -n "$$TANDEM_CHROMIUM" ] || tests/e2e/install_chromium.sh
 	@command -v prometheus >/dev/null || tests/e2e/install_prometheus.sh $(BIN)
+	@touch $@
+
+# A Ray of another version beside all that .venv has, at the versions of constraints.txt.
+$(RAY_VENV)/.ray: $(VENV)/.test
+	$(PYTHON) -m venv $(RAY_VENV)
+	@echo "import site; site.addsitedir('$$($(CURDIR)/$(BIN)/python -c $(PURELIB))')" \
+		> "$$($(RAY_VENV)/bin/python -c $(PURELIB))/all-else.pth"
+	@grep -v '^ray==' constraints.txt > $(RAY_VENV)/constraints.txt
+	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check \
+		-c $(RAY_VENV)/constraints.txt 'ray[serve]==$(RAY)'
+	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test

@@ -30,6 +30,17 @@ RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when it
 HARD_STOP_AFTER_S = 120
 
 
+# What the service is not started without: each keeps a port to itself or bounds who comes.
+PROTECTING = (
+    RAY_ON_ALL_INTERFACES,
+    HAPROXY_PATH,
+    "RAY_SERVE_ENABLE_HA_PROXY",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+    "RAY_SERVE_HAPROXY_MAXCONN",
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
+)
+
+
 def _fast_environment(haproxy: Path) -> dict[str, str]:
     """Return the environment that makes Ray Serve fast; needed before Ray starts.
 

@@ -9,12 +9,14 @@ Each stage is a deployment of its own, or shares the Gateway's process: the sett
 """
 
 import logging
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
 from app.accuracy_gate import check_accuracy
 from app.calls.ray_compatibility import check_ray
+from app.calls.ray_features import STAGE_ROUTER
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
@@ -32,7 +34,8 @@ logger = logging.getLogger("ray.serve")
 
 def build(settings: Settings) -> Application:
     """Bind the stages; how many replicas each has is serve_config.yaml's business."""
-    check_ray()
+    for warning in check_ray():
+        logger.warning(warning)
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
     shared_memory_of(settings)  # the same
@@ -61,4 +64,7 @@ def build(settings: Settings) -> Application:
 
 def _bound(name: str, stage: type, *args: object) -> Application:
     """Bind a stage as a deployment of its own."""
-    return serve.deployment(name=name, request_router_config=LOCALITY_ROUTING)(stage).bind(*args)
+    router: dict[str, Any] = (
+        {"request_router_config": LOCALITY_ROUTING} if STAGE_ROUTER.fits() else {}
+    )
+    return serve.deployment(name=name, **router)(stage).bind(*args)

@@ -21,6 +21,7 @@ from app.calls.call_messages import Question, SharedCall, pack_call
 from app.calls.channels.pool import ChannelPool
 from app.calls.known_replicas import KnownReplicas, known_replicas
 from app.calls.message_reader import MessageError, check
+from app.calls.ray_features import PICKLED_CALLS
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.node_cores import NodeCores
@@ -29,6 +30,7 @@ from app.tracing.parents import untraced
 from models.errors import TandemError
 
 A = TypeVar("A")
+SERIALIZATIONS = "request_serialization", "response_serialization"
 hedge_budget = HedgeBudget()  # of all calls of this process
 Asked = tuple[Question, float]  # and until when, by time.monotonic
 
@@ -116,8 +118,9 @@ class SharedCalls(Generic[A]):
 
         Serve's own choice, cloudpickle, takes longer for a message, which is one bytes object.
         """
+        pickled: dict[str, Any] = dict.fromkeys(SERIALIZATIONS, "pickle")
         return self._handle.options(
-            method_name=self._name, request_serialization="pickle", response_serialization="pickle"
+            method_name=self._name, **(pickled if PICKLED_CALLS.fits() else {})
         )
 
     @property

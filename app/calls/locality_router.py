@@ -17,8 +17,6 @@ from typing import Any, Protocol, TypeVar
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.request_router import (
     FIFOMixin,
-    LocalityMixin,
-    MultiplexMixin,
     PendingRequest,
     ReplicaID,
     RequestRouter,
@@ -64,16 +62,16 @@ def rank_replicas(
     return [[here], [there]] if queues[0] <= queues[1] + LOCALITY_SLACK else [[there], [here]]
 
 
-class LocalityRouter(FIFOMixin, LocalityMixin, MultiplexMixin, RequestRouter):
+class LocalityRouter(FIFOMixin, RequestRouter):
     """Serve's router, but for the choice; the ``request_router_config`` of the stages names it.
 
-    It is made of the parts of which Serve's own is made, all of them in Serve's public interface.
+    Its parts are in Serve's public interface, which is alpha (:mod:`app.calls.ray_features`).
     """
 
     def __init__(
         self, deployment_id: DeploymentID, self_node_id: str | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(deployment_id=deployment_id, self_node_id=self_node_id, **kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(deployment_id=deployment_id, **kwargs)  # type: ignore[no-untyped-call]
         self._called, self._node_id = deployment_id, self_node_id
         self._failure_detector = FailureDetector()
         self._asking: set[asyncio.Task[None]] = set()

@@ -1,40 +1,84 @@
-"""Checks that the installed Ray is the one that the application was written for.
+"""Checks that the installed Ray can be served with, and says what is left out on it.
 
-It uses names that Ray does not promise to keep (:mod:`app.calls.ray_names`). They are looked up
-before anything starts: a name that is gone, or takes other parameters, would otherwise show as a
-service that half works.
+The application uses names that Ray does not promise to keep (:mod:`app.calls.ray_names`). They are
+looked up before anything private is imported: a name that is gone, or takes other parameters, would
+otherwise show as a service that half works.
 """
 
 from collections.abc import Iterable
 from importlib.metadata import version
 
-from app.calls.ray_names import REPLICA_NAMES, RayName
+from app.calls.ray_features import REPLICA_FEATURES
+from app.calls.ray_names import Feature
 from app.errors import ConfigError
 
-SUPPORTED_RAY = "2.60"  # the minor version that pyproject.toml pins
+# The minor versions that the tests pass with; pyproject.toml allows one more.
+TESTED_RAY = ("2.59", "2.60")
 
 
-def check_ray(names: Iterable[RayName] = REPLICA_NAMES) -> None:
-    """Check the installed Ray's minor version, then every one of ``names``.
+def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
+    """Look every feature's names up by themselves.
+
+    Returns:
+        A warning for each feature that is left out, and for a version that was not tested.
 
     Raises:
-        ConfigError: it says which Ray was found, what was expected, and what to install.
+        ConfigError: Ray is too old, or lacks what a required feature uses. It says which Ray was
+            met, what was expected, and what to install.
 
     """
-    check_ray_version()
-    if problems := [problem for name in names if (problem := name.problem())]:
-        raise mismatch("; ".join(problems))
+    untested = check_ray_version()
+    warnings = [] if untested is None else [untested]
+    refused = []
+    for feature in features:
+        if (problem := feature.problem()) is None:
+            continue
+        if feature.is_required:
+            refused.append(f"{problem} ({feature.name}: {feature.without})")
+        else:
+            warnings.append(left_out(problem, f"{feature.name}: {feature.without}"))
+    if refused:
+        raise mismatch("; ".join(refused))
+    return warnings
 
 
-def check_ray_version() -> None:
-    """Check the installed Ray's minor version, without importing it; raise :class:`ConfigError`."""
-    if version("ray").split(".")[:2] != SUPPORTED_RAY.split("."):
-        raise mismatch("another minor version has other private names")
+def check_ray_version() -> str | None:
+    """Check the installed Ray's minor version, without importing it.
+
+    Returns:
+        A warning about a newer version than was tested; None about the others.
+
+    Raises:
+        ConfigError: it is older than every version that was tested.
+
+    """
+    installed = _minor(version("ray"))
+    if installed < _minor(TESTED_RAY[0]):
+        raise mismatch("an older version has other private names")
+    if installed > _minor(TESTED_RAY[-1]):
+        return (
+            f"Ray {version('ray')} is newer than the versions that Tandem was tested with "
+            f"({', '.join(TESTED_RAY)}): where something fails, {_install()}"
+        )
+    return None
 
 
-def mismatch(found: str) -> ConfigError:
-    """Return the error for a Ray that is not as it is used; ``found`` says in what."""
+def left_out(problem: str, consequence: str) -> str:
+    """Return the warning about a feature that goes without."""
+    return f"Ray {version('ray')}: {problem}. Left out: {consequence}"
+
+
+def mismatch(problem: str) -> ConfigError:
+    """Return the error for a Ray that cannot be served with; ``problem`` says why."""
     return ConfigError(
-        f"Ray {version('ray')} is installed, and Tandem needs {SUPPORTED_RAY}: {found}; "
-        f"pip install 'ray[serve]=={SUPPORTED_RAY}.*'"
+        f"Ray {version('ray')} is installed, and Tandem needs {TESTED_RAY[0]} or later: {problem}; "
+        f"{_install()}"
     )
+
+
+def _install() -> str:
+    return f"pip install 'ray[serve]=={TESTED_RAY[-1]}.*'"
+
+
+def _minor(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])

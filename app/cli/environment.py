@@ -9,7 +9,7 @@ from platformdirs import user_data_path
 
 from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
 from app.launch.haproxy.command import HaproxyCommand, max_connections
-from app.launch.ray_internals import check_variables
+from app.launch.ray_sources import check_variables
 from models.user_folders import needed_folder
 
 IS_INSTALLED = (PROJECT / "__init__.py").exists()  # of a wheel; a checkout is no package
@@ -34,7 +34,8 @@ def environment(
     place = (folder or needed_folder(user_data_path)).absolute()
     most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
     values = node_environment(place / HAPROXY_COMMAND) | most
-    check_variables(values)
+    for warning in check_variables(values):
+        typer.echo(warning, err=True)
     place.mkdir(parents=True, exist_ok=True)
     HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write()
     for name, value in values.items():

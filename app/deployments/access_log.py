@@ -6,10 +6,11 @@ loop does for an image.
 """
 
 import logging
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 MARK = "serve_access_log"  # in the ``extra`` of such a record
-FILTER = "log_access_log_filter"  # of a handler: the name of Serve's function
 
 
 def skip_filtered_access_log(logger: logging.Logger) -> None:
@@ -33,13 +34,22 @@ def skip_filtered_access_log(logger: logging.Logger) -> None:
 
 
 def drops_access_log(logger: logging.Logger) -> bool:
-    """Whether every handler of ``logger`` would drop a record of Serve's access log."""
+    """Whether every handler of ``logger`` would drop a record of Serve's access log.
+
+    The handlers' filters are asked, whatever Serve calls them, and each of them once.
+    """
     if logger.propagate:
         return False
     for handler in logger.handlers:  # asked for every request: a generator costs several times that
-        for one in handler.filters:
-            if getattr(one, "__name__", "") == FILTER:
+        filters: list[Any] = handler.filters
+        for own in filters:
+            if _drops(getattr(own, "filter", own)):
                 break
         else:
             return False
     return True
+
+
+@lru_cache(maxsize=64)
+def _drops(keeps: Callable[[logging.LogRecord], Any]) -> bool:
+    return not keeps(logging.makeLogRecord({"name": "ray.serve", MARK: True}))

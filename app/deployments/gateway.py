@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import FastAPI
 from ray.serve.grpc_util import RayServegRPCContext
 
+from app.calls.ray_features import DIRECT_REQUESTS
 from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
-from app.deployments.plain_requests import answer_plain_requests
 from app.deployments.replica import start_replica
 from app.graph.request import ForwardedRequest, RequestAnswers
 from app.grpc.interface import GrpcInterface, Incoming
@@ -41,7 +41,13 @@ class Gateway(OpenInferenceMethods):
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
         api = create_api(self._service, self._inference)
-        if self._service.settings.direct_requests and api.direct is not None:
+        if (
+            self._service.settings.direct_requests
+            and api.direct is not None
+            and DIRECT_REQUESTS.fits()
+        ):
+            from app.deployments.plain_requests import answer_plain_requests  # private names
+
             answer_plain_requests(api.direct)
         return api
 

@@ -9,6 +9,7 @@ from ray import serve
 
 from app.calls.channels.address import address_of
 from app.calls.channels.server import ChannelServer
+from app.calls.ray_features import ACCESS_LOG
 from app.deployments.access_log import skip_filtered_access_log
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
@@ -31,7 +32,8 @@ def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     keep_to_loopback()
-    skip_filtered_access_log(logging.getLogger("ray.serve"))
+    if ACCESS_LOG.fits():
+        skip_filtered_access_log(logging.getLogger("ray.serve"))
     if is_ingress:
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)

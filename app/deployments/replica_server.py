@@ -2,8 +2,8 @@
 
 Serve starts it when it has made the ingress and its ASGI application, by a function of its own
 module, which is replaced here: plain requests are answered before Serve's wrapper
-(:func:`put_before_wrapper`). The names are listed in :mod:`app.calls.ray_names`, and looked up at
-start.
+(:func:`put_before_wrapper`). The names are listed in :mod:`app.calls.ray_features`, and looked up
+at start.
 """
 
 from collections.abc import Awaitable, Callable

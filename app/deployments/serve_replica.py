@@ -4,7 +4,7 @@ Serve 2.60 passes every HTTP request of HAProxy's to ``Replica._direct_ingress_a
 its metadata, watches for the client's disconnect, takes a place, counts, times and traces it. What
 of this a plain request needs is here, by the same methods and counters of the same object, so that
 draining, autoscaling, ``max_ongoing_requests`` and Serve's metrics know of these requests as of any
-other. The private names are listed in :mod:`app.calls.ray_names`, and looked up at start.
+other. The private names are listed in :mod:`app.calls.ray_features`, and looked up at start.
 """
 
 import asyncio

@@ -56,4 +56,3 @@ def add_servicer(servicer: Any, server: Any) -> None:
             for name in methods
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        server.add_registered_method_handlers(service, handlers)

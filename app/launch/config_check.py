@@ -12,6 +12,8 @@ from app.errors import ConfigError
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 
+# Options of a newer Ray, which an older one leaves out (app/calls/ray_features.py warns of it).
+NEWER_OPTIONS = ("max_surge_percent",)
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
 POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 
@@ -100,6 +102,8 @@ def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[
     found = []
     for key, value in content.items():
         place = f"{where}.{key}" if where else str(key)
+        if key not in known and key in NEWER_OPTIONS:
+            continue
         if key not in known:
             found.append(f"{place} is no option{_suggestion(key, model)}")
             continue

@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.environment import (
@@ -17,7 +17,7 @@ from app.environment import (
 )
 from app.launch.haproxy.command import SILENT_S, HaproxyCommand, max_connections
 from app.launch.ports import free_port
-from app.launch.ray_internals import check_variables
+from app.launch.ray_sources import check_variables
 from app.launch.run_folder import run_folder
 
 STARTER = Path(__file__).with_name("haproxy") / "start.sh"
@@ -26,14 +26,17 @@ HAPROXY_SCRIPT = "haproxy.sh"  # in the run's folder; STARTER looks for it there
 
 
 @contextlib.contextmanager
-def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
+def fast_serve(
+    *, is_joining: bool = False, warn: Callable[[str], None] = lambda _: None
+) -> Iterator[HaproxyCommand]:
     """Set the environment that makes Serve fast, with a folder of its own for HAProxy's files.
 
     Must be entered before ray is imported: Serve reads its environment once, at import, and
     whatever Ray starts inherits it. Who ``is_joining`` a cluster is not on loopback alone.
 
     Raises:
-        ConfigError: the installed Ray is another version, or does not read one of the variables.
+        ConfigError: the installed Ray is too old, or does not read a variable that protects the
+            service. Others that it does not read are a warning.
 
     """
     with run_folder() as run_dir:
@@ -56,7 +59,8 @@ def fast_serve(*, is_joining: bool = False) -> Iterator[HaproxyCommand]:
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),
         }
         values = serve_environment(run_dir, ports) | fallback | limits
-        check_variables(values)
+        for warning in check_variables(values):
+            warn(warning)
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]
         else:

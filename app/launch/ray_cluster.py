@@ -15,6 +15,7 @@ from app.compute.child_process import Child
 from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
 from app.launch.forks.running import CLIENT
+from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
 from models.cpus import available_cpus
 from models.errors import TandemError
@@ -45,6 +46,8 @@ def local_ray(metrics_port: int, forks: Child, folder: Path) -> Iterator[None]:
     Its files are in ``folder``.
     """
     try:
+        if not FORKS.fits():
+            forks.end()
         with only_what_one_machine_needs(CLIENT), _start_failures_told():
             _init_ray(
                 address="local",
@@ -109,7 +112,8 @@ def _stop_ray(forks: Child) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
                 client = ServeClient.running()
-                if client and drain(client, STOP_PATIENCE_S):  # or it would not hear that either
+                # One that does not answer would not hear that either.
+                if client and CONTROLLER.fits() and drain(client, STOP_PATIENCE_S):
                     client.shut_down(STOP_PATIENCE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()

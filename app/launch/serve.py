@@ -26,7 +26,7 @@ from app.launch.http_options import tls_of
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
-from app.launch.ray_internals import check_installed_ray
+from app.launch.ray_features import check_installed_ray
 from app.launch.run_folder import RAY
 from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
@@ -61,10 +61,11 @@ def run_service(options: ServeOptions) -> None:
         _warn(line)
     with (
         StopRequest() as stop,
-        fast_serve(is_joining=is_joining) as haproxy,
+        fast_serve(is_joining=is_joining, warn=_warn) as haproxy,
         nullcontext() if is_joining else fork_server(haproxy.path.parent) as forks,
     ):
-        check_installed_ray()
+        for warning in check_installed_ray(is_joining=is_joining):
+            _warn(warning)
         config = _checked_config(options)
         behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
         make_regions_folder(config, haproxy.path.parent)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from app.calls.ray_compatibility import SUPPORTED_RAY, mismatch
+from app.calls.ray_compatibility import TESTED_RAY, mismatch
 from app.environment import HAPROXY_LOG, environment_value
 from app.errors import ConfigError
 from app.launch.haproxy.addresses import locally, on_loopback, with_tls
@@ -17,7 +17,7 @@ from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
 from app.launch.haproxy.edits import always, for_clusters, unlogged
 from app.launch.haproxy.refusals import refusals
 from app.launch.http_options import Tls
-from app.launch.ray_internals import haproxy_template
+from app.launch.ray_sources import haproxy_template
 
 HAPROXY = "haproxy"  # the program's name
 SILENT_S = 30  # a client in the middle of a body
@@ -77,7 +77,7 @@ class HaproxyCommand:
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_text(sed_script(edits), "ascii")
         script = SCRIPT.format(
-            ray=SUPPORTED_RAY,
+            ray=TESTED_RAY[-1],
             code=EX_CONFIG,
             checks=check_script(edits),
             refusal=shlex.quote(str(self._refusal)),

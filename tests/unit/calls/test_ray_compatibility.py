@@ -1,4 +1,4 @@
-"""The installed Ray is the one that the application was written for, or it is told what to do."""
+"""The installed Ray is looked at by itself: its version, and each name as it is used."""
 
 import re
 import tomllib
@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from app.calls import ray_compatibility
-from app.calls.ray_compatibility import SUPPORTED_RAY, check_ray
-from app.calls.ray_names import REPLICA_NAMES, RayName
+from app.calls.ray_compatibility import TESTED_RAY, check_ray
+from app.calls.ray_features import REPLICA_FEATURES
+from app.calls.ray_names import Feature, RayName
 from app.errors import ConfigError
 from app.main import build
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[3]
+PAIRS = [("limit", 1), ("depth", 2)]
 
 
 class Thing:
@@ -26,53 +28,97 @@ class Thing:
         self._size += by * at_once
 
 
-def test_the_installed_ray_has_every_name() -> None:
-    check_ray()
+def is_kept(record: object) -> bool:
+    return not hasattr(record, "access")
 
 
-def test_the_constant_is_what_the_project_pins() -> None:
+def feature(*names: RayName, is_required: bool = False) -> Feature:
+    return Feature("the thing", "things stay as they are", names, is_required=is_required)
+
+
+def test_the_installed_ray_has_every_name_of_the_replicas() -> None:
+    warnings = check_ray()
+    of_an_older_ray = [w for w in warnings if "max_surge_percent" in w]
+    assert warnings == of_an_older_ray
+    assert bool(of_an_older_ray) is ray_compatibility.version("ray").startswith("2.59.")
+
+
+def test_the_versions_are_what_the_project_pins() -> None:
+    """It allows one minor version more, which is warned of."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     (pinned,) = [one for one in project["dependencies"] if one.startswith("ray[")]
-    major, minor = SUPPORTED_RAY.split(".")
-    assert pinned == f"ray[serve]>={SUPPORTED_RAY},<{major}.{int(minor) + 1}"
+    major, minor = TESTED_RAY[-1].split(".")
+    assert pinned == f"ray[serve]>={TESTED_RAY[0]},<{major}.{int(minor) + 2}"
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        (RayName("ray.serve._private.nowhere", "x"), "nowhere.x is not there"),
-        (RayName("ray.serve", "nothing"), "ray.serve.nothing is not there"),
-        (RayName(__name__, "Thing.shrink"), "Thing.shrink is not there"),
-        (RayName(__name__, "Thing.grow", ("by", "fast", "soon")), "Thing.grow takes no fast, soon"),
-        (RayName(__name__, "Thing", attributes=("_size", "_age")), "Thing has no _age"),
-    ],
-)
-def test_what_is_gone_or_has_another_shape_is_named(name: RayName, problem: str) -> None:
+PROBLEMS = [
+    (RayName("ray.serve._private.nowhere", "x"), "nowhere.x is not there"),
+    (RayName("ray.serve", "nothing"), "ray.serve.nothing is not there"),
+    (RayName(__name__, "Thing.shrink"), "Thing.shrink is not there"),
+    (RayName(__name__, "Thing.grow", ("by", "fast", "soon")), "Thing.grow takes no fast, soon"),
+    (RayName(__name__, "Thing", attributes=("_size", "_age")), "Thing has no _age"),
+    (RayName(__name__, "is_kept", reads=("access", "log")), "is_kept reads no log"),
+    (RayName(__name__, "PAIRS", entries=("limit", "width")), "PAIRS lists no width"),
+    (RayName(__name__, "ROOT", entries=("limit",)), "ROOT lists no limit"),
+]
+
+
+@pytest.mark.parametrize(("name", "problem"), PROBLEMS)
+def test_a_feature_that_does_not_fit_is_left_out_with_one_warning(
+    name: RayName, problem: str
+) -> None:
+    (warning,) = [w for w in check_ray([*REPLICA_FEATURES, feature(name)]) if "the thing" in w]
+    assert problem in warning
+    assert warning.endswith("Left out: the thing: things stay as they are")
+
+
+@pytest.mark.parametrize(("name", "problem"), PROBLEMS)
+def test_a_required_feature_that_does_not_fit_is_refused(name: RayName, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
-        check_ray([*REPLICA_NAMES, name])
-    assert re.match(r"Ray 2\.60\.\S+ is installed, and Tandem needs 2\.60:", caught.value.message)
-    assert caught.value.message.endswith("pip install 'ray[serve]==2.60.*'")
+        check_ray([*REPLICA_FEATURES, feature(name, is_required=True)])
+    said = caught.value.message
+    assert re.match(r"Ray 2\.\d+\.\S+ is installed, and Tandem needs 2\.59 or later:", said)
+    assert said.endswith("pip install 'ray[serve]==2.60.*'")
 
 
 def test_what_is_there_is_no_problem() -> None:
-    for name in (
+    fitting = feature(
         RayName(__name__, "Thing", ("size",), ("_size",)),
         RayName(__name__, "Thing.grow", ("by", "at_once")),
-    ):
-        assert name.problem() is None
+        RayName(__name__, "is_kept", ("record",), reads=("access",)),
+        RayName(__name__, "PAIRS", entries=("limit", "depth")),
+    )
+    assert fitting.fits()
 
 
-@pytest.mark.parametrize("found", ["2.59.1", "2.6.0", "2.61.0", "3.60.0"])
-def test_another_version_is_refused_before_its_names_are_looked_up(
-    monkeypatch: pytest.MonkeyPatch, found: str
+@pytest.mark.parametrize("version", ["2.58.9", "2.6.0", "1.60.0"])
+def test_an_older_version_is_refused_before_its_names_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(ray_compatibility, "version", lambda _: found)
-    said = f"Ray {found} is installed, and Tandem needs 2.60"
+    monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
+    said = f"Ray {version} is installed, and Tandem needs 2.59"
     with pytest.raises(ConfigError, match=re.escape(said)):
-        check_ray([RayName("ray.serve", "nothing")])
+        check_ray([feature(RayName("ray.serve", "nothing"), is_required=True)])
+
+
+@pytest.mark.parametrize("version", ["2.61.0", "2.100.0rc1", "3.0.0"])
+def test_a_newer_version_is_served_with_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
+    (warning,) = check_ray([feature(RayName(__name__, "Thing"))])
+    assert f"Ray {version} is newer than the versions that Tandem was tested with" in warning
+
+
+@pytest.mark.parametrize("version", ["2.59.1", "2.60.0", "2.60.7"])
+def test_a_version_that_was_tested_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
+    assert check_ray([feature(RayName(__name__, "Thing"))]) == []
 
 
 def test_serve_run_and_serve_deploy_ask_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.61.0")
+    monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
     with pytest.raises(ConfigError, match=r"pip install 'ray\[serve\]==2\.60\.\*'"):
         build(Settings())

@@ -7,7 +7,7 @@ import pytest
 from ray.serve._private.logging_utils import log_access_log_filter
 from ray.serve.schema import LoggingConfig
 
-from app.deployments.access_log import FILTER, MARK, skip_filtered_access_log
+from app.deployments.access_log import MARK, drops_access_log, skip_filtered_access_log
 
 
 class Kept(logging.Handler):
@@ -83,8 +83,25 @@ def test_the_caller_is_told_as_before_and_twice_is_as_once(logger):
     )
 
 
-def test_serve_still_filters_by_that_name_and_key():
-    assert log_access_log_filter.__name__ == FILTER
+def test_a_filter_of_another_name_is_asked_as_well(logger):
+    """Serve may call its own otherwise: requests must not become slow for that."""
+
+    class Dropping(logging.Filter):
+        def filter(self, record):
+            return not getattr(record, MARK, False)
+
+    for drops in (lambda record: not getattr(record, MARK, False), Dropping()):
+        logger.handlers.clear()
+        handler = Kept()
+        handler.addFilter(logging.Filter("ray"))  # of another purpose
+        handler.addFilter(drops)
+        logger.addHandler(handler)
+        assert drops_access_log(logger)
+        handler.filters.pop()
+        assert not drops_access_log(logger)
+
+
+def test_serve_still_filters_by_that_key():
     record = logging.makeLogRecord({MARK: True})
     assert not log_access_log_filter(record)
     assert log_access_log_filter(logging.makeLogRecord({}))

@@ -4,6 +4,7 @@ import gc
 import pickle
 import tracemalloc
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import grpc
 import pytest
@@ -21,6 +22,8 @@ from tests.support.slow_relay import slow_relay
 
 KEY = "k" * 32
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+# Ray 2.59 does not route what grpcio's newer generated code registers; tandem serve names ours.
+SINCE_2_60 = pytest.mark.skipif(version("ray").startswith("2.59."), reason="not with Ray 2.59")
 LARGE = bytes(2 * MIB)  # no image, but that is found out later
 HELD_BACK = 100_000  # of such a message so much is sent
 CODE = grpc.StatusCode
@@ -56,7 +59,7 @@ async def refused_half_way(
     return caught.value.code(), dict(caught.value.trailing_metadata())
 
 
-@pytest.mark.parametrize("add_servicer", [None, GENERATED])
+@pytest.mark.parametrize("add_servicer", [None, pytest.param(GENERATED, marks=SINCE_2_60)])
 async def test_an_answer(service, add_servicer):
     server = grpc_replica(GrpcInterface(service), *([add_servicer] if add_servicer else []))
     async with server as port:

@@ -45,7 +45,7 @@ def test_the_command_is_not_written_for_another_template(
     """Neither by tandem serve nor by tandem environment."""
     other = TEMPLATE.replace("frontend http_frontend", "frontend http")
     monkeypatch.setattr(command, "haproxy_template", lambda: other)
-    with pytest.raises(ConfigError, match=r"Ray 2\.60\S* is installed.*pip install") as caught:
+    with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
         HaproxyCommand(tmp_path / "haproxy", ports).write()
     assert "no place for the limits of HTTP requests" in caught.value.message
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """The policy in Serve's hands: its contexts in, its decisions out, and never an exception."""
 
+import inspect
 import logging
 
 import cloudpickle
@@ -33,7 +34,11 @@ def context(name, *found, target=1, now=0.0, raw_metrics=None, limits=(1, 20)):
     config = AutoscalingConfig(
         min_replicas=limits[0], max_replicas=limits[1], upscale_delay_s=0, downscale_delay_s=0
     )
+    only_in_2_59 = {"total_pending_async_requests"} & {
+        *inspect.signature(AutoscalingContext).parameters
+    }
     return AutoscalingContext(
+        **dict.fromkeys(only_in_2_59, 0),
         deployment_id=deployment,
         deployment_name=name,
         app_name="tandem",

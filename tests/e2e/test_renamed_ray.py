@@ -1,0 +1,95 @@
+"""Real services with a Ray in which private names have other names: they warn, and classify.
+
+In the fast tier tests/unit/app/test_ray_names.py and tests/unit/launch/test_ray_features.py take
+each name away by itself, without a cluster.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.calls.ray_features import ACCESS_LOG, DIRECT_REQUESTS, GRPC_OPTIONS, STAGE_ROUTER
+from app.calls.ray_names import Feature
+from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
+from tests.support.renamed_ray import renamed_ray
+from tests.support.services.live_service import Service, changed_config
+from tests.support.tiny_networks import picture, write_tiny_set
+
+pytestmark = pytest.mark.slow
+# One name that nothing else has, of each feature.
+NAMES = {
+    FORKS: "_build_python_executable_command_memory_profileable",
+    ONE_MACHINE: "start_api_server",
+    LOG_MONITOR: "start_log_monitor",
+    SIGNALS: "set_sigterm_handler",
+    CONTROLLER: "get_serve_instance_details",
+    GRPC_OPTIONS: "DEFAULT_GRPC_SERVER_OPTIONS",
+    ACCESS_LOG: "log_access_log_filter",
+    STAGE_ROUTER: "on_new_queue_len_info",
+    DIRECT_REQUESTS: "start_asgi_http_server",
+}
+OF_LAUNCH = (FORKS, ONE_MACHINE, LOG_MONITOR, SIGNALS, CONTROLLER)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A service of tiny networks, the members deployments of their own."""
+    write_tiny_set(tmp_path / "tiny")
+    with changed_config(tmp_path) as content:
+        (application,) = content["applications"]
+        application["args"] |= {
+            "model_set": str(tmp_path / "tiny"),
+            "members": "deployment",
+            "allow_unverified": True,
+            "trace_exporter": "none",
+        }
+    return tmp_path / "serve_config.yaml"
+
+
+def serve(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, config: Path, port: int, *names: str
+) -> Service:
+    for variable, value in renamed_ray(folder / "lib", names).items():
+        monkeypatch.setenv(variable, value)
+    return Service(port, "--config", str(config), log=folder / "log.txt")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [pytest.param((f,), id=f.name) for f in OF_LAUNCH] + [pytest.param(tuple(NAMES), id="all")],
+)
+def test_what_leans_on_a_renamed_name_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: Path,
+    free_port: Callable[[], int],
+    features: tuple[Feature, ...],
+) -> None:
+    names = [NAMES[feature] for feature in features]
+    service = serve(monkeypatch, tmp_path, config, free_port(), *names)
+    try:
+        service.wait_ready()
+        answer = httpx.post(f"{service.url}/v1/classify", content=picture("red"), timeout=60)
+        assert answer.json()["predictions"][0]["label"] == "mostly red"
+    finally:
+        code = service.stop()
+    assert code == 0
+    said = " ".join(service.log.read_text().split())
+    for feature, name in zip(features, names, strict=True):
+        assert said.count(f"{name} is not there. Left out: {feature.name}") == 1
+    of_an_older_ray = said.count("max_surge_percent is not there")
+    assert said.count("Left out:") == len(features) + of_an_older_ray
+
+
+def test_without_a_way_to_deploy_nothing_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Path, free_port: Callable[[], int]
+) -> None:
+    (name, *_) = (name.name for name in DEPLOY.names)
+    service = serve(monkeypatch, tmp_path, config, free_port(), name)
+    assert service.process.wait(60) != 0
+    said = service.log.read_text()
+    assert f"{name} is not there" in said
+    assert "pip install 'ray[serve]==" in said
+    assert "Traceback" not in said
