@@ -178,7 +178,7 @@ def add(
         threshold=None if threshold is None else _threshold(threshold),
     )
     with _told_in_a_line():
-        made = add_set(new, into or user_sets_dir(), is_replaced=replace)
+        made = add_set(new, into or user_sets_dir(), is_replaced=replace, say=_say)
     tell(made, is_inferred=task is None)
 
 
@@ -225,6 +225,12 @@ def _told_in_a_line() -> Iterator[None]:
         given = first["input"]
         told = f" (given: {given!r})" if isinstance(given, str | int | float) else ""
         raise ModelSetError(f"{where}: {first['msg']}{told}") from error
+
+
+def _say(member: str, facts: str, doubt: str | None) -> None:
+    out.print(f"{member}: {escape(facts)}")
+    if doubt is not None:
+        out.print(f"[yellow]{member}: {escape(doubt)}[/]")
 
 
 def tell(made: ModelSet, *, is_inferred: bool = False) -> None:

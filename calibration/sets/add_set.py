@@ -1,6 +1,6 @@
 """Creates a model set of existing classifiers (ONNX, OpenVINO IR, TFLite, PyTorch's)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_m
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
+Say = Callable[[str, str, str | None], None]  # of a member: its name, facts, what may be wrong
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 
 
@@ -59,8 +60,12 @@ class _Member:
     network: Imported | ImportedFile
 
 
-def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
+def add_set(
+    new: NewSet, into: Path, *, is_replaced: bool = False, say: Say = lambda *_: None
+) -> ModelSet:
     """Make the set as folder ``into/NAME``; it appears whole or not at all.
+
+    How each network was read is said by member; so is what may be wrong with that.
 
     Raises:
         ModelSetError: a file that is no such classifier, or classes and labels that differ.
@@ -71,6 +76,8 @@ def add_set(new: NewSet, into: Path, *, is_replaced: bool = False) -> ModelSet:
     _check_members(new)
     ids = _class_ids(new)
     imported = [_imported(new, name, path, ids) for name, path in new.members]
+    for one in imported:
+        say(one.name, f"{one.network.facts}; {_resizing(new, one)}", one.network.doubt)
     task = set_task({f"{one.name} ({one.path})": one.network.task for one in imported})
     _check_threshold(new, task)
     _check_alike(imported, len(labels), new.labels)
@@ -147,6 +154,16 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
         return _Member(name, path, import_weights(path, whose, num, runtime, how))
     network = import_member(path, runtime, how, is_trusted=new.is_trusted)
     return _Member(name, path, network)
+
+
+def _resizing(new: NewSet, member: _Member) -> str:
+    image = new.options_of(member.name).image(member.network.input_size)
+    if image.resize == "stretch":
+        return f"pictures stretched to {image.input_size} px, {image.interpolation}"
+    return (
+        f"pictures resized to {image.resize_shorter} px and cropped to {image.input_size}, "
+        f"{image.interpolation}"
+    )
 
 
 def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: Task) -> Manifest:

@@ -16,13 +16,15 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
 from models.network_shapes import fixed_batch
+from models.record import Precision
 from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtimes.interface import LoadedNetwork
 
 TensorLayout = Literal["NCHW", "NHWC"]
 NUM_TRIED = 4  # images that a batch is tried with
 # Of the likeliest probabilities, between a batch and one image: kernels for different sizes round
-# differently, and a quantised network may take another step of 1/256 for it.
-TOLERANCE = 0.1
+# differently, and a quantised network may take another step of 1/256 for it; a float one may not.
+TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
 def set_shape(
@@ -97,15 +99,17 @@ def keep_images(model: ov.Model, number: int) -> None:
 
 
 def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
-    """Whether a batch of random images gets the answers that its images get one by one."""
+    """Whether a batch of images gets the answers that its images get one by one."""
     one_by_one = CompiledNetwork(fixed, RuntimeOptions())
     number = NUM_TRIED * (one_by_one.fixed_batch or 1)
     batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
-    images = random_images(number, batch.input_shape)
+    images = trial_images(number, batch.input_shape)
     return rows_alike(one_by_one.infer(images), batch.infer(images))
 
 
-def rows_alike(expected: Probabilities, answered: Probabilities) -> bool:
+def rows_alike(
+    expected: Probabilities, answered: Probabilities, tolerance: float = TOLERANCE
+) -> bool:
     """Whether each image's likeliest classes, (N, C), have the probabilities that they should.
 
     As a share of these: of a thousand classes each has so little that no difference is large.
@@ -113,9 +117,34 @@ def rows_alike(expected: Probabilities, answered: Probabilities) -> bool:
     indices = np.argsort(-expected, axis=1, kind="stable")[:, :NUM_KEPT]
     kept = np.take_along_axis(expected, indices, axis=1)
     off, total = relative_differences(indices, kept, answered)
-    return bool((off <= TOLERANCE * total).all())
+    return bool((off <= tolerance * total).all())
 
 
-def random_images(number: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the same noise each time: (number, H, W, 3) uint8."""
-    return np.random.RandomState(0).randint(0, 256, (number, *shape)).astype(np.uint8)
+def check_independent(network: LoadedNetwork, path: Path, precision: Precision) -> None:
+    """Ask for images alone and among others; the network takes 1 and ``NUM_TRIED`` at a time.
+
+    Raises:
+        ModelSetError: the answer to an image depends on the others of its batch.
+
+    """
+    images = trial_images(NUM_TRIED, network.input_shape)
+    together = network.predict(images)
+    alone = np.concatenate([network.predict(image[None]) for image in images])
+    if not rows_alike(alone, together, TOLERANCE if precision == "INT8" else FLOAT_TOLERANCE):
+        difference = float(np.abs(together - alone).max())
+        raise ModelSetError(
+            f"{path}: the answer to an image depends on the other images of its batch (by "
+            f"{difference:.3f} in a probability), and so on other callers. It is in training mode, "
+            "or mixes its images: export it again after eval(), with every operator along images"
+        )
+
+
+def trial_images(number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the same images each time, (number, H, W, 3) uint8: noise, and plain colours.
+
+    Noise is alike to many networks: they see its mean. Plain colours are not.
+    """
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, (number, *shape)).astype(np.uint8)
+    images[1::2] = random.randint(0, 256, (len(images[1::2]), 1, 1, shape[-1]))
+    return images

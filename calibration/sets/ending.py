@@ -6,41 +6,57 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from calibration.sets.batch import NUM_TRIED, random_images
+from calibration.sets.batch import NUM_TRIED, trial_images
 from calibration.sets.fold import with_sigmoid, with_softmax
-from calibration.sets.task import Outputs, check_numbers, missing_ending
+from calibration.sets.task import Ending, Outputs, check_numbers, missing_ending
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import Task
 from models.runtime import CompiledNetwork, RuntimeOptions
 
-# What passes on each class's value by itself, or rounds it.
-PASSING = (
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Identity",
-    "Convert",
-    "FakeQuantize",
-)
+# What passes on each class's value by itself.
+PASSING = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Convert")
+OWN: dict[str, Ending] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
 
 
-def cut_quantized_end(model: ov.Model) -> ov.Model:
-    """Leave out the rounding to integers that a quantised network ends in.
+def cut_rounding(model: ov.Model) -> ov.Model:
+    """Leave out the rounding that a quantised network ends in: to integers, or of probabilities.
 
-    What it rounds, to steps of 1/256 as a rule, is answered as it is.
+    What it rounds, to steps of 1/256 as a rule, is answered as it is. Rounded, the rows of many
+    classes sum to anything: 40 classes of 1/256 each are all of one step.
     """
-    if not model.output().element_type.is_integral():
-        return model
     end = model.output().get_node().input_value(0)
-    for kind in ("Convert", "FakeQuantize"):
-        node = end.get_node()
-        if node.get_type_name() == kind:
-            end = node.input_value(0)
-    if end.get_element_type().is_integral():
+    exact = _before_rounding(end)
+    if exact == end or exact.get_element_type().is_integral():
         return model
-    return ov.Model([end], model.get_parameters(), model.friendly_name)
+    if not end.get_element_type().is_integral() and _ending_of(exact) is None:
+        return model
+    return ov.Model([exact], model.get_parameters(), model.friendly_name)
+
+
+def _before_rounding(end: ov.Output) -> ov.Output:
+    """Return what an output rounds; one that does not, itself.
+
+    A rounding is a FakeQuantize, or a way to integers; (q - zero point) * scale may come back.
+    """
+    node = end.get_node()
+    for kind in ("Multiply", "Subtract"):
+        if node.get_type_name() == kind and _is_constant(node.input_value(1).get_node()):
+            node = node.input_value(0).get_node()
+    exact = None
+    while node.get_type_name() in ("Convert", "FakeQuantize"):
+        source = node.input_value(0)
+        types = node.get_element_type(), source.get_element_type()
+        if node.get_type_name() == "FakeQuantize" or any(kind.is_integral() for kind in types):
+            exact = source
+        node = source.get_node()
+    return end if exact is None else exact
+
+
+def _is_constant(node: ov.Node) -> bool:
+    if node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Constant")
 
 
 def flatten_output(model: ov.Model, path: Path) -> None:
@@ -59,26 +75,27 @@ def flatten_output(model: ov.Model, path: Path) -> None:
         )
 
 
-def with_ending(model: ov.Model, path: Path, outputs: Outputs, task: Task) -> ov.Model:
-    """Append what the network lacks of its task: softmax, a sigmoid or nothing; ``auto`` looks.
+def with_ending(
+    model: ov.Model, path: Path, outputs: Outputs, task: Task
+) -> tuple[ov.Model, Ending | None]:
+    """Append what the network lacks of its task, and return that too: softmax, a sigmoid, nothing.
 
     Raises:
         ModelSetError: its rows are none of the task's, or no numbers.
 
     """
     rows = _answers(model, path)
-    has_sigmoid = ends_in_sigmoid(model)
-    ending = missing_ending(rows, path, outputs, task, has_sigmoid=has_sigmoid)
+    ending = missing_ending(rows, path, outputs, task, own_ending(model))
     if ending is None:
-        return model
+        return model, None
     ended = with_softmax(model) if ending == "softmax" else with_sigmoid(model)
     check_numbers(_answers(ended, path), path)
-    return ended
+    return ended, ending
 
 
-def ends_in_sigmoid(model: ov.Model) -> bool:
-    """Whether the output is a sigmoid's, reshapes and rounding to integers left out."""
-    return _last_kind(model) == "Sigmoid"
+def own_ending(model: ov.Model) -> Ending | None:
+    """Return whether a softmax or a sigmoid gives the output; reshapes and rounding may follow."""
+    return _ending_of(model.output().get_node().input_value(0))
 
 
 def check_weights(model: ov.Model, path: Path) -> None:
@@ -93,19 +110,20 @@ def check_weights(model: ov.Model, path: Path) -> None:
             )
 
 
-def _last_kind(model: ov.Model) -> str:
-    """Return the operation that the output is of, reshapes and the like left out."""
-    node = model.output().get_node().input_value(0).get_node()
-    while node.get_type_name() in PASSING:
-        node = node.input_value(0).get_node()
-    return str(node.get_type_name())
+def _ending_of(end: ov.Output) -> Ending | None:
+    while True:
+        exact = _before_rounding(end)
+        node = exact.get_node()
+        if exact == end and node.get_type_name() not in PASSING:
+            return OWN.get(node.get_type_name())
+        end = node.input_value(0) if exact == end else exact
 
 
 def _answers(model: ov.Model, path: Path) -> Probabilities:
     """Return the rows of a few random images."""
     try:
         network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
-        return network.infer(random_images(NUM_TRIED, network.input_shape))
+        return network.infer(trial_images(NUM_TRIED, network.input_shape))
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"OpenVINO cannot run {path} on four images: {last_line}") from error

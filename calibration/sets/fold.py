@@ -5,6 +5,7 @@ softmax are part of the network: no caller can get them wrong, and a quarter of 
 travel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,27 @@ class Normalisation:
     mean: Triple = MEAN_RGB
     scale: Triple = SCALE_RGB
     color_order: ColorOrder = "RGB"
+
+    @property
+    def formula(self) -> str:
+        """Say what the network takes, for people."""
+        return f"({self.color_order} - {_numbers(self.mean)}) / {_numbers(self.scale)}"
+
+    @property
+    def doubt(self) -> str | None:
+        """Say that these numbers are of pixels from 0 to 1, if they look so."""
+        if min(map(abs, self.scale)) >= 1 and not 0 < max(map(abs, self.mean)) <= 1:
+            return None
+        mean, scale = ([255 * value for value in values] for values in (self.mean, self.scale))
+        return (
+            f"mean {_numbers(self.mean)} and scale {_numbers(self.scale)} look like those of "
+            f"pixels from 0 to 1, but are taken of 0 to 255: --mean {_numbers(mean)} --scale "
+            f"{_numbers(scale)} would be the same of these"
+        )
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.6g}" for value in values)
 
 
 def with_softmax(model: ov.Model) -> ov.Model:
@@ -71,16 +93,21 @@ def fold_integers(
     layout: Literal["NCHW", "NHWC"],
     batch: int | None = None,
 ) -> ov.Model:
-    """Put uint8 NHWC BGR -> the pixels, uint8 or int8 (pixel - 128), that the model takes."""
-    is_signed = model.input().element_type == ov.Type.i8
-    if not is_signed and (color_order, layout) == ("BGR", "NHWC"):
+    """Put uint8 NHWC BGR -> the pixels, as whatever integer, that the model takes.
+
+    int8 cannot hold them: such a model takes pixel - 128.
+    """
+    kind = model.input().element_type
+    if kind == ov.Type.u8 and (color_order, layout) == ("BGR", "NHWC"):
         return model
     steps = _steps(model, input_size, layout, batch)
     chain = steps.input().preprocess()
     if color_order == "RGB":
         chain = chain.convert_color(ColorFormat.RGB)
-    if is_signed:
+    if kind == ov.Type.i8:
         chain.convert_element_type(ov.Type.f32).mean(INT8_ZERO).convert_element_type(ov.Type.i8)
+    elif kind != ov.Type.u8:
+        chain.convert_element_type(kind)
     return _built(steps)
 
 

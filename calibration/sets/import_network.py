@@ -6,8 +6,10 @@ from pathlib import Path
 import openvino as ov
 
 from calibration.sets.batch import (
+    NUM_TRIED,
     TensorLayout,
     answers_alike,
+    check_independent,
     check_rows,
     keep_images,
     set_shape,
@@ -15,22 +17,22 @@ from calibration.sets.batch import (
 from calibration.sets.classes import ClassMap, select_classes
 from calibration.sets.ending import (
     check_weights,
-    cut_quantized_end,
-    ends_in_sigmoid,
+    cut_rounding,
     flatten_output,
+    own_ending,
     with_ending,
 )
+from calibration.sets.files import check_file, is_quantized
 from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers
-from calibration.sets.onnx_data import check_external_data
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
-from calibration.sets.task import Outputs, task_of
+from calibration.sets.task import Ending, Outputs, gives, task_of
 from models.errors import ModelSetError
 from models.network_shapes import check_network, fixed_batch
 from models.record import Precision, Task
-from models.runtime import read_network
+from models.runtime import CompiledNetwork, RuntimeOptions, read_network
 
-INTEGERS = (ov.Type.u8, ov.Type.i8)
+MAX_LEVELS = 256  # of what is quantised
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Imported:
     precision: Precision
     fixed_batch: int | None = None  # images at a time; None: any number
     task: Task = "classification"
+    facts: str = ""  # what it takes and gives, for people
+    doubt: str | None = None  # what may be wrong with how it was read
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,12 @@ def import_network(
     Args:
         path: the file.
         input_size: in pixels, where the network leaves it open.
-        normalisation: of a network that takes floats. One that takes uint8, or int8 (pixel - 128),
-            takes pixels as they are.
-        outputs: what it ends in; auto runs it once and sees whether the rows are probabilities.
+        normalisation: of a network that takes floats. One that takes integers takes pixels as
+            they are, int8 less 128.
+        outputs: what it ends in; auto goes by the graph, and by rows of images if that is unclear.
         layout: of its input; None: the dimension that has three sides is the colours'.
-        pixel_order: of a network that takes pixels; None: RGB for TFLite, BGR for IR and ONNX,
-            which are taken as folded already.
+        pixel_order: of a network that takes pixels; None: BGR for IR and ONNX that take uint8,
+            which are taken as folded already, RGB for all else.
         classes: the network's own, if they are to be mapped to others.
         task: of the set; None: multi-label if it ends in a sigmoid, else classification.
         converted: the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
@@ -92,47 +96,63 @@ def import_network(
         ModelSetError: not one image in and one row of classes out; the message says what is.
 
     """
-    check_external_data(converted or path)
+    check_file(converted or path)
     model = read_network(converted or path)
     _check_ends(model, path)
     check_weights(model, path)
     found, size = _layout_and_size(model, path, input_size, layout)
-    usual: ColorOrder = "RGB" if path.suffix == ".tflite" else "BGR"
+    is_folded = model.input().element_type == ov.Type.u8 and path.suffix != ".tflite"
+    usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
         path=path,
         size=size,
         layout=found,
         batch=fixed_batch(model),
-        precision="INT8" if _is_quantized(model) else "FP16",
+        precision="INT8" if _is_quantized(model, converted or path) else "FP16",
         normalisation=normalisation,
         pixel_order=pixel_order or usual,
         outputs=outputs,
-        task=task_of(path, outputs, task, has_sigmoid=ends_in_sigmoid(model)),
+        task=task_of(path, outputs, task, own_ending(model)),
         classes=classes,
     )
     if reading.precision == "INT8":
         make_weights_symmetric(model)
-    model, at_a_time = _folded_for_any(model, reading)
+    is_float = not model.input().element_type.is_integral()
+    model, added, at_a_time = _folded_for_any(model, reading)
     (height, width, _), num_classes = check_network(model, str(path))
     if height != width:
         raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
+    trial = CompiledNetwork(model, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
+    check_independent(trial, path, reading.precision)
     if input_size not in (None, height):
         raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
-    return Imported(model, height, num_classes, reading.precision, at_a_time, reading.task)
+    takes = normalisation.formula if is_float else f"{reading.pixel_order} pixels as they are"
+    return Imported(
+        model,
+        height,
+        num_classes,
+        reading.precision,
+        at_a_time,
+        reading.task,
+        f"takes {takes}; {gives(reading.task, added)}",
+        normalisation.doubt if is_float else None,
+    )
 
 
-def _folded_for_any(model: ov.Model, reading: _Reading) -> tuple[ov.Model, int | None]:
-    """Return the member for any number of images, or that for the built-in number, and it."""
+def _folded_for_any(
+    model: ov.Model, reading: _Reading
+) -> tuple[ov.Model, Ending | None, int | None]:
+    """Return the member for any number of images, or for the built-in number; what was added."""
     if reading.batch is None:
-        return _folded(model, reading), None
+        return *_folded(model, reading), None
     free = _freed(model.clone(), reading)
-    fixed = _folded(model, reading)
-    if free is not None and answers_alike(free, fixed):
-        return free, None
-    return fixed, reading.batch
+    fixed, added = _folded(model, reading)
+    if free is not None and answers_alike(free[0], fixed):
+        return *free, None
+    return fixed, added, reading.batch
 
 
-def _freed(model: ov.Model, reading: _Reading) -> ov.Model | None:
+def _freed(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None] | None:
     """Return the member for any number of images, if there is one."""
     assert reading.batch is not None
     try:
@@ -142,13 +162,13 @@ def _freed(model: ov.Model, reading: _Reading) -> ov.Model | None:
         return None
 
 
-def _folded(model: ov.Model, reading: _Reading) -> ov.Model:
-    """Return the network as a member."""
+def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None]:
+    """Return the network as a member, and the ending that was added."""
     path, size, layout, batch = reading.path, reading.size, reading.layout, reading.batch
     set_shape(model, path, layout, size, batch)
-    model = cut_quantized_end(model)
+    model = cut_rounding(model)
     flatten_output(model, path)
-    if model.input().element_type in INTEGERS:
+    if model.input().element_type.is_integral():
         model = fold_integers(model, size, reading.pixel_order, layout, batch)
     else:
         if reading.precision == "FP16":
@@ -156,10 +176,10 @@ def _folded(model: ov.Model, reading: _Reading) -> ov.Model:
         model = fold(model, size, reading.normalisation, layout, batch)
     check_network(model, str(path))
     check_rows(model, path)
-    model = with_ending(model, path, reading.outputs, reading.task)
-    if reading.classes is None:
-        return model
-    return select_classes(model, reading.classes, path, reading.task)
+    model, added = with_ending(model, path, reading.outputs, reading.task)
+    if reading.classes is not None:
+        model = select_classes(model, reading.classes, path, reading.task)
+    return model, added
 
 
 def _check_ends(model: ov.Model, path: Path) -> None:
@@ -172,8 +192,20 @@ def _check_ends(model: ov.Model, path: Path) -> None:
             )
 
 
-def _is_quantized(model: ov.Model) -> bool:
-    return any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
+def _is_quantized(model: ov.Model, path: Path) -> bool:
+    """Whether it computes in INT8; ranges that are found out for each image leave no trace here."""
+    levels = [
+        node.get_attributes()["levels"]
+        for node in model.get_ops()
+        if node.get_type_name() == "FakeQuantize"
+    ]
+    if any(number > MAX_LEVELS for number in levels):
+        raise ModelSetError(
+            f"{path} is quantised to 16 bits, which OpenVINO computes wrongly: run it on ONNX "
+            "Runtime (--runtime NAME=onnxruntime), or add the float network and let tandem "
+            "quantize make INT8 of it"
+        )
+    return bool(levels) or is_quantized(path)
 
 
 def _layout_and_size(

@@ -18,18 +18,19 @@ Outputs = Literal["auto", "logits", "probabilities"]
 Ending = Literal["softmax", "sigmoid"]
 SLACK = 1e-4  # that a value may be outside of 0..1
 SUM_SLACK = 1e-2  # that a row's sum may be off one
+ROUNDED_SUM_SLACK = 0.5  # likewise, of a softmax whose values are rounded, by its own operator
 # What makes rows of logits those of a task.
 ENDINGS: Mapping[Task, Ending] = {"classification": "softmax", "multi_label": "sigmoid"}
 
 
-def task_of(path: Path, outputs: Outputs, asked: Task | None, *, has_sigmoid: bool) -> Task:
-    """Return a network's task: what was asked for, or else what it ends in.
+def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None) -> Task:
+    """Return a network's task: what was asked for, or else what it ends in (``own``).
 
     Raises:
         ModelSetError: classification was asked for, and it ends in a sigmoid.
 
     """
-    is_scored = has_sigmoid and outputs != "logits"  # or what is in front of it is not meant
+    is_scored = own == "sigmoid" and outputs != "logits"  # or what is in front of it is not meant
     if asked == "classification" and is_scored:
         raise ModelSetError(
             f"{path} ends in a sigmoid, a score for each class by itself: that is --task "
@@ -39,9 +40,11 @@ def task_of(path: Path, outputs: Outputs, asked: Task | None, *, has_sigmoid: bo
 
 
 def missing_ending(
-    rows: Probabilities, path: Path, outputs: Outputs, task: Task, *, has_sigmoid: bool
+    rows: Probabilities, path: Path, outputs: Outputs, task: Task, own: Ending | None
 ) -> Ending | None:
     """Return what is to be appended to a network that answers ``rows``, float32 (N, C).
+
+    ``own`` is what its graph ends in; the rows are asked only where that does not tell.
 
     Raises:
         ModelSetError: the rows are no numbers, or none of this task's; with ``--outputs auto`` it
@@ -52,8 +55,8 @@ def missing_ending(
     if outputs == "logits":
         return ENDINGS[task]
     if task == "classification":
-        return _missing_softmax(rows, path, outputs)
-    if has_sigmoid:
+        return _missing_softmax(rows, path, outputs, own)
+    if own == "sigmoid":
         return None
     if is_distribution(rows):
         raise ModelSetError(
@@ -81,14 +84,24 @@ def check_numbers(rows: Probabilities, path: Path) -> None:
     """Raise :class:`ModelSetError` if what a network answers, (N, C), is not all numbers."""
     if np.isnan(rows).any():
         raise ModelSetError(
-            f"{path} does not give probabilities, but answers NaN to an image: its weights are "
-            "damaged, or it was made for another mean and scale"
+            f"{path} does not give probabilities, but answers NaN to an image, and no weight is "
+            "NaN: it divides by zero (a pooling window that sees only padding), or was made for "
+            "another mean and scale"
         )
 
 
-def _missing_softmax(rows: Probabilities, path: Path, outputs: Outputs) -> Ending | None:
+def _missing_softmax(
+    rows: Probabilities, path: Path, outputs: Outputs, own: Ending | None
+) -> Ending | None:
     if is_distribution(rows):
         return None
+    if own == "softmax":
+        if np.allclose(rows.sum(axis=1), 1, atol=ROUNDED_SUM_SLACK):
+            return None
+        raise ModelSetError(
+            f"{path} ends in a softmax, but its rows sum to {_range(rows.sum(axis=1))}: it is over "
+            "another dimension than the classes. Export it again with a softmax over dimension 1"
+        )
     if outputs == "probabilities":
         raise ModelSetError(
             f"{path} does not give probabilities: rows must be 0..1 and sum to 1; if it ends in "
@@ -101,6 +114,13 @@ def is_distribution(rows: Probabilities) -> bool:
     """Whether each row of (N, C) is 0..1 and sums to one."""
     is_one = np.allclose(rows.sum(axis=1), 1, atol=SUM_SLACK)
     return bool(rows.min() >= -SLACK and is_one)
+
+
+def gives(task: Task, added: Ending | None) -> str:
+    """Say what a network gives, and what was added to it, for people."""
+    if added is not None:
+        return f"gives logits, to which a {added} was added"
+    return "gives scores" if task == "multi_label" else "gives probabilities"
 
 
 def set_task(of_files: Mapping[str, Task]) -> Task:

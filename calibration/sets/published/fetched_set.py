@@ -9,7 +9,7 @@ import openvino as ov
 import torch
 
 from calibration.sets.add_set import finish
-from calibration.sets.batch import random_images
+from calibration.sets.batch import trial_images
 from calibration.sets.convert import convert_module
 from calibration.sets.download import ReportProgress
 from calibration.sets.fold import Normalisation
@@ -119,7 +119,7 @@ def _check_answers(
     """
     try:
         compiled = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
-        pixels = random_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
+        pixels = trial_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
         found = compiled.infer(pixels)
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]

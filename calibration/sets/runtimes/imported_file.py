@@ -1,19 +1,23 @@
 """A member's file for another runtime than OpenVINO, and how it is tried before it is taken."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calibration.sets.batch import NUM_TRIED, TensorLayout, random_images
+import numpy as np
+
+from calibration.sets.batch import NUM_TRIED, TensorLayout, check_independent, trial_images
 from calibration.sets.classes import ClassMap
 from calibration.sets.fold import ColorOrder, Normalisation
 from calibration.sets.task import Ending, Outputs, check_numbers, missing_ending, task_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import SUFFIXES, Precision, RuntimeName, Task
+from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
+from models.runtimes.options import Pixels, RuntimeOptions
 
 Sides = tuple[int | None, ...]  # of a tensor; None: left open
 
@@ -29,6 +33,8 @@ class ImportedFile:
     precision: Precision
     fixed_batch: int | None = None
     task: Task = "classification"
+    facts: str = ""  # as of an Imported
+    doubt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,35 +109,56 @@ def num_classes_of(sides: Sides, told: str) -> int:
     return int(wide[0] or 1) if wide else 1
 
 
-def tried(make: Make, path: Path, options: FileOptions, *, has_sigmoid: bool) -> ImportedFile:
+def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> ImportedFile:
     """Make the file, run it on images, and append softmax or a sigmoid if it ends in logits.
+
+    ``own`` is what its graph ends in.
 
     Raises:
         ModelSetError: its runtime cannot run it, or its rows are none of its task's.
 
     """
-    task = task_of(path, options.outputs, options.task, has_sigmoid=has_sigmoid)
-    found = make(Finish(task))
-    rows = _answers(found, path)
-    ending = missing_ending(rows, path, options.outputs, task, has_sigmoid=has_sigmoid)
+    task = task_of(path, options.outputs, options.task, own)
+    made = make(Finish(task))
+    rows = _answers(made, path)
+    ending = missing_ending(rows, path, options.outputs, task, own)
     if ending is not None:
-        found = make(Finish(task, ending))
-        check_numbers(_answers(found, path), path)
+        made = make(Finish(task, ending))
+        check_numbers(_answers(made, path, is_probabilities=True), path)
+    else:
+        _answers(made, path, is_probabilities=True)
     if (classes := options.classes) is None or classes.own == classes.wanted:
-        return found
-    if found.num_classes != len(classes.own):
+        return made
+    if made.num_classes != len(classes.own):
         raise ModelSetError(
-            f"{path} has {found.num_classes} classes, {classes.where} {len(classes.own)} ids: "
+            f"{path} has {made.num_classes} classes, {classes.where} {len(classes.own)} ids: "
             "they are not of the same network"
         )
     return make(Finish(task, ending, classes))
 
 
-def _answers(found: ImportedFile, path: Path) -> Probabilities:
-    """Return the rows of a few random images; raise if the runtime cannot run the file."""
+def answers_of(made: ImportedFile, images: Pixels) -> Probabilities:
+    """Return the rows of images, as the file's own runtime gives them."""
+    with _loaded(made, "network") as network:
+        return np.concatenate([network.predict(image[None]) for image in images])
+
+
+@contextmanager
+def _loaded(made: ImportedFile, stem: str) -> Iterator[LoadedNetwork]:
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as folder:
-        file = Path(folder) / f"{path.stem}{SUFFIXES[found.runtime]}"
-        file.write_bytes(found.content)
-        network = load(file, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
-        network.check_fits(found.input_size, found.num_classes)
-        return network.predict(random_images(NUM_TRIED, network.input_shape))
+        file = Path(folder) / f"{stem}{SUFFIXES[made.runtime]}"
+        file.write_bytes(made.content)
+        network = load(file, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
+        network.check_fits(made.input_size, made.num_classes)
+        yield network
+
+
+def _answers(made: ImportedFile, path: Path, *, is_probabilities: bool = False) -> Probabilities:
+    """Return the rows of a few images; raise if the runtime cannot run the file.
+
+    Those that are probabilities must be the same whatever the other images are.
+    """
+    with _loaded(made, path.stem) as network:
+        if is_probabilities:
+            check_independent(network, path, made.precision)
+        return network.predict(trial_images(NUM_TRIED, network.input_shape))

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from calibration.sets.import_network import Imported, import_network
 from calibration.sets.pytorch.conversion import converted
 from calibration.sets.pytorch.files import INSTEAD, SUFFIXES
+from calibration.sets.runtimes.compared import doubt_by_comparison
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError
 from models.extras import check_installed, needs_extra
@@ -82,7 +84,7 @@ def _imported(
         with needs_extra(runtime, f"models add of {path.name}"):
             from calibration.sets.runtimes.onnx_graph import import_onnx
         return import_onnx(path, options, made)
-    return import_network(
+    network = import_network(
         path,
         options.input_size,
         options.normalisation,
@@ -93,6 +95,8 @@ def _imported(
         task=options.task,
         converted=made,
     )
+    doubt = network.doubt or doubt_by_comparison(made or path, network, options)
+    return replace(network, doubt=doubt)
 
 
 def import_weights(

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration.sets.onnx_data import check_external_data
+from calibration.sets.files import check_file
+from calibration.sets.fold import ColorOrder
 from calibration.sets.runtimes.imported_file import (
     FileOptions,
     Finish,
@@ -22,22 +23,28 @@ from calibration.sets.runtimes.imported_file import (
     num_classes_of,
     tried,
 )
+from calibration.sets.task import Ending, gives
 from models.errors import ModelSetError
 from models.record import Precision
 
 OLDEST_OPSET = 7  # of Sub and Div that broadcast
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger")
-PASSING = (
-    "Flatten",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Identity",
-    "Cast",
-    "DequantizeLinear",
-    "QuantizeLinear",
-)
+QUANTIZED = {
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"),
+    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"),
+}
+ROUNDING = ("DequantizeLinear", "QuantizeLinear")
+PASSING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
+OWN: dict[str, Ending] = {
+    "Softmax": "softmax",
+    "QLinearSoftmax": "softmax",
+    "Sigmoid": "sigmoid",
+    "QLinearSigmoid": "sigmoid",
+}
+# What inputs may be: floats, and integers that pixels are taken as. Pixels less 128 are int8's.
+INTEGERS = {
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+}
 LEAST = 1e-12  # a probability, before its logarithm
 OURS = "tandem/"  # names of nodes and tensors begin so
 Graph = Any  # onnx.GraphProto; the package's types are generated
@@ -53,20 +60,20 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
             outside its folder; operators that this ONNX Runtime lacks. The message says what is.
 
     """
-    check_external_data(converted or path)
+    check_file(converted or path)
     model = _read(converted or path, path)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
     told = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
     layout, size, batch = layout_and_size(_sides(inputs), told, options)
     taken = inputs.type.tensor_type.elem_type
-    if taken not in (TensorProto.FLOAT, TensorProto.UINT8):
+    if taken != TensorProto.FLOAT and taken not in INTEGERS:
         raise ModelSetError(f"{told}; a member takes float32 or uint8: export it again as that")
     given = f"{path} gives {_told(_sides(outputs))}"
     num_classes = num_classes_of(_sides(outputs), given)
-    has_sigmoid = _last_kind(graph, outputs.name) == "Sigmoid"
-    make = partial(_folded, model, options, layout, size, batch, num_classes)
-    return tried(make, path, options, has_sigmoid=has_sigmoid)
+    exact, kind = _exact_end(graph, outputs.name)
+    make = partial(_folded, model, options, layout, size, batch, num_classes, exact)
+    return tried(make, path, options, OWN.get(kind))
 
 
 def _read(file: Path, path: Path) -> Any:
@@ -116,12 +123,23 @@ def _kind(port: Any) -> str:
     return str(TensorProto.DataType.Name(port.type.tensor_type.elem_type)).lower()
 
 
-def _last_kind(graph: Graph, name: str) -> str:
-    """Return the operator that an output is of, reshapes and rounding to integers left out."""
-    by_output = {output: node for node in graph.node for output in node.output}
-    while (node := by_output.get(name)) is not None and node.op_type in PASSING:
-        name = node.input[0]
-    return "" if node is None else str(node.op_type)
+def _exact_end(graph: Graph, output: str) -> tuple[str, str]:
+    """Return the tensor to take for the output, and the operator that gives it, reshapes left out.
+
+    Rounded probabilities of many classes sum to anything: behind a softmax, or a sigmoid, the
+    tensor is the one before it was rounded.
+    """
+    by_output = {name: node for node in graph.node for name in node.output}
+
+    def before(name: str, kinds: tuple[str, ...]) -> str:
+        while (node := by_output.get(name)) is not None and node.op_type in kinds:
+            name = node.input[0]
+        return name
+
+    exact = before(output, ROUNDING)
+    last = by_output.get(before(exact, (*PASSING, *ROUNDING)))
+    kind = "" if last is None else str(last.op_type)
+    return (exact if kind in ("Softmax", "Sigmoid") else output), kind
 
 
 def _folded(
@@ -131,16 +149,17 @@ def _folded(
     size: int,
     batch: int | None,
     num_classes: int,
+    end: str,
     finish: Finish,
 ) -> ImportedFile:
     model = onnx.ModelProto()
     model.CopyFrom(original)
     graph = model.graph
-    inputs, outputs = _ends(graph, Path())
+    inputs, _ = _ends(graph, Path())
     is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
     number = "N" if batch is None else batch
     front = _front(graph, inputs, options, layout)
-    back = _back(graph, outputs.name, finish)
+    back = _back(graph, end, finish)
     kept = list(graph.node)
     del graph.node[:], graph.output[:]
     graph.node.extend([*front, *kept, *back])
@@ -154,12 +173,38 @@ def _folded(
     graph.output.append(rows)
     precision: Precision = "INT8" if is_quantized else "FP16"
     content = _bytes_of(model)
-    return ImportedFile("onnxruntime", content, size, num, precision, batch, finish.task)
+    is_float = inputs.type.tensor_type.elem_type == TensorProto.FLOAT
+    return ImportedFile(
+        "onnxruntime",
+        content,
+        size,
+        num,
+        precision,
+        batch,
+        finish.task,
+        f"takes {_takes(inputs, options)}; {gives(finish.task, finish.ending)}",
+        options.normalisation.doubt if is_float else None,
+    )
+
+
+def _takes(inputs: Any, options: FileOptions) -> str:
+    if inputs.type.tensor_type.elem_type == TensorProto.FLOAT:
+        return options.normalisation.formula
+    return f"{_order(inputs, options)} pixels as they are"
+
+
+def _order(inputs: Any, options: FileOptions) -> ColorOrder:
+    """Return the order of colours that a network takes; uint8 is taken as folded already."""
+    taken = inputs.type.tensor_type.elem_type
+    if taken == TensorProto.FLOAT:
+        return options.normalisation.color_order
+    return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
 
 
 def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list[Any]:
     """Return the nodes from uint8 NHWC BGR to the network's own input."""
-    is_float = inputs.type.tensor_type.elem_type == TensorProto.FLOAT
+    taken = inputs.type.tensor_type.elem_type
+    is_float = taken == TensorProto.FLOAT
     how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
 
     def add(kind: str, name: str, *more: str, **attributes: Any) -> None:
@@ -168,12 +213,14 @@ def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list
         nodes.append(helper.make_node(kind, [last, *more], [made], name=made, **attributes))
         last = made
 
-    if (how.color_order if is_float else options.pixel_order or "BGR") == "RGB":
+    if _order(inputs, options) == "RGB":
         add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
     if is_float:
         add("Cast", "floats", to=TensorProto.FLOAT)
         add("Sub", "centred", _constant(graph, "mean", np.array(how.mean, np.float32)))
         add("Div", "scaled", _constant(graph, "scale", np.array(how.scale, np.float32)))
+    elif taken != TensorProto.UINT8:
+        add("Cast", "integers", to=taken)
     if layout == "NCHW":
         add("Transpose", "planes", perm=[0, 3, 1, 2])
     nodes.append(helper.make_node("Identity", [last], [inputs.name], name=f"{OURS}input"))

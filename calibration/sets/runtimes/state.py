@@ -10,6 +10,7 @@ from calibration.sets.convert import convert_module
 from calibration.sets.import_network import Imported
 from calibration.sets.networks import build_network, load_weights
 from calibration.sets.runtimes.imported_file import FileOptions
+from calibration.sets.task import ENDINGS, gives
 from models.errors import ModelSetError
 
 USUAL_SIZE = 224  # px, of ImageNet's networks
@@ -42,4 +43,6 @@ def import_state(path: Path, architecture: str, num_classes: int, options: FileO
     model = convert_module(module, architecture, size, options.normalisation, task)
     if classes is not None:
         model = select_classes(model, classes, path, task)
-    return Imported(model, size, num_classes, "FP16", task=task)
+    facts = f"takes {options.normalisation.formula}; {gives(task, ENDINGS[task])}"
+    doubt = options.normalisation.doubt
+    return Imported(model, size, num_classes, "FP16", task=task, facts=facts, doubt=doubt)

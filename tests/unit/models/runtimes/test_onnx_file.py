@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibration.sets.onnx_data import check_external_data
+from calibration.sets.files import check_file
 from models.errors import ModelSetError
 from models.runtimes.onnx_file import onnx_facts, read_onnx
 from tests.support.runtime_files import float_onnx, tiny_onnx
@@ -39,7 +39,7 @@ def test_it_reads_what_the_onnx_package_writes(tmp_path):
         model, location="w.bin", size_threshold=0, convert_attribute=True
     )
     onnx.save(model, tmp_path / "net.onnx")
-    check_external_data(tmp_path / "net.onnx")
+    check_file(tmp_path / "net.onnx")
     facts = onnx_facts((tmp_path / "net.onnx").read_bytes(), "net.onnx")
     assert facts.opsets == {"": 17, "ai.onnx.ml": 3}
     assert facts.operators == {"If", "Constant"}
@@ -53,7 +53,7 @@ def test_weights_outside_the_folder_are_not_opened(tmp_path, location):
     path = tmp_path / "sub" / "net.onnx"
     path.write_bytes(float_onnx(external=location))
     with pytest.raises(ModelSetError, match="outside of its folder"):
-        check_external_data(path)
+        check_file(path)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
@@ -63,16 +63,16 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     path = tmp_path / "sub" / "net.onnx"
     path.write_bytes(float_onnx(external="weights.bin"))
     with pytest.raises(ModelSetError, match="outside of its folder"):
-        check_external_data(path)
+        check_file(path)
 
 
 def test_weights_that_are_missing(tmp_path):
     path = tmp_path / "net.onnx"
     path.write_bytes(float_onnx(external="weights.bin"))
     with pytest.raises(ModelSetError, match=r"keeps weights in weights\.bin, which is missing"):
-        check_external_data(path)
+        check_file(path)
     (tmp_path / "weights.bin").write_bytes(b"\0" * 12)
-    check_external_data(path)
+    check_file(path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -1,0 +1,85 @@
+"""Checks of a network's file before a library opens it: what it is, and where its weights are.
+
+An ONNX file may name other files for its weights (``TensorProto.external_data``), by any path. A
+network that somebody sends must not read files of other folders.
+"""
+
+from pathlib import Path
+
+from models.errors import ModelSetError
+from models.runtimes.onnx_file import onnx_facts
+
+ONNX = ".onnx"
+NUM_READ = 512  # bytes, of what a file begins with
+GIT_LFS = b"version https://git-lfs.github.com"
+HTML = (b"<!doctype html", b"<html")
+# Of ONNX; of OpenVINO's own, ranges that are found out while it runs are no operator any more.
+DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
+ZIP_MAP = "ZipMap"
+
+
+def check_file(path: Path) -> None:
+    """Check that a file may be a network, and what an ONNX file keeps elsewhere is in its folder.
+
+    Raises:
+        ModelSetError: it is something else, gives no tensor, or has weights outside, or missing.
+
+    """
+    _check_beginning(path)
+    if path.suffix != ONNX or not path.is_file():
+        return
+    facts = onnx_facts(_content(path), str(path))
+    if ZIP_MAP in facts.operators:
+        raise ModelSetError(
+            f"{path} answers a list of dictionaries (ZipMap, as Custom Vision and scikit-learn "
+            "export it): export it again without ZipMap, or cut it behind the softmax"
+        )
+    _check_external(path, facts.external)
+
+
+def is_quantized(path: Path) -> bool:
+    """Whether an ONNX file computes in INT8 by ranges that are found out for each batch."""
+    if path.suffix != ONNX:
+        return False
+    return bool(DYNAMIC & onnx_facts(_content(path), str(path)).operators)
+
+
+def _check_beginning(path: Path) -> None:
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(NUM_READ)
+    except OSError:  # whoever reads it says what is wrong with it
+        return
+    if not start:
+        raise ModelSetError(f"{path} is empty: download it, or export it again")
+    if start.startswith(GIT_LFS):
+        raise ModelSetError(
+            f"{path} is a pointer of Git LFS, not the network: git lfs pull fetches that"
+        )
+    if start.lstrip().lower().startswith(HTML):
+        raise ModelSetError(
+            f"{path} is a web page (HTML), not the network: download the file itself, as its raw "
+            "link gives it"
+        )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _check_external(path: Path, locations: set[str]) -> None:
+    folder = path.parent.resolve()
+    for location in sorted(locations):
+        found = path.parent / location
+        if not found.resolve().is_relative_to(folder):
+            raise ModelSetError(
+                f"{path} keeps weights outside of its folder ({location}): export it again with "
+                "its weights inside, or beside it"
+            )
+        if not found.is_file():
+            raise ModelSetError(
+                f"{path} keeps weights in {location}, which is missing: put it beside the file"
+            )
