@@ -1,7 +1,6 @@
 """Another model set is deployed while requests come: none of them fails."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,7 +109,7 @@ def test_no_request_fails_while_the_model_set_changes(
     wait_until(lambda: answered_by(url) == "before", EVENTUALLY_S, "the first set")
     load = Load(url)
     with load.running():
-        time.sleep(1)  # of load on the first set
+        wait_until(lambda: load.answers["before"] > 50, EVENTUALLY_S, "load on the first set")
         roll_out(served, second)
         wait_until(
             lambda: load.answers["after"] > 50 and answered_by(url) == "after",
