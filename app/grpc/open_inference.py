@@ -12,7 +12,7 @@ from app.graph.timeline import Timeline
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
-from app.grpc.receiver import Receiver
+from app.grpc.receiver import Receiver, ShortReceiver
 from app.grpc.request import announced_bytes, parsed, timeout_s_of
 from app.grpc.servicer import OPEN_INFERENCE
 from app.grpc.shared_memory import RegionCalls, SharedMemoryMethods, Stream, is_local
@@ -25,6 +25,8 @@ from models.errors import TandemError
 
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
 INFER = "ModelInfer"
+# Nothing in their messages counts, so they are answered without one.
+WITHOUT_MESSAGE = OPEN_METHODS | {"ServerMetadata", "RepositoryIndex"}
 
 
 class OpenInferenceInterface:
@@ -34,6 +36,7 @@ class OpenInferenceInterface:
         self._inference, self._service = inference, inference.service
         self._has_cache = inference.service.settings.cache != "none"
         self._receiver = Receiver(self._service.settings)
+        self._short = ShortReceiver(self._receiver)
         self._regions = RegionCalls(inference.shared_memory)
         self._methods: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
             "ServerLive": (messages.ServerLiveRequest, self._server_live),
@@ -53,11 +56,13 @@ class OpenInferenceInterface:
         return await answered(call, lambda: answering(method, incoming, call), reply)
 
     async def _tell(self, method: str, incoming: Stream, call: GrpcCall) -> Any:
-        """Answer a method whose messages are short."""
+        """Answer a question about the server, a model or a region."""
         if method not in OPEN_METHODS:
             self._service.keys.check(call.authorization)
         kind, answer = self._methods.get(method) or self._regions.of(method, call)
-        data = await self._receiver.receive(incoming, announced_bytes(call.metadata))
+        if method in WITHOUT_MESSAGE:
+            return await answer(kind())
+        data = await self._short.receive(incoming, announced_bytes(call.metadata))
         return await answer(parsed(data, kind))
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:

@@ -2,13 +2,26 @@
 
 from ray.serve.grpc_util import gRPCInputStream
 
-from app.environment import MIB
-from app.errors import BadParameterError, BodyTooLargeError, ClientGoneError
+from app.environment import KIB, MIB
+from app.errors import (
+    IN_A_SECOND,
+    BadParameterError,
+    BodyTooLargeError,
+    ClientGoneError,
+    OverloadedError,
+    SlowBodyError,
+)
 from app.grpc.room import ReceiveRoom
 from app.grpc.servicer import Message
+from app.queueing.uploads import Uploads
 from app.settings import Settings
 
 MARGIN_BYTES = MIB  # of a message beside its images: field headers, and what is a little too much
+# Of a question about the server, a model or a region: the names in it have some hundred bytes.
+SHORT_BYTES = 16 * KIB
+SHORT_PLACES = 64  # of the 512 that Serve has for all calls under way
+SHORT_WITHIN_S = 2.0
+SHORT_IS_SLOW_AFTER_S = 0.1  # then its place may be another's; its bytes fit into one packet
 
 
 def max_message_bytes(max_body_bytes: int) -> int:
@@ -54,6 +67,50 @@ class Receiver:
             return await _first(stream)
         async with self._room.taken(num_bytes):
             return await _first(stream)
+
+
+class ShortReceiver:
+    """Receives the messages of questions, which nobody admits: with limits and places of their own.
+
+    A client that never sends the rest of its message would otherwise hold one of Serve's places,
+    which all other requests need, for as long as it likes.
+    """
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._uploads = Uploads(slow_after_s=SHORT_IS_SLOW_AFTER_S)
+
+    async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
+        """Return the call's message; the arguments are those of :meth:`Receiver.receive`.
+
+        Raises:
+            BodyTooLargeError: it is longer than any question.
+            OverloadedError: too many are awaited, and all have just begun.
+            SlowBodyError: it was not there in time.
+            BadParameterError, ClientGoneError: there is none.
+
+        """
+        _check_short(announced or 0)
+        if self._uploads.num >= SHORT_PLACES and not self._uploads.cut_slowest():
+            raise OverloadedError(f"{SHORT_PLACES} messages are awaited, the limit; {IN_A_SECOND}")
+        try:
+            with self._uploads.arriving(SHORT_WITHIN_S):
+                message = await self._receiver.receive(stream, announced)
+        except SlowBodyError as error:
+            raise SlowBodyError(
+                f"the message was not there in time ({SHORT_WITHIN_S:g} s, and less where others "
+                "wait); send it in one piece"
+            ) from error
+        _check_short(len(message))
+        return message
+
+
+def _check_short(num_bytes: int) -> None:
+    if num_bytes > SHORT_BYTES:
+        raise BodyTooLargeError(
+            f"the message has {num_bytes} bytes, the limit of this method is {SHORT_BYTES}; send "
+            "images to ModelInfer"
+        )
 
 
 async def _first(stream: gRPCInputStream[Message]) -> bytes:

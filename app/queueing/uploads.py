@@ -8,7 +8,7 @@ from app.environment import MIB
 from app.errors import SlowBodyError
 from app.queueing.deadlines import Deadline, Deadlines
 
-# Nobody takes the place of an upload that has taken less, or less for each MiB it announced.
+# Nobody takes the place of an upload that has taken less, or less for each MiB that it announced.
 SLOW_AFTER_S = 1.0
 SLOW_S_PER_MIB = 0.25
 
@@ -16,8 +16,11 @@ SLOW_S_PER_MIB = 0.25
 class Uploads:
     """Knows them in the order of their arrival."""
 
-    def __init__(self, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self, deadlines: Deadlines | None = None, slow_after_s: float | None = None
+    ) -> None:
         self._deadlines = deadlines or Deadlines()
+        self.slow_after_s = SLOW_AFTER_S if slow_after_s is None else slow_after_s
         self.under_way: dict[Upload, None] = {}  # of which none was cut
 
     @property
@@ -85,7 +88,7 @@ class Upload:
 
     def __enter__(self) -> None:
         self._deadline.__enter__()
-        slow_after_s = max(SLOW_AFTER_S, self.num_bytes / MIB * SLOW_S_PER_MIB)
+        slow_after_s = max(self._uploads.slow_after_s, self.num_bytes / MIB * SLOW_S_PER_MIB)
         self.slow_from = self._deadline.started + slow_after_s
         self._uploads.under_way[self] = None
 

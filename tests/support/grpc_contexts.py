@@ -1,5 +1,6 @@
 """What Serve hands a gRPC method: the call's messages, and its own context of the call."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
@@ -44,5 +45,15 @@ def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
     async def iterate() -> AsyncIterator[Message]:
         for message in messages:
             yield Message(message)
+
+    return gRPCInputStream(iterate())
+
+
+def stalled_stream() -> gRPCInputStream[Message]:
+    """Return the stream of a client that sends nothing more."""
+
+    async def iterate() -> AsyncIterator[Message]:
+        await asyncio.Future()
+        yield Message(b"")
 
     return gRPCInputStream(iterate())

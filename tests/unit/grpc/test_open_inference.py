@@ -1,5 +1,6 @@
 """The Open Inference Protocol over gRPC, with the real service in front of members of the test."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.grpc.servicer import OPEN_INFERENCE_METHODS
 from app.metrics.table import REQUEST_MS, REQUESTS
 from app.oip.inference import Inference
-from tests.support.grpc_contexts import context_of, stream_of
+from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.instruments import Instruments
 from tests.support.open_inference import FIRST, LABELS, MEAN, SIZE, Graph, elements
 
@@ -207,6 +208,24 @@ async def test_live_and_ready(graph, client):
     assert (await client.call("ModelReady", request))[0].ready
     _, context = await client.call("ModelReady", messages.ModelReadyRequest(name="x"))
     assert context.code() is CODE.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "method", ["ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"]
+)
+async def test_where_nothing_is_to_be_read_nothing_is_waited_for(client, method):
+    context = context_of(x_grpc_message_prefix="0000100000")
+    async with asyncio.timeout(10):
+        await getattr(client._methods, method)(stalled_stream(), context)
+    assert context.code() is None
+
+
+async def test_a_question_that_announces_a_mebibyte_is_refused_at_once(client):
+    context = context_of(x_grpc_message_prefix="0000100000")
+    async with asyncio.timeout(10):
+        await client._methods.ModelReady(stalled_stream(), context)
+    assert context.code() is CODE.INVALID_ARGUMENT
+    assert "the limit of this method is 16384" in context.details()
 
 
 async def test_statistics(client):

@@ -1,38 +1,33 @@
 """Which messages are received at once, which wait, and which not at all."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from ray.serve.grpc_util import gRPCInputStream
 
 from app.environment import MIB, serve_environment
-from app.errors import BodyTooLargeError, ClientGoneError
-from app.grpc.receiver import Receiver, max_message_bytes
-from app.grpc.servicer import Message
+from app.errors import BodyTooLargeError, ClientGoneError, OverloadedError, SlowBodyError
+from app.grpc.receiver import (
+    SHORT_BYTES,
+    SHORT_IS_SLOW_AFTER_S,
+    SHORT_PLACES,
+    SHORT_WITHIN_S,
+    Receiver,
+    ShortReceiver,
+    max_message_bytes,
+)
 from app.queueing.uploads import SLOW_AFTER_S
 from app.settings import Settings
-from tests.support.grpc_contexts import stream_of
+from tests.support.grpc_contexts import stalled_stream, stream_of
 from tests.support.virtual_loop import run_virtually
 
 SETTINGS = Settings(max_body_bytes=4 * MIB, max_bytes_in_flight=16 * MIB, max_concurrent_requests=8)
 SMALL, LARGE = MIB, 4 * MIB  # half of 16 MiB is for 8 such ones, the other for two of these
 
 
-def never() -> gRPCInputStream[Message]:
-    """The stream of a client that has nothing more to send."""
-
-    async def iterate() -> AsyncIterator[Message]:
-        await asyncio.Future()
-        yield Message(b"")
-
-    return gRPCInputStream(iterate())
-
-
 async def receive_beside_two(announced: int | None) -> float:
     """Receive a message that is there while two large ones take their room; tell when it was."""
     receiver, loop = Receiver(SETTINGS), asyncio.get_running_loop()
-    large = [asyncio.create_task(receiver.receive(never(), LARGE)) for _ in range(2)]
+    large = [asyncio.create_task(receiver.receive(stalled_stream(), LARGE)) for _ in range(2)]
     await asyncio.sleep(0)
     assert await receiver.receive(stream_of(b"message"), announced) == b"message"
     for task in large:
@@ -54,7 +49,7 @@ def test_large_ones_wait_for_each_other(announced):
 async def test_what_is_longer_than_any_may_be_is_not_received():
     receiver = Receiver(SETTINGS)
     with pytest.raises(BodyTooLargeError, match=r"has 5242881 bytes, the limit is 4194304;"):
-        await receiver.receive(never(), 5 * MIB + 1)
+        await receiver.receive(stalled_stream(), 5 * MIB + 1)
 
 
 async def test_a_client_that_hung_up():
@@ -68,3 +63,45 @@ def test_serves_own_proxies_take_what_a_gateway_does(tmp_path):
     environment = serve_environment(tmp_path, (1, 2))
     limit = max_message_bytes(Settings().max_body_bytes)
     assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(limit)
+
+
+def short_receiver() -> ShortReceiver:
+    return ShortReceiver(Receiver(SETTINGS))
+
+
+@pytest.mark.parametrize("announced", [30, None])
+def test_a_question_that_does_not_come_is_not_waited_for(announced):
+    async def ended_at() -> float:
+        with pytest.raises(SlowBodyError, match="send it in one piece"):
+            await short_receiver().receive(stalled_stream(), announced)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(ended_at()) == SHORT_WITHIN_S
+
+
+@pytest.mark.parametrize("announced", [SHORT_BYTES + 1, None])
+async def test_a_question_of_more_than_some_kib_is_refused(announced):
+    stream = stream_of(bytes(SHORT_BYTES + 1))
+    with pytest.raises(BodyTooLargeError, match="16385 bytes, the limit of this method is 16384"):
+        await short_receiver().receive(stream, announced)
+
+
+def test_questions_that_stall_give_way_to_those_that_come():
+    """Each in its turn; the places are never more than they are."""
+
+    async def scenario() -> list[str]:
+        receiver = short_receiver()
+        stalled = [
+            asyncio.create_task(receiver.receive(stalled_stream(), 30)) for _ in range(SHORT_PLACES)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="64 messages are awaited"):
+            await receiver.receive(stream_of(b"question"), 30)
+        await asyncio.sleep(SHORT_IS_SLOW_AFTER_S)
+        assert await receiver.receive(stream_of(b"question"), 30) == b"question"
+        await asyncio.wait(stalled, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.done() for task in stalled] == [True] + [False] * (SHORT_PLACES - 1)
+        errors = await asyncio.gather(*stalled, return_exceptions=True)
+        return [type(error).__name__ for error in errors]
+
+    assert run_virtually(scenario()) == ["SlowBodyError"] * SHORT_PLACES
