@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 
-from app.launch import draining
+from app.launch import ray_cluster
 from app.launch.ray_internals import ServeClient
 
 LIMIT_S = 0.5
@@ -52,7 +52,7 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
     """
     ray.get(controller.__ray_ready__.remote())
     before, started = threading.active_count(), time.monotonic()
-    has_answered = draining.drain(ServeClient(Client(controller)), timeout_s)
+    has_answered = ray_cluster.drain(ServeClient(Client(controller)), timeout_s)
     took_s = time.monotonic() - started
     assert threading.active_count() <= before
     return has_answered, took_s
@@ -61,7 +61,7 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a controller that is well may take longer than its three seconds."""
-    monkeypatch.setattr(draining, "ANSWERS_WITHIN_S", SOON_S)
+    monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", SOON_S)
 
 
 @pytest.mark.usefixtures("cluster", "patient")
@@ -80,7 +80,7 @@ def test_it_waits_no_longer_than_it_may() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_silent_controller_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "ANSWERS_WITHIN_S", LIMIT_S)
+    monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", LIMIT_S)
     has_answered, took_s = drained(Controller.remote(0, is_silent=True), timeout_s=LONG_S)
     assert not has_answered
     assert LIMIT_S <= took_s < SOON_S
@@ -92,5 +92,5 @@ def test_a_dead_controller_is_given_up() -> None:
     ray.get(controller.__ray_ready__.remote())
     ray.kill(controller)
     started = time.monotonic()
-    assert not draining.drain(ServeClient(Client(controller)), LONG_S)
+    assert not ray_cluster.drain(ServeClient(Client(controller)), LONG_S)
     assert time.monotonic() - started < SOON_S

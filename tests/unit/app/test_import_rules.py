@@ -18,7 +18,7 @@ PACKAGES = ("app", "models", "calibration", "client")
 BREAKS = [
     ("layers", "app/graph/quorum.py", "from app.deployments import gateway"),
     ("layers", "app/queueing/scheduler.py", "from app.graph import members"),
-    ("layers", "app/http/body.py", "from app.grpc import status"),
+    ("layers", "app/http/body.py", "from app.grpc import call"),
     (
         "layers",
         "app/metrics/rapl.py",
