@@ -23,7 +23,7 @@ from models.memory import give_back_memory
 from models.network_shapes import check_network, fixed_batch
 from models.process_locale import kept_locale
 from models.record import RuntimeName
-from models.runtimes.interface import check_fits
+from models.runtimes.interface import LoadedNetwork, check_image
 from models.runtimes.options import Pixels, RuntimeOptions
 
 __all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
@@ -69,7 +69,7 @@ def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledM
         return _core().compile_model(model, "CPU", dict(properties))
 
 
-class CompiledNetwork:
+class CompiledNetwork(LoadedNetwork):
     """A network ready to run; every thread that calls it has infer requests of its own."""
 
     runtime: ClassVar[RuntimeName] = "openvino"
@@ -115,23 +115,8 @@ class CompiledNetwork:
         """What is compiled, ascending."""
         return tuple(self._compiled)
 
-    @property
-    def max_batch_size(self) -> int:
-        """The largest batch that :meth:`predict` takes."""
-        return self.batch_sizes[-1]
-
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run uint8 (N, H, W, 3), or N of (H, W, 3), N up to ``max_batch_size``.
-
-        A network whose batch size is built in takes any N, and runs that many at a time.
-
-        Returns:
-            float32 (N, C), the caller's own.
-
-        Raises:
-            ValueError: more or fewer images, of another shape, or no uint8.
-
-        """
+        """Run a batch, as every network does, in parts where a batch size is built in."""
         num = len(images)
         if self.fixed_batch and num > self.fixed_batch:
             starts = range(0, num, self.fixed_batch)
@@ -186,15 +171,6 @@ class CompiledNetwork:
                 found[facts["primitiveType"].astype(str)] += 1
         return tuple(name for name, _ in found.most_common())
 
-    def check_fits(self, input_size: int, num_classes: int) -> None:
-        """Raise :class:`ModelSetError` unless the network is what its manifest says."""
-        check_fits(self.input_shape, self.num_classes, input_size, num_classes)
-
-    def warm_up(self) -> None:
-        """Run every compiled size once: the first run allocates."""
-        for size in self.batch_sizes:
-            self.predict(np.zeros((size, *self.input_shape), np.uint8))
-
 
 class _StaticRun:
     """An infer request of one thread and one batch size, with an input tensor of its own.
@@ -219,10 +195,7 @@ class _StaticRun:
         shape = self._pixels.shape[1:]
         num_bytes = self._pixels[0].size
         for place, image in enumerate(images):
-            if image.dtype != np.uint8:  # NumPy would cast, and 0..1 become zeros
-                raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
-            if image.shape != shape:  # NumPy would repeat a smaller one
-                raise ValueError(f"an image of {image.shape}; the network takes {shape}")
+            check_image(image, shape)
             start = place * num_bytes
             self._bytes[start : start + num_bytes] = memoryview(image.reshape(-1))
         self._request.start_async()

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import RuntimeName
@@ -33,6 +35,7 @@ class LoadedNetwork(Protocol):
     @property
     def max_batch_size(self) -> int:
         """The largest batch that :meth:`predict` takes."""
+        return self.batch_sizes[-1]
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -62,23 +65,25 @@ class LoadedNetwork(Protocol):
 
     def check_fits(self, input_size: int, num_classes: int) -> None:
         """Raise :class:`ModelSetError` unless the network is what its manifest says."""
+        sides, found = self.input_shape[:2], self.num_classes
+        if (sides, found) != ((input_size, input_size), num_classes):
+            raise ModelSetError(
+                f"the network takes {sides[0]}x{sides[1]} and gives {found} classes; the manifest "
+                f"says {input_size}x{input_size} and {num_classes}: mend the manifest"
+            )
 
     def warm_up(self) -> None:
         """Run every batch size once: the first run allocates."""
+        for size in self.batch_sizes:
+            self.predict(np.zeros((size, *self.input_shape), np.uint8))
 
 
-def check_fits(
-    input_shape: tuple[int, ...], found_classes: int, input_size: int, num_classes: int
-) -> None:
-    """Compare a network's input (H, W, 3) and classes with its manifest's.
+def check_image(image: Pixels, shape: tuple[int, ...]) -> None:
+    """Raise :class:`ValueError` unless an image is uint8 of ``shape``.
 
-    Raises:
-        ModelSetError: they differ; the message has both.
-
+    NumPy would cast another type, so that 0..1 become zeros, and repeat a smaller image.
     """
-    found = (input_shape[:2], found_classes)
-    if found != ((input_size, input_size), num_classes):
-        raise ModelSetError(
-            f"the network takes {found[0][0]}x{found[0][1]} and gives {found[1]} classes; the "
-            f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
-        )
+    if image.dtype != np.uint8:
+        raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
+    if image.shape != shape:
+        raise ValueError(f"an image of {image.shape}; the network takes {shape}")

@@ -16,14 +16,14 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.record import RuntimeName
-from models.runtimes.interface import check_fits
+from models.runtimes.interface import LoadedNetwork, check_image
 from models.runtimes.onnx_file import read_onnx
 from models.runtimes.options import Pixels, RuntimeOptions
 
 QUIET = 3  # ONNX Runtime's log level "error": warnings go to stderr unasked
 
 
-class OnnxNetwork:
+class OnnxNetwork(LoadedNetwork):
     """One session, which any number of threads may run."""
 
     runtime: ClassVar[RuntimeName] = "onnxruntime"
@@ -55,7 +55,7 @@ class OnnxNetwork:
             ) from error
         self.input_shape, self.num_classes, self.fixed_batch = self._ends()
         sizes = {self.fixed_batch} if self.fixed_batch else set(options.batch_sizes)
-        self.batch_sizes = tuple(sorted(sizes))
+        self._sizes = tuple(sorted(sizes))
 
     def _ends(self) -> tuple[tuple[int, ...], int, int | None]:
         """Return the images' shape, the number of classes and the built-in batch size, if any."""
@@ -83,49 +83,28 @@ class OnnxNetwork:
         return sides[1:], classes, batch
 
     @property
-    def max_batch_size(self) -> int:
-        """The largest batch that :meth:`predict` takes."""
-        return self.batch_sizes[-1]
+    def batch_sizes(self) -> tuple[int, ...]:
+        """What a queue forms, ascending; the built-in one alone, if there is one."""
+        return self._sizes
 
     def add_batch_size(self, size: int) -> None:
         """Take batches of one more size; a built-in one stays alone."""
         if self.fixed_batch is None:
-            self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
+            self._sizes = tuple(sorted({*self._sizes, size}))
 
     def remove_batch_size(self, size: int) -> None:
         """Take back a size that was added."""
-        self.batch_sizes = tuple(of for of in self.batch_sizes if of != size)
+        self._sizes = tuple(of for of in self._sizes if of != size)
 
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
-
-        Returns:
-            float32 (N, C), the caller's own.
-
-        Raises:
-            ValueError: more or fewer images, of another shape, or no uint8.
-
-        """
+        """Run a batch, as every network does, in parts where a batch size is built in."""
         num = len(images)
         if not num or (num > self.max_batch_size and self.fixed_batch is None):
             raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are taken")
         for image in images:
-            if image.dtype != np.uint8:
-                raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
-            if image.shape != self.input_shape:
-                told = f"an image of {image.shape}; the network takes {self.input_shape}"
-                raise ValueError(told)
+            check_image(image, self.input_shape)
         batch = np.ascontiguousarray(images)  # (N, H, W, 3)
         return self._run(batch) if self.fixed_batch in (None, num) else self._in_parts(batch)
-
-    def check_fits(self, input_size: int, num_classes: int) -> None:
-        """Raise :class:`ModelSetError` unless the network is what its manifest says."""
-        check_fits(self.input_shape, self.num_classes, input_size, num_classes)
-
-    def warm_up(self) -> None:
-        """Run every batch size once: the first run allocates."""
-        for size in self.batch_sizes:
-            self.predict(np.zeros((size, *self.input_shape), np.uint8))
 
     def _run(self, batch: Pixels) -> Probabilities:
         outputs, name = self._names
