@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
 from models.image_header import WEBP_ALPHA_FLAG, ImageHeader, read_header
-from models.image_limits import check_complete, check_full_pixels, check_limits
+from models.image_limits import (
+    check_complete,
+    check_first_end,
+    check_full_pixels,
+    check_limits,
+)
 from models.image_png import default_picture
 from models.image_resize import Axis, CropSource, Interpolation, common_region
 
@@ -37,6 +42,9 @@ _REDUCED_FLAGS = {
     4: cv2.IMREAD_REDUCED_COLOR_4,
     8: cv2.IMREAD_REDUCED_COLOR_8,
 }
+# What libjpeg fills in where data ends too early, as BGR: zeros of YCbCr, of CMYK and of YCCK.
+# A picture may end in it; to search each one for a second start would cost 2 % (DECISIONS.md).
+_UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 
 # EXIF orientation -> whether the stored rows, and the stored columns, run backwards (5 to 8 are
 # transposed besides).
@@ -224,6 +232,8 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
             f"The {header.format.upper()} announces {header.width} x {header.height} pixels, "
             "but they cannot be decoded: the file is damaged. Send it again, or save it anew."
         )
+    if header.format == "jpeg" and pixels[-1, -1].tolist() in _UNDECODED:
+        check_first_end(view, header)
     return pixels  # type: ignore[return-value]
 
 

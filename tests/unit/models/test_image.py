@@ -117,6 +117,22 @@ def test_garbage_after_the_end_does_no_harm(kind, garbage):
     assert (read_image(data + garbage, RULE) == read_image(data, RULE)).all()
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}])
+@pytest.mark.parametrize("size", [(120, 90), (1200, 900)], ids=["full", "reduced"])
+@pytest.mark.parametrize("kept", [0.4, 0.95])
+def test_a_jpeg_that_is_cut_before_another_is_corrupt(mode, options, size, kept):
+    data = encode(Image.fromarray(make_scene(*size)).convert(mode), "JPEG", **options)
+    with pytest.raises(CorruptImageError):
+        read_image(data[: int(kept * len(data))] + data, RULE)
+
+
+def test_a_picture_that_ends_in_gray_may_have_another_behind_it():
+    """As phones append a gain map, or the other eye's picture."""
+    data = encode(np.full((90, 120, 3), 128, np.uint8), "JPEG")
+    assert (read_image(data + data, RULE) == read_image(data, RULE)).all()
+
+
 def test_a_truncated_picture_with_a_whole_thumbnail_is_corrupt():
     thumbnail = encode(make_scene(16, 16), "JPEG")
     data = encode(make_scene(120, 90), "JPEG", comment=thumbnail)
