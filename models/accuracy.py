@@ -14,6 +14,7 @@ from models.record import FloatType, Precision, Record
 Z95 = NormalDist().inv_cdf(0.975)
 ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
+NumImages = Annotated[int, Field(ge=1, le=10**9)]  # statistics compute with it as a float
 Difference = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -110,7 +111,7 @@ class ValidationDrop(Record):
 
     dataset: str
     images_sha256: str  # as in AccuracyRecord
-    num_images: Annotated[int, Field(ge=1)]
+    num_images: NumImages
     measured: date
     fingerprint: str  # of the INT8 network
     drop: Drop
@@ -152,7 +153,7 @@ class AccuracyRecord(Record):
 
     dataset: str
     images_sha256: str  # over the sorted hashes of the images: the same images, the same value
-    num_images: Annotated[int, Field(ge=1)]
+    num_images: NumImages
     measured: date
     cpu: str
     int8_kernels: str  # the convolution kernels OpenVINO chose: they decide how INT8 rounds

@@ -10,7 +10,7 @@ from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest, write_manifest
 from models.model_set import BUNDLED_DIR
 from models.record import FileRecord, sha256_of
-from tests.support.tiny_networks import write_tiny_set
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 
 @pytest.fixture
@@ -193,3 +193,11 @@ def test_a_threshold_is_of_multi_label_sets(tmp_path):
     for wrong in ({"threshold": 0.5}, {"task": "multi_label", "threshold": 1.0}, {"task": "x"}):
         with pytest.raises(ValidationError, match=r"threshold|task"):
             Manifest.model_validate(old | wrong)
+
+
+def test_a_number_of_images_that_no_float_holds(tiny_set, tmp_path):
+    """Found by tests/load/fuzz.py: the accuracy gate raised OverflowError."""
+    manifest = with_accuracy(read_manifest(tiny_set), {"sure": 0.9}, {"sure": 0.001})
+    content = changed(manifest.model_dump(mode="json"), "accuracy.0.num_images", 10**400)
+    with pytest.raises(ModelSetError, match=r"accuracy\.0\.num_images: .* 1000000000"):
+        read(tmp_path, content)
