@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from models import model_set as module
 from models.errors import ModelSetError
 from models.manifest import FileRecord
 from models.model_set import ModelSet, list_folders, load_model_set
@@ -129,8 +128,8 @@ def test_weights_beside_the_network_cannot_hide_behind_another_file(folder, tmp_
 
 def test_a_command_names_a_set_as_it_can_be_found(tmp_path, monkeypatch):
     assert load_model_set("imagenette").argument == "imagenette"
-    folder = write_tiny_set(tmp_path / "own sets" / "imagenette")
+    folder = write_tiny_set(tmp_path / "own sets" / "tandem" / "models" / "imagenette")
     assert load_model_set(str(folder)).argument == f"'{folder}'"  # by name it is the bundled one
-    monkeypatch.setattr(module, "user_sets_dir", lambda: folder.parent)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own sets"))
     assert load_model_set("imagenette").argument == "imagenette"
     assert load_model_set(str(folder)).argument == "imagenette"
