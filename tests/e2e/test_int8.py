@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from tests.support.tiny_networks import (
 )
 
 TIMEOUT_S = 300
+NUM_MEMBERS = 8  # as many as a set may have
 
 
 def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
@@ -103,7 +103,11 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
 
 
 def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_path: Path) -> None:
-    folder = write_tiny_set(tmp_path / "slow", precision="FP16", num_convolutions=30, size=64)
+    """Nothing is moved in before the last of many members is done: the second has begun here."""
+    gains = {f"member{n}": 2.0 + n for n in range(NUM_MEMBERS)}
+    folder = write_tiny_set(
+        tmp_path / "slow", gains=gains, precision="FP16", num_convolutions=30, size=64
+    )
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     arguments = ["--images", pictures / "calibration", "--subset-size", "24"]
     with subprocess.Popen(
@@ -114,12 +118,12 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
     ) as running:
         assert running.stderr is not None
         for line in running.stderr:
-            if "quantising" in line:
+            if "member1: quantising" in line:
                 break
-        time.sleep(0.3)  # into the midst of it: there is no event to wait for inside NNCF
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(60) in (1, 130), said
+        assert f"member{NUM_MEMBERS - 1}: quantising" not in said
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
