@@ -121,22 +121,17 @@ class TooManyFilesError(TandemError):
 class OverloadedError(TandemError):
     """Every queue place is taken: come back later (the answer carries Retry-After).
 
-    A second argument says after how many seconds; 1 without it. A third one is how many requests
-    the Gateway lets be under way at present, for HAProxy to refuse what comes beyond.
+    A second argument is how many requests the Gateway lets be under way at present, for HAProxy to
+    refuse what comes beyond.
     """
 
     status = 429
     code = "overloaded"
 
     @property
-    def retry_after_s(self) -> int:
-        """When it is worth while to come back."""
-        return int(self.args[1]) if len(self.args) > 1 else 1
-
-    @property
     def limit(self) -> int | None:
         """How many requests may be under way at present; None where that has not changed."""
-        return int(self.args[2]) if len(self.args) > 2 else None
+        return int(self.args[1]) if len(self.args) > 1 else None
 
 
 class NotReadyError(TandemError):
@@ -154,12 +149,6 @@ class OtherSetError(NotReadyError):
 
 class HeavyFileError(NotReadyError):
     """A large picture came in a call with files of others: it is to come in one of its own."""
-
-
-class DecodingDiedError(TandemError):
-    """The process that decoded an image died of it, or beside it."""
-
-    code = "decoding_died"
 
 
 class FunctionError(TandemError):

@@ -1,9 +1,10 @@
 """The messages that stages of the graph send to each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from models.answer_rule import AnswerRule
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
@@ -70,3 +71,25 @@ class Combined(NamedTuple):
     model_set_fingerprint: str
     row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
     threshold: float | None = None  # of the scores that are listed, of a multi-label set
+
+    @classmethod
+    def of(
+        cls,
+        mean: Probabilities,
+        members: Mapping[str, Probabilities],
+        rule: AnswerRule,
+        k: int,
+        fingerprint: str,
+        *,
+        is_row_kept: bool = False,
+    ) -> "Combined":
+        """Return the answer of up to ``k`` classes from the average and each member's row, (C,).
+
+        ``is_row_kept``: ``mean`` is no average that others can make again, and goes with the
+        answer.
+        """
+        own = {name: rule.predictions(row, k) for name, row in members.items()}
+        is_agreed = rule.agree(members.values())
+        row = mean if is_row_kept else None
+        predictions, unsure = rule.predictions(mean, k), rule.entropy(mean)
+        return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold)

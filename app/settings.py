@@ -97,11 +97,6 @@ class Settings(BaseModel):
         description="call the Decoder's and the members' replicas on the Gateway's own node over "
         "Unix-domain sockets; false: through Ray, as those of other nodes",
     )
-    direct_requests: bool = Field(
-        True,
-        description="plain requests of POST /v1/classify pass Ray Serve's wrapper of the Gateway's "
-        "replica; false: all go through it",
-    )
     streams: int = Field(
         0, ge=0, description="batches that run at a time in a replica; 0: one on each of its cores"
     )
@@ -109,14 +104,6 @@ class Settings(BaseModel):
         False, description="each replica keeps to cores of its own, as many as its whole num_cpus"
     )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
-    decode_processes: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="processes that decode small photos for a Gateway whose own networks answer "
-        "more images a second than its event loop can decode, from when two requests meet; null: "
-        "one for every four of its cores; 0: none",
-    )
     cache: str = Field(
         "none",
         description="where answers are kept, so that an image that was seen before is not "

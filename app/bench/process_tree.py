@@ -5,7 +5,6 @@ from urllib.parse import urlsplit
 import psutil
 
 LOCAL = {"127.0.0.1", "localhost", "::1"}
-DECODING, DECODING_MODULE = "Decoding", "app.decoding.worker"  # a Gateway's own processes
 REPLICA = "ray::ServeReplica:"  # the title of a replica's process: ray::ServeReplica:tandem:Decoder
 
 
@@ -52,10 +51,8 @@ def cpu_seconds(root: psutil.Process) -> dict[str, float]:
 
 
 def stage_of(command_line: list[str]) -> str:
-    """Return the deployment of a replica's process, Decoding, HAProxy, or "Ray" for the rest."""
+    """Return the deployment of a replica's process, HAProxy, or "Ray" for the rest."""
     first = command_line[0] if command_line else ""
     if first.startswith(REPLICA):  # while a method runs, its name is behind the deployment's
         return first.rsplit(":", 1)[-1].partition(".")[0]
-    if DECODING_MODULE in command_line:
-        return DECODING
     return "HAProxy" if first.rsplit("/", 1)[-1] == "haproxy" else "Ray"

@@ -8,7 +8,6 @@ its files may have killed the replica, and would kill the next one with the othe
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from contextvars import Context
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
@@ -19,12 +18,11 @@ from app.calls.answer_messages import calls_at_once
 from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.calls.call_messages import Question, SharedCall, pack_call
 from app.calls.channels.pool import ChannelPool
-from app.calls.known_replicas import KnownReplicas, known_replicas
+from app.calls.known_replicas import known_replicas
 from app.calls.message_reader import MessageError, check
 from app.calls.ray_features import PICKLED_CALLS
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
-from app.queueing.node_cores import NodeCores
 from app.queueing.priority import Lane
 from app.tracing.parents import untraced
 from models.errors import TandemError
@@ -44,7 +42,6 @@ class SharedCalls(Generic[A]):
         read: takes an answer apart, a part for each question.
         sizes: of calls, in images.
         channels: to replicas on this node; None: every call goes through Ray.
-        cores: of this node, if the stage computes on them and a call may wait for more images.
 
     """
 
@@ -55,13 +52,12 @@ class SharedCalls(Generic[A]):
         read: Callable[[bytes], Sequence[A | TandemError]],
         sizes: Sequence[int] = SIZES,
         channels: ChannelPool | None = None,
-        cores: NodeCores | None = None,
     ) -> None:
-        self._channels, self._cores = channels, cores
-        self._handle, self._name, self._read = handle, method, read
+        self._channels, self._read = channels, read
+        self._handle, self._name = handle, method
         self._untraced = untraced()
         self._batcher: CallBatcher[Asked, A] = CallBatcher(
-            self._send, sizes, self._num_replicas, self._context, cores
+            self._send, sizes, self._num_replicas, self._context
         )
 
     async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
@@ -74,7 +70,7 @@ class SharedCalls(Generic[A]):
         """
         expires = time.monotonic() + question.left_s
         asked = question, expires
-        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane, expires)
+        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
         alone = partial(self._batcher.submit_alone, asked, num_images, num_bytes, lane)
 
         async def first() -> A:
@@ -107,8 +103,7 @@ class SharedCalls(Generic[A]):
         """Make a call over a channel, or through Ray if none is to be chosen."""
         channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
         if channel is not None:
-            with self._cores.call() if self._cores else nullcontext():
-                return await channel.call(message)
+            return await channel.call(message)
         answer: bytes = await self._method.remote(message)
         return answer
 
@@ -123,17 +118,8 @@ class SharedCalls(Generic[A]):
             method_name=self._name, **(pickled if PICKLED_CALLS.fits() else {})
         )
 
-    @property
-    def num_near(self) -> int:
-        """How many replicas the deployment has on this node."""
-        return len(self._known.near)
-
     def _num_replicas(self) -> int:
-        return self._known.num
-
-    @property
-    def _known(self) -> KnownReplicas:
-        return known_replicas(self._handle.app_name, self._handle.deployment_name)
+        return known_replicas(self._handle.app_name, self._handle.deployment_name).num
 
     def _context(self) -> Context:
         """Return a context for a call: of no request, whose end Serve would let end the call."""

@@ -29,19 +29,6 @@ GRPC_OPTIONS = Feature(
         ),
     ),
 )
-# app/deployments/access_log.py.
-ACCESS_LOG = Feature(
-    "skipping the access log where it is off",
-    "Serve makes a record of each request and drops it",
-    (
-        RayName(
-            "ray.serve._private.logging_utils",
-            "log_access_log_filter",
-            ("record",),
-            reads=("serve_access_log",),
-        ),
-    ),
-)
 # app/calls/locality_router.py. Serve calls this interface alpha.
 STAGE_ROUTER = Feature(
     "the router of stages that are deployments of their own",
@@ -78,67 +65,6 @@ PICKLED_CALLS = Feature(
         ),
     ),
 )
-# app/deployments/serve_replica.py and replica_server.py.
-DIRECT_REQUESTS = Feature(
-    "plain requests past Serve's wrapper (direct_requests)",
-    "all go through it",
-    (
-        RayName(REPLICA, "start_asgi_http_server", ("app", "http_options")),
-        RayName(REPLICA, "Replica._direct_ingress_asgi", ("scope", "receive", "send")),
-        RayName(REPLICA, "Replica._on_request_cancelled", ("request_metadata", "e")),
-        RayName(REPLICA, "Replica.max_queued_requests"),
-        RayName(
-            REPLICA,
-            "Replica",
-            attributes=(
-                "_deployment_id",
-                "_metrics_manager",
-                "_replica_id",
-                "_route_prefix",
-                "_semaphore",
-                "_user_callable_wrapper",
-            ),
-        ),
-        RayName(REPLICA, "UserCallableWrapper", attributes=("_run_user_code_in_separate_thread",)),
-        RayName(REPLICA, f"{METRICS}.inc_num_ongoing_requests", ("request_metadata",)),
-        RayName(REPLICA, f"{METRICS}.dec_num_ongoing_requests", ("request_metadata",)),
-        RayName(
-            REPLICA,
-            f"{METRICS}.record_request_metrics",
-            ("route", "latency_ms", "is_error", "exception_type"),
-        ),
-        RayName(
-            REPLICA,
-            f"{METRICS}.record_ingress_request_metrics",
-            (
-                *("protocol", "method", "route", "app_name", "deployment_name", "latency_ms"),
-                *("is_error", "status_code"),
-            ),
-        ),
-        RayName("ray.serve._private.utils", "Semaphore.locked"),
-        RayName("ray.serve._private.utils", "Semaphore.acquire"),
-        RayName("ray.serve._private.utils", "Semaphore.release"),
-        RayName("ray.serve._private.tracing_utils", "is_tracing_enabled"),
-        RayName(
-            COMMON,
-            "RequestMetadata",
-            (
-                *("request_id", "internal_request_id", "call_method", "route", "app_name"),
-                *("is_streaming", "_request_protocol", "_http_method", "is_direct_ingress"),
-            ),
-        ),
-        RayName(COMMON, "RequestProtocol.HTTP"),
-        RayName(
-            "ray.serve.context",
-            "_RequestContext",
-            (
-                *("route", "request_id", "_internal_request_id", "app_name"),
-                "cancel_on_parent_request_cancel",
-            ),
-        ),
-        RayName("ray.serve.context", "_serve_request_context"),
-    ),
-)
 # serve_config.yaml; Ray 2.59 does not have it.
 SURGE = Feature(
     "max_surge_percent in serve_config.yaml",
@@ -148,9 +74,7 @@ SURGE = Feature(
 REPLICA_FEATURES = (
     LOOPBACK,
     GRPC_OPTIONS,
-    ACCESS_LOG,
     STAGE_ROUTER,
     PICKLED_CALLS,
-    DIRECT_REQUESTS,
     SURGE,
 )

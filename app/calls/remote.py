@@ -6,7 +6,6 @@ does not know where a stage runs. The Decoder and the members are asked by many 
 call is made when half of its time is over without an answer (:mod:`app.calls.attempts`).
 """
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,6 @@ from app.calls.call_messages import Question
 from app.calls.channels.pool import ChannelPool
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.call_batcher import SIZES
-from app.queueing.node_cores import NodeCores
 from app.queueing.priority import Lane
 from app.tracing.parents import current_ids
 from models.ensemble import Probabilities
@@ -39,33 +37,15 @@ class RemoteDecoder:
         handle: StageHandle,
         image_bytes: int = 0,
         channels: ChannelPool | None = None,
-        num_threads: int = 1,
     ) -> None:
-        """Take the handle; ``num_threads`` of a replica decode, for those who wait for it."""
         self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
-        self._image_bytes, self._threads_each = image_bytes, num_threads
-        self.num_coming = 0  # images that have been asked for
-        self._on_end: Callable[[], None] = lambda: None
-
-    @property
-    def num_busy(self) -> int:
-        """How many cores of this node its replicas keep busy with them."""
-        return min(self.num_coming, self._threads_each * self._calls.num_near)
-
-    def tell(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` on the loop whenever images have come, or will not."""
-        self._on_end = ended
+        self._image_bytes = image_bytes
 
     async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode files; see :meth:`app.deployments.decoder.Decoder.decode`."""
         num_bytes = max(sum(map(len, files)), len(files) * self._image_bytes)
         question = Question(files, None, left_s, current_ids())
-        self.num_coming += len(files)
-        try:
-            return await self._calls.ask(question, len(files), num_bytes, lane)
-        finally:
-            self.num_coming -= len(files)
-            asyncio.get_running_loop().call_soon(self._on_end)  # after they were handed on
+        return await self._calls.ask(question, len(files), num_bytes, lane)
 
 
 class RemoteMember:
@@ -76,9 +56,8 @@ class RemoteMember:
         handle: StageHandle,
         sizes: Sequence[int] = SIZES,
         channels: ChannelPool | None = None,
-        cores: NodeCores | None = None,
     ) -> None:
-        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels, cores)
+        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Run a member; see :meth:`app.deployments.classifier.Classifier.classify`."""

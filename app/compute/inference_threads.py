@@ -3,14 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import ray
 
 from app.compute.cpu_affinity import keep_to_own_cores
 from app.queueing.scheduler import BatchScheduler
-from app.queueing.threads import WorkerThreads
 from app.settings import Settings
 from models.cpus import available_cpus
 
@@ -29,7 +28,7 @@ class InferenceThreads:
     def __init__(self, num: int, threads_each: int = 1) -> None:
         self.num, self.threads_each = num, threads_each
         self.scheduler = BatchScheduler(num, threads_each, num_ahead=num)
-        self._threads: WorkerThreads[Any] = WorkerThreads(num, "infer")
+        self._executor = ThreadPoolExecutor(num, "infer")
 
     @property
     def cores(self) -> int:
@@ -38,18 +37,7 @@ class InferenceThreads:
 
     async def run(self, work: Callable[[T], R], value: T) -> R:
         """Run ``work`` on a thread, after what was to run before."""
-        outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-
-        def done(result: R | None, error: BaseException | None) -> None:
-            if outcome.done():  # its caller went away
-                return
-            if error is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(cast(R, result))
-
-        self._threads.start(partial(work, value), done)
-        return await outcome
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, value)
 
 
 def replica_inference_threads(settings: Settings, num_sharing: int = 1) -> InferenceThreads:

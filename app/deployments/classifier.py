@@ -2,37 +2,34 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
 from app.deployments.backlog import backlog_size
-from app.deployments.member_call import MemberCall
-from app.deployments.observers import MemberObserver
+from app.deployments.member_call import MemberCall, MemberObserver
 from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
 from app.metrics.member import golden_recorded
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, QueueReport, TimedRows
+from app.queueing.batch_records import QueueReport, TimedRows
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
 from app.setting_values import check_form_fits
 from app.settings import Settings
 from models import golden
+from models.errors import TandemError
 from models.model_set import ModelSet
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
 
 logger = logging.getLogger("ray.serve")
-
 
 LAST_BATCH_SHARE = 0.05  # of the moving average of an image's time
 
@@ -83,8 +80,7 @@ class Classifier:
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(f"batch of {member}")
-        # What an image takes a thread, in s, by the last batches; not known before the first.
-        self.image_s = math.inf
+        self._image_s = 0.0  # that an image takes a thread, by the last batches
         self._observer = MemberObserver(member, self.report)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
@@ -154,9 +150,19 @@ class Classifier:
             self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
 
     @property
-    def num_waiting(self) -> int:
-        """How many images wait for a batch."""
-        return len(self._queue)
+    def is_idle(self) -> bool:
+        """Whether no image waits or is computed."""
+        return not self.usage.num_under_way
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether enough images wait to fill a batch on every core."""
+        return len(self._queue) >= self._inference_threads.cores * self._queue.max_batch_size
+
+    @property
+    def images_per_s(self) -> float:
+        """How many it answers at most, by its last batches; 0 before the first."""
+        return self._inference_threads.num / self._image_s if self._image_s else 0.0
 
     def report(self) -> QueueReport:
         """Return how the queue fares."""
@@ -191,41 +197,16 @@ class Classifier:
 
         To cancel the future is to leave the queue.
         """
-        observed = self._observer.begin()
-        self.usage.began(len(images))
-
-        def finished(
-            results: Sequence[BatchResult] | None, error: BaseException | None
-        ) -> MemberAnswer | None:
-            self.usage.ended(len(images), done=results is not None)
-            if results is None:
-                assert error is not None
-                self._observer.failed(observed, error)
-                return None
-            self._observer.answered(observed, results)
-            return self._answer_of(results)
-
-        call = MemberCall(self._queue, finished)
+        call = MemberCall(self._observer, self.usage, len(images), self._fingerprint)
+        if images.shape[1] != self._input_size:
+            message = f"{self._name} is of another model set than the Gateway: {UPDATING}"
+            call.fail(OtherSetError(message))
+            return call
         try:
-            if images.shape[1] != self._input_size:
-                told = f"{self._name} is of another model set than the Gateway: {UPDATING}"
-                raise OtherSetError(told)
-            call.wait_for(
-                self._queue.submit(images, call.image_done, left_s, lane, observed.number)
-            )
-        except Exception as error:
+            call.entries = self._queue.submit(images, call, left_s, lane)
+        except TandemError as error:
             call.fail(error)
         return call
-
-    def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
-        rows = [result.probabilities for result in results]
-        return MemberAnswer(
-            np.stack(rows) if len(rows) > 1 else rows[0][None],
-            tuple(result.queued_s * 1e3 for result in results),
-            tuple(result.batch.infer_s * 1e3 for result in results),
-            tuple(result.batch.size for result in results),
-            self._fingerprint,
-        )
 
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
@@ -235,8 +216,8 @@ class Classifier:
 
     def _note_time(self, timed: TimedRows, num_images: int) -> None:
         taken_s = (timed.ended - timed.started) / num_images
-        before = self.image_s if math.isfinite(self.image_s) else taken_s
-        self.image_s = before + LAST_BATCH_SHARE * (taken_s - before)
+        before = self._image_s or taken_s
+        self._image_s = before + LAST_BATCH_SHARE * (taken_s - before)
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run on a thread, which the batch may have waited for."""

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with
 from app.functions.stages import OwnCombine
-from app.graph.combination import combined_row
 from app.messages import Combined
-from app.scaling.costs import COMBINE_CPU_MS
-from app.scaling.usage import Usage
 from app.settings import Settings
 from models.answer_rule import AnswerRule
 from models.ensemble import Probabilities, average
@@ -32,7 +29,6 @@ class Combiner:
         self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
         self._rule = model_set.answer_rule
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
-        self.usage = Usage(1, COMBINE_CPU_MS)
 
     async def combine(
         self,
@@ -56,9 +52,8 @@ class Combiner:
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
         own = self._own
         mean = await own.rows(members) if own else average(members, self._weights)
-        with self.usage.under_way(len(mean)):
-            rule = self._rule.asked(threshold)
-            return [self._one(i, row, members, rule, top_k) for i, row in enumerate(mean)]
+        rule = self._rule.asked(threshold)
+        return [self._one(i, row, members, rule, top_k) for i, row in enumerate(mean)]
 
     def _one(
         self,
@@ -70,7 +65,7 @@ class Combiner:
     ) -> Combined:
         own = {name: rows[index] for name, rows in members.items()}
         is_row_kept = self._own is not None
-        return combined_row(row, own, rule, k, self._fingerprint, is_row_kept=is_row_kept)
+        return Combined.of(row, own, rule, k, self._fingerprint, is_row_kept=is_row_kept)
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""

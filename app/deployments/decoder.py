@@ -4,28 +4,20 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cv2
 import numpy as np
 
 from app.compute.health import Health
-from app.compute.inference_threads import replica_cores
-from app.decoding.loop_turn import LoopTurn
-from app.decoding.pool import DecodeProcesses
-from app.decoding.process import Photo
-from app.decoding.small import SMALL_BYTES, is_small
-from app.deployments.observers import DecoderObserver
-from app.errors import DecodingDiedError, HeavyFileError
+from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
-from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
+from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from app.queueing.priority import Lane
-from app.scaling.costs import decoder_cpu_ms
-from app.scaling.usage import Usage
 from app.settings import Settings
-from app.tracing.decodes import DecodedFile
+from app.tracing.stages import DecodedFile, record_decodes
 from models.errors import TandemError
 from models.image import CheckedImage
 from models.image_header import ImageHeader, read_header
@@ -34,7 +26,12 @@ from models.model_set import ModelSet
 from models.runtime import Pixels
 
 HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
+# Up to which a JPEG is a small photo, which the event loop may decode: a few milliseconds.
+SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
 MAX_ON_LOOP = 8  # images that the loop decodes in one turn: what else it has to do waits so long
+# A loop that decodes is busy with half of a core at so many images a second: where the networks
+# answer more, threads decode.
+LOOP_IMAGES_PER_S = 250
 
 
 class _Outcome(NamedTuple):
@@ -42,15 +39,47 @@ class _Outcome(NamedTuple):
     file: DecodedFile
 
 
+class LocalMember(Protocol):
+    """A member of the Decoder's process, whose networks share its event loop and cores."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no image waits or is computed."""
+        ...
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether images wait for every core, so that none needs the loop's."""
+        ...
+
+    @property
+    def images_per_s(self) -> float:
+        """How many it answers at most, by its last batches; 0 before the first."""
+        ...
+
+
 class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free.
 
-    A request's only small photo may be decoded elsewhere: on the loop, while it has time enough
-    (:meth:`use_loop`), or in a process (:meth:`use_processes`).
+    A request's only small photo is decoded on the loop instead, where members of the same process
+    leave it time for that: a thread would wait for the interpreter a dozen times in each, and the
+    loop would be woken for its outcome.
     """
 
-    def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
-        """Make the threads; ``model_set`` is the settings', if it has been loaded already."""
+    def __init__(
+        self,
+        settings: Settings,
+        model_set: ModelSet | None = None,
+        members: Sequence[LocalMember] = (),
+    ) -> None:
+        """Make the threads.
+
+        Args:
+            settings: the application's.
+            model_set: the settings', if it has been loaded already.
+            members: those of this process; without any the threads decode everything.
+
+        """
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         give_back_memory()  # what the members of this process took to compile and check
         keep_freed_memory()
@@ -62,52 +91,26 @@ class Decoder:
         self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels
         )
-        self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._on_loop, MAX_ON_LOOP)
+        self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._decode_small, MAX_ON_LOOP)
         self._health = Health("file that is decoded", counts_failures=False)
-        self._observer = DecoderObserver()
-        self._has_time: Callable[[], bool] = lambda: False
-        self._processes: DecodeProcesses | None = None
-        self._is_for_processes: Callable[[], bool] = lambda: False
+        self._members = members
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
-        expected_ms = decoder_cpu_ms(model_set.manifest)
-        self.usage = Usage(replica_cores(settings.decode_threads), expected_ms)
-
-    def use_loop(self, has_time: Callable[[], bool]) -> None:
-        """Decode small photos on the event loop whenever ``has_time`` says so.
-
-        A thread would wait for the interpreter a dozen times in each, and the loop would be woken
-        for its outcome.
-        """
-        self._has_time = has_time
-
-    def use_processes(self, processes: DecodeProcesses, is_wanted: Callable[[], bool]) -> None:
-        """Let processes decode small photos whenever ``is_wanted`` says so, and they are ready."""
-        self._processes, self._is_for_processes = processes, is_wanted
 
     @property
     def num_coming(self) -> int:
         """Images that wait or are decoded, but for heavy ones."""
-        in_processes = 0 if self._processes is None else self._processes.num_open
-        return self.queue.num_coming + self._loop_turn.num_waiting + in_processes
+        return self.queue.num_coming + self._loop_turn.num_waiting
 
     @property
     def num_busy(self) -> int:
-        """How many cores decoding keeps busy.
+        """How many cores decoding keeps busy; one is the event loop's, if it is going to decode."""
+        return self.queue.num_busy + (self._loop_turn.num_waiting > 0)
 
-        One is the event loop's, while it has photos to decode, or processes do: then it has no time
-        left.
-        """
-        in_processes = 0 if self._processes is None else self._processes.num_busy
-        loop_is_busy = in_processes > 0 or self._loop_turn.num_waiting > 0
-        return self.queue.num_busy + in_processes + loop_is_busy
-
-    def tell(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` on the loop whenever a file has ended."""
-        self.queue.tell(ended)
-        self._loop_turn.tell(ended)
-        if self._processes is not None:
-            self._processes.tell(ended)
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on the loop whenever a file has ended."""
+        self.queue.on_decoded(call)
+        self._loop_turn.on_decoded(call)
 
     async def check_health(self) -> None:
         """Tell Serve whether this replica works; one that does not is replaced.
@@ -117,8 +120,6 @@ class Decoder:
 
         """
         self._health.check()
-        if self._processes is not None:
-            self._processes.end_hung()
 
     async def decode(
         self,
@@ -137,61 +138,49 @@ class Decoder:
             TooManyPixelsError: the request's own large files are more than may ever be.
 
         """
-        observed = self._observer.begin()
-        with self.usage.under_way(len(files)):
-            outcome = None
-            if len(files) == 1 and lane == "interactive" and left_s > 0:
-                outcome = await self._small(files[0])
-            if outcome is not None:
-                outcomes = [outcome]
-            else:
-                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
-        self._observer.decoded(observed, [outcome.file for outcome in outcomes])
+        outcome = None
+        if len(files) == 1 and lane == "interactive" and left_s > 0:
+            outcome = await self._on_loop(files[0])
+        if outcome is not None:
+            outcomes = [outcome]
+        else:
+            outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+        record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 
-    async def _small(self, data: bytes) -> _Outcome | None:
-        """Decode a small photo; None: it is for the threads, where files take turns."""
-        if len(data) > SMALL_BYTES:
+    async def _on_loop(self, data: bytes) -> _Outcome | None:
+        """Decode a small photo on the event loop; None: it is for the threads."""
+        if len(data) > SMALL_BYTES or not self._loop_turn.has_room or not self._loop_has_time():
             return None
-        if (
-            self._processes is not None
-            and self._is_for_processes()
-            and (photo := self._processes.submit(data)) is not None
-        ):
-            return await self._of_process(data, photo)
-        if self._loop_turn.has_room and self._has_time():
-            return await self._loop_turn.submit(data)
-        return None
+        return await self._loop_turn.submit(data)
 
-    def _on_loop(self, data: bytes) -> _Outcome | None:
+    def _loop_has_time(self) -> bool:
+        members = self._members
+        if not members or any(member.has_backlog for member in members):
+            return False
+        if all(member.is_idle for member in members):
+            return True
+        rates = [member.images_per_s for member in members]
+        if not all(rates):
+            return True
+        # Every image passes all members, which share the cores: their times add up.
+        return 1 / sum(1 / rate for rate in rates) <= LOOP_IMAGES_PER_S
+
+    def _decode_small(self, data: bytes) -> _Outcome | None:
         try:
             checked = self._check(data)
         except TandemError:
-            return None  # a thread tells what is wrong with it
-        if not is_small(checked.header):
+            return None  # a thread says what is wrong with it
+        header = checked.header
+        is_plain = header.format == "jpeg" and not header.has_many_scans
+        if not is_plain or header.width * header.height > SMALL_PIXELS:
             return None
         return self._finish(data, checked)
-
-    async def _of_process(
-        self, data: bytes, decoding: asyncio.Future[Photo | None]
-    ) -> _Outcome | None:
-        submitted = time.monotonic()
-        try:
-            photo = await decoding
-        except DecodingDiedError as error:
-            ended = time.monotonic()
-            file = DecodedFile(len(data), submitted, ended, _header_of(data), Fault.of(error))
-            return _Outcome(None, file)
-        if photo is None:
-            return None
-        header = ImageHeader("jpeg", photo.width, photo.height)
-        file = DecodedFile(len(data), photo.started, photo.ended, header, None)
-        return _Outcome(self._inputs.shaped(photo.pixels), file)
 
     async def _by_turns(
         self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool
     ) -> list[_Outcome]:
-        call = DecodeCall(lane, time.monotonic() + left_s)
+        call = FilesToDecode(lane, time.monotonic() + left_s)
         jobs = [self.queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
         try:
             return [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)

@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray.serve.grpc_util import RayServegRPCContext
 
-from app.calls.ray_features import DIRECT_REQUESTS
 from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
 from app.deployments.replica import start_replica
@@ -40,16 +39,7 @@ class Gateway(OpenInferenceMethods):
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once per replica."""
-        api = create_api(self._service, self._inference)
-        if (
-            self._service.settings.direct_requests
-            and api.direct is not None
-            and DIRECT_REQUESTS.fits()
-        ):
-            from app.deployments.plain_requests import answer_plain_requests  # private names
-
-            answer_plain_requests(api.direct)
-        return api
+        return create_api(self._service, self._inference)
 
     async def Classify(
         self, incoming: Incoming, grpc_context: RayServegRPCContext

@@ -1,14 +1,47 @@
-"""One call of a member of this process: its images in the batch queue, and the one answer."""
+"""One call of a member of this process, and the observer of all calls and batches of a member."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.messages import MemberAnswer
-from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, Waiting
+import numpy as np
 
-Finished = Callable[[Sequence[BatchResult] | None, BaseException | None], MemberAnswer | None]
+from app.messages import MemberAnswer
+from app.metrics.member import MemberMetrics
+from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
+from app.scaling.usage import Usage
+from app.tracing.parents import current_parent
+from app.tracing.stages import MemberSpans
+
+
+class MemberObserver:
+    """Hears of a member's batches and calls, on the event loop; records spans and metrics.
+
+    Args:
+        member: its name.
+        report: gives the state of its queue.
+
+    """
+
+    def __init__(self, member: str, report: Callable[[], QueueReport]) -> None:
+        self._spans = MemberSpans(member)
+        self._metrics = MemberMetrics(member, report)
+
+    def executed(self, batch: ExecutedBatch) -> None:
+        """Record an executed batch."""
+        self._metrics.executed(batch)
+        self._spans.executed(batch)
+
+    def answered(self, call: "MemberCall", results: Sequence[BatchResult]) -> None:
+        """Record a call whose images were all answered."""
+        if call.parent is not None:
+            self._spans.answered(call.parent, results)
+
+    def failed(self, call: "MemberCall", error: BaseException) -> None:
+        """Record a call that ends without an answer."""
+        if call.parent is not None:
+            self._spans.failed(call.parent, call.arrived, error)
 
 
 class MemberCall(asyncio.Future[MemberAnswer]):
@@ -17,25 +50,36 @@ class MemberCall(asyncio.Future[MemberAnswer]):
     To cancel it is to leave the queue: what still waits is dropped when its turn comes.
 
     Args:
-        queue: its images wait there.
-        finished: called once, with the results in order, and returns the answer; or with the error
-            of the call: the first image's that failed, or CancelledError if its caller went away.
+        observer: is told how the call ends.
+        usage: counts its images while it is under way.
+        num_images: uint8 (H, W, 3) each.
+        fingerprint: of the member's model set.
 
     """
 
-    __slots__ = ("_entries", "_finished", "_num_left", "_queue")
+    __slots__ = (
+        "_fingerprint",
+        "_num_images",
+        "_num_left",
+        "_observer",
+        "_usage",
+        "arrived",
+        "entries",
+        "parent",
+    )
 
-    def __init__(self, queue: BatchQueue, finished: Finished) -> None:
+    def __init__(
+        self, observer: MemberObserver, usage: Usage, num_images: int, fingerprint: str
+    ) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self._queue, self._finished = queue, finished
-        self._entries: list[Waiting] = []
-        self._num_left = 0
+        self._observer, self._usage, self._fingerprint = observer, usage, fingerprint
+        self._num_images = self._num_left = num_images
+        self.entries: list[Waiting] = []  # its images in the queue
+        self.parent = current_parent()  # of its spans; None if the request is not traced
+        self.arrived = time.monotonic()
+        usage.began(num_images)
 
-    def wait_for(self, entries: list[Waiting]) -> None:
-        """Wait for these, one or more, of whose ends :meth:`image_done` is told."""
-        self._entries, self._num_left = entries, len(entries)
-
-    def image_done(self, entry: Waiting) -> None:
+    def image_ended(self, entry: Waiting) -> None:
         """Hear of one of its images that has a result or an error."""
         if self.done():
             return
@@ -44,11 +88,11 @@ class MemberCall(asyncio.Future[MemberAnswer]):
             return
         self._num_left -= 1
         if not self._num_left:
-            results = [entry.result for entry in self._entries if entry.result is not None]
-            self._entries = []  # they know this call
-            answer = self._finished(results, None)
-            assert answer is not None
-            self.set_result(answer)
+            results = [entry.result for entry in self.entries if entry.result is not None]
+            self.entries = []  # they know this call
+            self._usage.ended(self._num_images, done=True)
+            self._observer.answered(self, results)
+            self.set_result(self._answer_of(results))
 
     def fail(self, error: BaseException) -> None:
         """End the call with its error."""
@@ -63,7 +107,18 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         return True
 
     def _leave(self, error: BaseException) -> None:
-        entries, self._entries = self._entries, []
+        entries, self.entries = self.entries, []
         for entry in entries:
-            self._queue.leave(entry)
-        self._finished(None, error)
+            entry.leave()
+        self._usage.ended(self._num_images, done=False)
+        self._observer.failed(self, error)
+
+    def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
+        rows = [result.probabilities for result in results]
+        return MemberAnswer(
+            np.stack(rows) if len(rows) > 1 else rows[0][None],
+            tuple(result.queued_s * 1e3 for result in results),
+            tuple(result.batch.infer_s * 1e3 for result in results),
+            tuple(result.batch.size for result in results),
+            self._fingerprint,
+        )

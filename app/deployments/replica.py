@@ -2,15 +2,15 @@
 
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ray import serve
 
 from app.calls.channels.address import address_of
 from app.calls.channels.server import ChannelServer
-from app.calls.ray_features import ACCESS_LOG
-from app.deployments.access_log import skip_filtered_access_log
+from app.compute.inference_threads import replica_cores
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -18,10 +18,14 @@ from app.deployments.grpc_server import limit_unread
 from app.deployments.loopback import keep_to_loopback
 from app.deployments.many import classify_many, decode_many
 from app.grpc.receiver import max_message_bytes
+from app.messages import Combined, Decoded
 from app.metrics.replica import start_metrics
+from app.queueing.priority import Lane
+from app.scaling.costs import COMBINE_CPU_MS, decoder_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.pipeline import pipeline
+from models.ensemble import Probabilities
 
 # So many more objects than were before make the garbage collector look at the new ones; Python's
 # 700 are those of some requests under way, at which it looked again and again.
@@ -32,8 +36,6 @@ def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     keep_to_loopback()
-    if ACCESS_LOG.fits():
-        skip_filtered_access_log(logging.getLogger("ray.serve"))
     if is_ingress:
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)
@@ -95,6 +97,23 @@ class SharedStageReplica(StageReplica):
 class DecoderReplica(SharedStageReplica, Decoder):
     """The Decoder as a deployment."""
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        expected_ms = decoder_cpu_ms(settings.load_set().manifest)
+        self.usage = Usage(replica_cores(settings.decode_threads), expected_ms)
+
+    async def decode(
+        self,
+        files: list[bytes],
+        left_s: float = math.inf,
+        lane: Lane = "interactive",
+        *,
+        takes_heavy: bool = True,
+    ) -> Decoded:
+        """Decode files, and count them for the autoscaling policy."""
+        with self.usage.under_way(len(files)):
+            return await super().decode(files, left_s, lane, takes_heavy=takes_heavy)
+
     async def decode_many(self, message: bytes) -> bytes:
         """Answer a call of many requests; see :mod:`app.deployments.many`."""
         return await decode_many(self, message)
@@ -114,3 +133,18 @@ class ClassifierReplica(SharedStageReplica, Classifier):
 
 class CombinerReplica(StageReplica, Combiner):
     """The Combiner as a deployment."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.usage = Usage(1, COMBINE_CPU_MS)
+
+    async def combine(
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float = math.inf,
+        threshold: float | None = None,
+    ) -> list[Combined]:
+        """Combine images, and count them for the autoscaling policy."""
+        with self.usage.under_way(len(next(iter(members.values())))):
+            return await super().combine(members, top_k, left_s, threshold)

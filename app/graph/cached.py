@@ -11,15 +11,13 @@ from app.caching.response_cache import ResponseCache
 from app.caching.values import Rows, RowsFormat
 from app.environment import MIB
 from app.functions.loading import identities
-from app.graph.combination import combined_row
 from app.graph.ensemble import Ensemble
+from app.graph.observer import Interval
 from app.graph.probabilities import with_row
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
-from app.graph.timeline import Interval
-from app.messages import Fault
+from app.messages import Combined, Fault
 from app.metrics.cache import record_lookups, record_redis, record_state
-from app.metrics.responses import record_answers
 from app.responses import Classified, classified
 from app.setting_values import RedisAddress
 from app.settings import Settings
@@ -66,28 +64,27 @@ class CachedEnsemble:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
 
-    def answer_of(
-        self, rows: Rows, request: ClassifyRequest, caching: Interval
-    ) -> tuple[Classified, float]:
-        """Return the answer that these rows are, and its entropy; the timings are the request's."""
+    def answer_of(self, rows: Rows, request: ClassifyRequest, caching: Interval) -> Classified:
+        """Return the answer that these rows are; the timings are the request's."""
         names = self.ensemble.member_names
         num_members = len(names)
         members = dict(zip(names, rows[:num_members, None], strict=True))  # each (1, C)
         is_averaged = len(rows) == num_members
         row = average(members, self._weights)[0] if is_averaged else rows[num_members]
-        combined = combined_row(
+        combined = Combined.of(
             row,
             {name: row[0] for name, row in members.items()},
             self._model_set.answer_rule.asked(request.threshold),
             request.top_k,
             self.keys.fingerprint,
         )
-        timings = request.timeline.of_cached(caching)
+        timings = request.observer.timings_of_cached(caching)
         name, request_id = self._model_set.name, request.request_id
         answer = classified(combined, name, (), {}, request_id, timings, is_cached=True)
         if request.tensors is not None:
             answer = with_row(answer, row)
-        return answer, combined.entropy
+        request.observer.classified(answer, combined.entropy)
+        return answer
 
 
 class _Run:
@@ -96,8 +93,8 @@ class _Run:
     def __init__(self, graph: CachedEnsemble, request: ClassifyRequest) -> None:
         self._graph, self._cache, self._request = graph, graph.cache, request
         self._answers: dict[int, Classified | Fault] = {}
-        self._cached: list[tuple[Classified, float]] = []  # with their entropies
         self._keys: list[bytes] = []
+        self._caching = Interval()  # of the first round, or the last one that looked
         # Files that this request computes for itself, whoever else may be at it.
         self._alone: set[int] = set()
         if request.cache_use == "renew":
@@ -108,13 +105,13 @@ class _Run:
 
         A second round is for files whose computation, another request's, came to nothing.
         """
-        timeline, files = self._request.timeline, self._request.files
-        timeline.caching = Interval(timeline.elapsed_s() * 1e3)
+        observer, files = self._request.observer, self._request.files
+        self._caching = Interval(observer.elapsed_ms())
         self._keys = await self._graph.keys.of(files)
         left = list(range(len(files)))
         while left:
             left = await self._round(left)
-        self._record()
+        record_state(self._cache.num_bytes, self._cache.take_evicted())
         return [self._answers[place] for place in range(len(files))]
 
     async def _round(self, left: list[int]) -> list[int]:
@@ -160,11 +157,12 @@ class _Run:
         request = self._request
         if len(own) < len(request.files):
             request = request._replace(files=[request.files[place] for place in own])
-        kept: dict[int, Rows] = {}
-        answers = await self._graph.ensemble.run(request, kept.__setitem__)
+        ensemble = self._graph.ensemble
+        computed = await ensemble.compute(request)
+        answers, whole = ensemble.answers(request, computed), ensemble.whole_rows(request, computed)
         for number, (place, flight) in enumerate(own.items()):
             self._answers[place] = answers[number]
-            rows = kept.get(number)
+            rows = whole.get(number)
             if rows is not None:
                 self._cache.keep(self._keys[place], rows)
             if flight is not None:
@@ -181,27 +179,14 @@ class _Run:
         return False
 
     def _answer(self, place: int, rows: Rows) -> None:
-        timeline = self._request.timeline
-        assert timeline.caching is not None
-        caching = Interval(timeline.caching.start_ms, timeline.elapsed_s() * 1e3)
-        answer, entropy = self._graph.answer_of(rows, self._request, caching)
-        self._answers[place] = answer
-        self._cached.append((answer, entropy))
+        caching = Interval(self._caching.start_ms, self._request.observer.elapsed_ms())
+        self._answers[place] = self._graph.answer_of(rows, self._request, caching)
 
     def _note_lookups(self, num_hits: int, num_misses: int, num_others: int) -> None:
         """End the request's interval of looking up, and record what it found."""
-        timeline = self._request.timeline
-        assert timeline.caching is not None
-        timeline.caching.end_ms = timeline.elapsed_s() * 1e3
+        observer = self._request.observer
+        self._caching.end_ms = observer.elapsed_ms()
         found = {"hit": num_hits, "miss": num_misses, "shared": num_others}
         attributes = {f"tandem.cache.{name}": number for name, number in found.items()}
-        timeline.record("cache", timeline.caching, attributes)
+        observer.stage_ended("cache", self._caching, attributes)
         record_lookups(found)
-
-    def _record(self) -> None:
-        """Record the answers that were not computed; the ensemble has recorded the others."""
-        record_state(self._cache.num_bytes, self._cache.take_evicted())
-        if self._cached:
-            answers, entropies = zip(*self._cached, strict=True)
-            computed = len(self._answers) - len(answers)
-            record_answers(answers, entropies, is_rest=computed > 0)

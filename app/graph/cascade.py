@@ -10,8 +10,7 @@ import numpy as np
 
 from app.calls.stage_errors import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
-from app.graph.members import NOT_ASKED, MemberResults, Members
-from app.graph.quorum import needed_of
+from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.stages import MemberStage
 from app.settings import AnswerPolicy, Settings

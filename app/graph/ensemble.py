@@ -4,7 +4,8 @@ The operator's own functions (:mod:`app.functions`) are between Decoder and memb
 Combiner.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,26 +13,28 @@ from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with, load_function
 from app.functions.stages import OwnPreprocess
 from app.graph.cascade import Cascade, cascade_of
-from app.graph.combination import combined_row
 from app.graph.members import MemberResults, Members
 from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage
 from app.graph.task import check_task
-from app.graph.timeline import Interval
 from app.graph.views import viewed
 from app.messages import Combined, Decoded
-from app.metrics.responses import record_answers
 from app.responses import Classified, classified
 from app.settings import Settings
 from models.ensemble import Probabilities
 from models.model_set import ModelSet
 from models.runtime import Pixels
 
-# Takes what all members said of a file, by its place in the request: (M, C) float32. With a combine
-# of the operator's own the ensemble's row comes after them: (M + 1, C).
-Keep = Callable[[int, Probabilities], None]
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the stages made of a request's files."""
+
+    decoded: Decoded
+    results: Sequence[MemberResults]
+    combined: Sequence[Sequence[Combined]]  # of each of the results
 
 
 class Ensemble:
@@ -67,50 +70,72 @@ class Ensemble:
         }
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
 
-    async def run(self, request: ClassifyRequest, keep: Keep | None = None) -> RequestAnswers:
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; a bad file's answer is its fault.
-
-        Args:
-            request: the files, and how they are to be answered.
-            keep: is given the probabilities of every file that all members answered, in the order
-                of ``member_names``.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
             OtherSetError: a stage serves another model set, in the middle of a rolling update.
 
         """
-        tensors = request.tensors
-        with request.timeline.measure() as decoding:
-            if tensors is not None and tensors.pixels is not None:
-                decoded = Decoded(
-                    tensors.pixels, {}, (0.0,) * len(tensors.pixels), self._fingerprint
-                )
-            else:
-                decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
+        return self.answers(request, await self.compute(request))
+
+    async def compute(self, request: ClassifyRequest) -> Computed:
+        """Send a request through Decoder, members and Combiner; raises as :meth:`run` does."""
+        observer = request.observer
+        with observer.stage("decode", has_span=False):
+            decoded = await self._decode(request)
         check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
         images = decoded.images
         if self._preprocess is not None and len(images):
-            with request.timeline.measure("preprocess") as request.timeline.preprocessing:
+            with observer.stage("preprocess"):
                 images = await self._preprocess.views(images)
         results = await self._ask_members(images, request)
-        with request.timeline.measure("combine") as request.timeline.combining:
+        with observer.stage("combine"):
             combined = [await self._combine(result, request) for result in results]
-        answers = self._answers(decoded, decoding, results, combined, request)
-        if not request.is_probe:
-            entropies = [image.entropy for images in combined for image in images]
-            record_answers(answers, entropies)
-        if keep is not None:
-            self._give(keep, decoded, results, combined, len(request.files))
-        if tensors is not None:
-            answers = [*with_probabilities(answers, results, combined, self._weights)]
+        return Computed(decoded, results, combined)
+
+    def answers(self, request: ClassifyRequest, computed: Computed) -> RequestAnswers:
+        """Return the answer of every file, in order, or its fault."""
+        decoded = computed.decoded
+        answers: Sequence[Classified] = self._answers_of_good(request, computed)
+        if request.tensors is not None:
+            answers = with_probabilities(
+                answers, computed.results, computed.combined, self._weights
+            )
         in_order = iter(answers)
         return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
+
+    def whole_rows(self, request: ClassifyRequest, computed: Computed) -> dict[int, Probabilities]:
+        """Return what all members said of a file, by its place in the request: copies.
+
+        (M, C) float32, in the order of ``member_names``. With a combine of the operator's own the
+        ensemble's row comes after them: (M + 1, C). Files that a member is missing for, or was
+        skipped, are left out.
+        """
+        good = [i for i in range(len(request.files)) if i not in computed.decoded.faults]
+        whole = {}
+        for result, images in zip(computed.results, computed.combined, strict=True):
+            if result.skipped or result.missing:
+                continue
+            of_members = [result.answers[name].probabilities for name in self.member_names]
+            for row, position in enumerate(result.images):
+                rows = [probabilities[row] for probabilities in of_members]
+                if (own := images[row].row) is not None:
+                    rows.append(own)
+                whole[good[position]] = np.stack(rows)
+        return whole
 
     def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
         if self._preprocess is not None:
             self._preprocess.calls.check_health()
+
+    async def _decode(self, request: ClassifyRequest) -> Decoded:
+        tensors = request.tensors
+        if tensors is None or tensors.pixels is None:
+            return await self._decoder.decode(request.files, request.left_s, request.lane)
+        return Decoded(tensors.pixels, {}, (0.0,) * len(tensors.pixels), self._fingerprint)
 
     async def _ask_members(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
         if not len(images):
@@ -141,44 +166,19 @@ class Ensemble:
     ) -> list[Combined]:
         """Return what a member that was asked by itself says: the operator's combine is not."""
         facts = self._rule.asked(request.threshold), request.top_k, self._fingerprint
-        return [combined_row(row, {name: row}, *facts) for row in rows[name]]
+        return [Combined.of(row, {name: row}, *facts) for row in rows[name]]
 
-    def _give(
-        self,
-        keep: Keep,
-        decoded: Decoded,
-        results: Sequence[MemberResults],
-        combined: Sequence[Sequence[Combined]],
-        num_files: int,
-    ) -> None:
-        """Hand on the rows of images that no member was missing for, or skipped, as copies."""
-        good = [index for index in range(num_files) if index not in decoded.faults]
-        for result, images in zip(results, combined, strict=True):
-            if result.skipped or result.missing:
-                continue
-            of_members = [result.answers[name].probabilities for name in self.member_names]
-            for row, position in enumerate(result.images):
-                kept = [rows[row] for rows in of_members]
-                if (own := images[row].row) is not None:
-                    kept.append(own)
-                keep(good[position], np.stack(kept))
-
-    def _answers(
-        self,
-        decoded: Decoded,
-        decoding: Interval,
-        results: Sequence[MemberResults],
-        combined: Sequence[Sequence[Combined]],
-        request: ClassifyRequest,
-    ) -> list[Classified]:
+    def _answers_of_good(self, request: ClassifyRequest, computed: Computed) -> list[Classified]:
         """Return the good images' answers, in the order of the request's files."""
         answers: dict[int, Classified] = {}  # by position among the good images
-        for result, images in zip(results, combined, strict=True):
+        observer, decode_ms = request.observer, computed.decoded.decode_ms
+        for result, images in zip(computed.results, computed.combined, strict=True):
             for row, (position, image) in enumerate(zip(result.images, images, strict=True)):
-                timings = request.timeline.of_image(
-                    row, decoding, decoded.decode_ms[position], result.call_times, result.answers
+                timings = observer.timings_of_image(
+                    row, decode_ms[position], result.call_times, result.answers
                 )
                 answers[position] = classified(
                     image, self._name, result.skipped, result.missing, request.request_id, timings
                 )
+                observer.classified(answers[position], image.entropy)
         return [answers[position] for position in range(len(answers))]

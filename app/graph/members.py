@@ -1,16 +1,21 @@
-"""Asks the members of the ensemble in parallel and collects their results."""
+"""Asks the members of the ensemble in parallel and collects their results.
+
+The answer policy says how many must answer. With ``all`` every member must; ``quorum`` takes more
+than half of them, ``any`` one. What is missing then is said in the answer, which is *degraded*.
+"""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.calls.stage_errors import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
-from app.graph.quorum import AllOrOneFailed, enough_of, has_succeeded, needed_of
+from app.graph.observer import Interval
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import LocalMemberStage, MemberStage
-from app.graph.timeline import Interval
 from app.messages import MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.settings import AnswerPolicy
@@ -22,6 +27,7 @@ LATE = "late"
 NOT_ASKED = "not_asked"  # it failed lately
 # A member that failed or was late is left out but for one trial: every request would wait for it.
 MEMBER_TRIAL_EVERY_S = 1.0
+WAIT_SHARE = 0.9  # of what is left: the rest is for combining what came
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,70 @@ class MemberResults:
     call_times: dict[str, Interval]
     skipped: tuple[str, ...] = ()  # members that were not asked, on purpose
     missing: dict[str, str] = field(default_factory=dict)  # members that should have, and why not
+
+
+def needed_of(policy: AnswerPolicy, num_members: int) -> int:
+    """Return how many of the members must answer."""
+    return {"all": num_members, "quorum": num_members // 2 + 1, "any": 1}[policy]
+
+
+async def enough_of(
+    tasks: Mapping[str, asyncio.Future[Any]], needed: int, patience_s: float, left_s: float
+) -> bool:
+    """Wait until every call is done, or no longer than is worth while.
+
+    That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
+    more; or until nearly all of ``left_s`` is over. Where all are needed :class:`AllOrOneFailed`
+    is enough: the request's own deadline ends that.
+
+    Returns:
+        Whether those that are not done had the whole of ``patience_s``; False if the request's own
+        time ended the wait, which says nothing against them.
+
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + left_s * WAIT_SHARE
+    patient_until = math.inf
+    pending = set(tasks.values())
+    while pending:
+        num_good = sum(has_succeeded(task) for task in tasks.values())
+        if num_good + len(pending) < needed:
+            return False
+        if num_good >= needed and patient_until == math.inf:
+            patient_until = clock() + patience_s
+            until = min(until, patient_until)
+        done, pending = await asyncio.wait(
+            pending, timeout=max(0.0, until - clock()), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            return until == patient_until
+    return False
+
+
+class AllOrOneFailed:
+    """Waits until ``num`` calls have all succeeded, or one has not, with less than asyncio.wait.
+
+    ``over`` is the future to await; :meth:`ended` has to be told of every call.
+    """
+
+    __slots__ = ("_num_left", "over")
+
+    def __init__(self, num: int) -> None:
+        self._num_left = num
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not num:
+            self.over.set_result(None)
+
+    def ended(self, call: asyncio.Future[Any]) -> None:
+        """Note that a call has ended."""
+        self._num_left -= 1
+        if not self.over.done() and (not self._num_left or not has_succeeded(call)):
+            self.over.set_result(None)
+
+
+def has_succeeded(task: asyncio.Future[Any]) -> bool:
+    """Whether a task ended with a result."""
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 class Members:
@@ -104,9 +174,9 @@ class Members:
         A local call has no end there: its images are queued when it begins, with no transport
         before. What lies behind, until this loop hears of the answer, is nothing to centre it in.
         """
-        timeline = request.timeline
+        observer = request.observer
         images = self._inputs.of(name, images)
-        times[name] = interval = Interval(timeline.elapsed_s() * 1e3)
+        times[name] = interval = Interval(observer.elapsed_ms())
         if (local := self._local.get(name)) is not None:
             call = local.begin(images, request.left_s, request.lane)
             call.add_done_callback(everyone.ended)
@@ -115,7 +185,7 @@ class Members:
         call = asyncio.ensure_future(remote)
 
         def ended(call: Asked) -> None:
-            interval.end_ms = timeline.elapsed_s() * 1e3
+            interval.end_ms = observer.elapsed_ms()
             everyone.ended(call)
 
         call.add_done_callback(ended)
@@ -137,7 +207,8 @@ class Members:
         missing = {}
         for name, task in tasks.items():
             if has_succeeded(task):
-                self.breakers[name].succeeded()
+                if self.breakers[name].is_open:
+                    self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
             missing[name] = LATE if error is None else as_tandem(error).code
@@ -153,8 +224,8 @@ class Members:
                 check_same_model_set(call.result().model_set_fingerprint, self._fingerprint)
                 continue
             error = _error_of(call)
-            if error is not None and isinstance(found := as_tandem(error), OtherSetError):
-                raise found
+            if error is not None and isinstance(ours := as_tandem(error), OtherSetError):
+                raise ours
 
 
 def _error_of(task: Asked) -> BaseException | None:

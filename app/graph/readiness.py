@@ -1,4 +1,4 @@
-"""Readiness: whether every member answers, known from requests or from a probe of our own.
+"""Readiness: whether enough members answer, known from requests or from a probe of our own.
 
 It is about health, not load: a balancer that took a busy replica for a sick one would send its
 share to the others, which are as busy. A refusal for want of room (429) therefore leaves a replica
@@ -9,13 +9,12 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 
 from app.errors import NotReadyError, OverloadedError
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
+from app.graph.rolling_update import Graph, run_in_time
 from app.messages import Fault
-from app.responses import Classified
 from app.tracing.parents import untraced
 from models.errors import TandemError
 
@@ -29,18 +28,19 @@ READY_FOR_S = 5.0  # a member that answered is taken as ready this long before i
 
 
 class Readiness:
-    """Sends the warm-up image through ``classify``, and remembers for a while that it came back."""
+    """Sends the warm-up image through ``graph``, and remembers for a while that it came back.
 
-    def __init__(
-        self, classify: Callable[[ClassifyRequest], Awaitable[list[Classified | Fault]]]
-    ) -> None:
-        self._classify = classify
+    It is ready when as many members answer as the answer policy wants: all, by default.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self._ready_until = 0.0
         self._has_answered = False
         self._probe: asyncio.Task[None] | None = None
 
     def note_answer(self) -> None:
-        """Note that every member has just answered; no probe is needed for a while."""
+        """Note that the graph has just answered; no probe is needed for a while."""
         self._has_answered = True
         self._ready_until = time.monotonic() + READY_FOR_S
 
@@ -72,12 +72,12 @@ class Readiness:
             1,
             PROBE_TIMEOUT_S,
             "warm-up",
-            Timeline(),
+            RequestObserver(),
             may_skip=False,
             is_probe=True,
         )
         try:
-            results = await self._classify(probe)
+            results = await run_in_time(self._graph, probe)
         except OverloadedError as error:
             if self._has_answered:  # busy, which says nothing against its health
                 return

@@ -1,11 +1,12 @@
 """A classification request as the graph sees it, whichever interface it came through."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from app.caching.response_cache import CacheUse
-from app.graph.timeline import Timeline
+from app.graph.observer import RequestObserver
 from app.messages import Fault
+from app.queueing.byte_budget import Share
 from app.queueing.priority import Lane
 from app.responses import Classified
 from models.runtime import Pixels
@@ -29,6 +30,48 @@ class TensorRequest:
         return self.pixels is None and self.member is None
 
 
+class RequestOptions(NamedTuple):
+    """What a client asks for in a request's headers and query; None: nothing said."""
+
+    request_id: str
+    top_k: int | None = None
+    timeout_s: float | None = None  # can only shorten the settings'
+    priority: str | None = None  # the Priority header (RFC 9218)
+    refused_before: str | None = None  # HAProxy's header: how many it has refused by itself
+    cache_control: str | None = None  # the header, where there is a cache
+    threshold: float | None = None  # of a multi-label set's scores
+
+
+class RequestBody(NamedTuple):
+    """What a request's body holds: the images, and what it asks for in place of the options."""
+
+    files: list[bytes]
+    top_k: int | None = None
+    timeout_s: float | None = None  # from the request's arrival; can only shorten it
+    priority: str | None = None
+    tensors: "TensorRequest | None" = None
+    threshold: float | None = None
+
+    def options(self, options: RequestOptions) -> RequestOptions:
+        """Return the options with what the body asks for."""
+        own = self._asdict()
+        names = ("top_k", "timeout_s", "priority", "threshold")
+        return options._replace(**{name: own[name] for name in names if own[name] is not None})
+
+
+class BodyReader(Protocol):
+    """Reads a request's body under its interface's limits, once the request is admitted."""
+
+    async def read(self, share: Share) -> RequestBody:
+        """Return the body; what arrives counts in ``share``.
+
+        Raises:
+            TandemError: the body is too large, too slow, or not as it must be.
+
+        """
+        ...
+
+
 class ClassifyRequest(NamedTuple):
     """The files of a request, how they are to be answered, and its clock."""
 
@@ -36,7 +79,7 @@ class ClassifyRequest(NamedTuple):
     top_k: int
     timeout_s: float  # from its arrival, reading it included
     request_id: str
-    timeline: Timeline
+    observer: RequestObserver
     lane: Lane = "interactive"
     may_skip: bool = True  # the cascade, if there is one, may leave members out
     is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
@@ -47,12 +90,14 @@ class ClassifyRequest(NamedTuple):
     @property
     def num_images(self) -> int:
         """How many answers the request has."""
-        return num_images_of(self.files, self.tensors)
+        if self.tensors is None or self.tensors.pixels is None:
+            return len(self.files)
+        return len(self.tensors.pixels)
 
     @property
     def left_s(self) -> float:
         """How much of its time is left."""
-        return self.timeout_s - self.timeline.elapsed_s()
+        return self.timeout_s - self.observer.elapsed_s()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +128,15 @@ class ForwardedRequest:
         )
 
     def request(self) -> ClassifyRequest:
-        """Return the request anew, with a timeline of this process."""
+        """Return the request anew, with an observer of this process."""
         return ClassifyRequest(
             self.files,
             self.top_k,
             self.left_s,
             self.request_id,
-            Timeline(),
+            RequestObserver(),
             self.lane,
             tensors=self.tensors,
             cache_use=self.cache_use,
             threshold=self.threshold,
         )
-
-
-def num_images_of(files: list[bytes], tensors: TensorRequest | None) -> int:
-    """Return how many images there are, encoded or decoded."""
-    if tensors is None or tensors.pixels is None:
-        return len(files)
-    return len(tensors.pixels)

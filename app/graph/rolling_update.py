@@ -13,7 +13,7 @@ from ray.serve.exceptions import RayServeException
 
 from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged
 from app.calls.stage_errors import OF_RAY, as_tandem
-from app.errors import UPDATING, OtherSetError
+from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError
 from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
 from models.errors import TandemError
 
@@ -41,15 +41,37 @@ def check_same_model_set(theirs: str, ours: str) -> None:
         raise OtherSetError(UPDATING)
 
 
-class PeerGateways:
-    """The replicas of the Gateway, of which some may be newer than this one."""
+async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:
+    """Answer a request within the time that it has left.
+
+    Raises:
+        OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
+
+    """
+    try:
+        async with asyncio.timeout(request.left_s):
+            return await graph.run(request)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"no answer within {request.timeout_s:.3g} s; "
+            f"the service is busy or a member hangs: {MORE_TIME}"
+        ) from error
+    except OF_RAY as error:
+        raise as_tandem(error) from error
+
+
+class ForwardingGraph:
+    """A graph that hands on what it cannot answer to the other replicas of its Gateway.
+
+    Some of them may be newer, and their stages of the set that this one's no longer are of.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._handle: Any = None
         self._hedge_budget = HedgeBudget()
 
-    async def classify(self, request: ClassifyRequest) -> RequestAnswers:
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Send a request through the graph; while that has stages of another set, try again.
 
         The caller limits the time.

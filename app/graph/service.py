@@ -4,25 +4,30 @@ An interface parses a request and renders the answer. Everything between is here
 deadlines, the graph, readiness, and what ``/v1/models`` shows.
 """
 
-import time
-from collections.abc import Callable
-
-from app.calls.stage_errors import OF_RAY, as_tandem
-from app.errors import MORE_TIME, DeadlineError
+from app.caching.response_cache import cache_use_of
 from app.graph.answer_timeout import answer_timeout_s
 from app.graph.cached import with_cache
 from app.graph.ensemble import Ensemble
-from app.graph.intake import Intake, ReadFiles, RequestOptions
 from app.graph.keys import read_keys
+from app.graph.observer import RequestObserver
+from app.graph.parameters import checked_threshold, checked_top_k, lane_of
 from app.graph.readiness import Readiness
-from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
-from app.graph.rolling_update import PeerGateways
-from app.graph.timeline import Timeline
+from app.graph.request import (
+    BodyReader,
+    ClassifyRequest,
+    ForwardedRequest,
+    RequestAnswers,
+    RequestBody,
+    RequestOptions,
+)
+from app.graph.rolling_update import ForwardingGraph, run_in_time
 from app.messages import Fault
+from app.metrics.meter import meter
+from app.metrics.table import REFUSED_BEFORE
 from app.queueing.admission import Admission
 from app.queueing.byte_budget import ByteBudget
 from app.queueing.concurrency_limit import limit_of
-from app.queueing.deadlines import Deadlines
+from app.queueing.haproxy_headers import refused_before
 from app.responses import Classified, ServedMember, ServedModels, ServedRuntime
 from app.scaling.costs import gateway_cpu_ms
 from app.scaling.usage import Usage
@@ -42,7 +47,6 @@ class EnsembleService:
         model_set: the set that ``ensemble`` serves.
         ensemble: the graph.
         cores: that this process computes on, as the autoscaling policy is told.
-        cpu_s: gives the CPU time that it has taken, in s, with all that works for it alone.
 
     """
 
@@ -52,58 +56,64 @@ class EnsembleService:
         model_set: ModelSet,
         ensemble: Ensemble,
         cores: int = 1,
-        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
         self.settings, self._model_set, self._ensemble = settings, model_set, ensemble
         self.num_classes = model_set.manifest.num_classes
+        self._is_multi_label = model_set.manifest.task == "multi_label"
+        self._default_top_k = min(settings.default_top_k, self.num_classes)
+        self._answer_timeout_s = answer_timeout_s(settings)
         self.keys = read_keys(settings)
-        self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings), cpu_s)
-        answer_s = answer_timeout_s(settings)
-        self._deadlines = Deadlines()
+        self.usage = Usage(cores, gateway_cpu_ms(model_set.manifest, settings))
         self.admission = Admission(
             settings.max_concurrent_requests,
             on_refused=self.usage.refused,
             limit=limit_of(settings, cores),
-            usual_timeout_s=answer_s,
-            deadlines=self._deadlines,
         )
-        self._intake = Intake(
-            settings,
-            self.num_classes,
-            self.classify,
-            self.admission,
-            ByteBudget(settings.max_bytes_in_flight),
-            answer_s,
-            is_multi_label=model_set.manifest.task == "multi_label",
-        )
+        self._byte_budget = ByteBudget(settings.max_bytes_in_flight)
         self._graph = with_cache(ensemble, settings, model_set)
-        self._peers = PeerGateways(self._graph)
-        self._readiness = Readiness(self.classify)
+        self._forwarding_graph = ForwardingGraph(self._graph)
+        self._readiness = Readiness(self._forwarding_graph)
 
     async def answer(
-        self, read: ReadFiles, options: RequestOptions, timeline: Timeline
+        self, reader: BodyReader, options: RequestOptions, observer: RequestObserver
     ) -> RequestAnswers:
-        """Admit a request, read its files and classify them; see :meth:`Intake.answer`."""
-        return await self._intake.answer(read, options, timeline)
+        """Answer every file of a request, in order; a bad file's answer is its fault.
+
+        A request has ``timeout_s`` in all, reading its body included, and from then on at most the
+        ``answer_timeout_s`` of the settings for its answer.
+
+        Args:
+            reader: reads the body once the request is admitted.
+            options: the client's wishes.
+            observer: was made when the request arrived.
+
+        Raises:
+            TandemError: for the request as a whole; nothing was read if it was not admitted.
+
+        """
+        if options.refused_before is not None:
+            self._count_refused_before(options.refused_before)
+        options = self._checked(options)
+        assert options.timeout_s is not None
+        with self.admission.admit(), self._byte_budget.share() as share:
+            with observer.stage("read"):
+                async with self.admission.arriving(options.timeout_s):
+                    body = await reader.read(share)
+            answer_s = min(options.timeout_s, self._answer_timeout_s)
+            request = self._request(body, self._checked(body.options(options)), observer, answer_s)
+            self.admission.holds(request.num_images)
+            return await self.classify(request)
 
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
-        """Answer every file, in order; a bad file's answer is its fault and spoils nothing.
+        """Send a request that has been admitted and read through the graph.
 
         Raises:
             OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
 
         """
-        num_counted = 0 if request.is_probe else request.num_images
-        try:
-            with self.usage.under_way(num_counted), self._deadlines.within(request.left_s):
-                answers = await self._peers.classify(request)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"no answer within {request.timeout_s:.3g} s; "
-                f"the service is busy or a member hangs: {MORE_TIME}"
-            ) from error
-        except OF_RAY as error:
-            raise as_tandem(error) from error
+        with self.usage.under_way(request.num_images):
+            answers = await run_in_time(self._forwarding_graph, request)
+        request.observer.answered()
         is_of_all = request.tensors is None or request.tensors.member is None
         if is_of_all and any(map(_is_whole, answers)):
             self._readiness.note_answer()
@@ -114,9 +124,48 @@ class EnsembleService:
 
         Raises:
             OtherSetError: the members of this one's model set are not there either.
+            TandemError: for the request as a whole, as in :meth:`answer`.
 
         """
-        return await self._graph.run(forwarded.request())
+        request = forwarded.request()
+        with self.admission.admit(), self.usage.under_way(request.num_images):
+            answers = await run_in_time(self._graph, request)
+        request.observer.answered()
+        return answers
+
+    def _count_refused_before(self, text: str) -> None:
+        if number := refused_before(text):
+            meter.count(REFUSED_BEFORE, number)
+            self.admission.refused_before(number)
+
+    def _checked(self, options: RequestOptions) -> RequestOptions:
+        """Return the options as they count: with the defaults, and within the limits."""
+        top_k = self._default_top_k if options.top_k is None else options.top_k
+        timeout_s = self.settings.request_timeout_s
+        return options._replace(
+            top_k=checked_top_k(top_k, self.num_classes),
+            threshold=checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
+            timeout_s=timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
+        )
+
+    def _request(
+        self, body: RequestBody, options: RequestOptions, observer: RequestObserver, answer_s: float
+    ) -> ClassifyRequest:
+        """Return what the graph is asked; it has ``answer_s`` from now."""
+        assert options.top_k is not None
+        assert options.timeout_s is not None
+        control = options.cache_control
+        request = ClassifyRequest(
+            body.files,
+            options.top_k,
+            min(options.timeout_s, observer.elapsed_s() + answer_s),
+            options.request_id,
+            observer,
+            tensors=body.tensors,
+            cache_use="use" if control is None else cache_use_of(control),
+            threshold=options.threshold,
+        )
+        return request._replace(lane=lane_of(options.priority, request.num_images))
 
     def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""

@@ -12,7 +12,6 @@ from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
 from ray.serve.grpc_util import RayServegRPCContext
 
-from app.errors import OverloadedError
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT, record_answered
 from models.errors import TandemError
@@ -22,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 # Clients with a retry policy wait that long (gRPC proposal A6): what Retry-After is over HTTP.
-RETRY = "grpc-retry-pushback-ms"
+RETRY, RETRY_AFTER_MS = "grpc-retry-pushback-ms", "1000"
 # 413 is not RESOURCE_EXHAUSTED, which clients are told to try again: the same bytes stay too many.
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -70,14 +69,14 @@ class GrpcCall:
         values = [value for key, value in self._sent if key == name]
         return ", ".join(values) if values else None
 
-    def refuse(self, fault: Fault, retry_after_s: int = 1) -> None:
+    def refuse(self, fault: Fault) -> None:
         """Answer with an error instead of a reply."""
         self.status = fault.status
         self._context.set_code(code_of(fault.status))
         self._context.set_details(fault.message)
         self._trailing.append(("error-code", fault.code))
         if fault.status in (429, 503):
-            self._trailing.append((RETRY, str(1000 * retry_after_s)))
+            self._trailing.append((RETRY, RETRY_AFTER_MS))
 
     def ended(self) -> None:
         """Name the request's span, give the client the trace's identity, count the request."""
@@ -98,8 +97,6 @@ async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Ca
     """Return the reply to a call; an error is the context's status, and the reply is empty."""
     try:
         return await answer()
-    except OverloadedError as error:
-        call.refuse(Fault.of(error), error.retry_after_s)
     except TandemError as error:
         call.refuse(Fault.of(error))
     except asyncio.CancelledError:  # the client hung up, or its deadline is over

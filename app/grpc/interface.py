@@ -1,13 +1,14 @@
 """The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.caching.response_cache import CACHE_CONTROL
-from app.graph.intake import RequestBody, RequestOptions
+from app.graph.observer import RequestObserver
+from app.graph.request import RequestBody, RequestOptions
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import GrpcCall, answered, number_of
 from app.grpc.receiver import Receiver
@@ -15,8 +16,9 @@ from app.grpc.request import announced_bytes, images_of, parsed, timeout_s_of
 from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import Fault
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
+from app.queueing.haproxy_headers import REFUSED_HEADER
 from app.responses import Classified, as_values
+from app.settings import Settings
 
 # A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or that was received
 # before anybody was asked (the generated function in its place).
@@ -38,37 +40,47 @@ class GrpcInterface:
         return await answered(call, lambda: self._classify(incoming, call), messages.ClassifyReply)
 
     async def _classify(self, incoming: Incoming, call: GrpcCall) -> messages.ClassifyReply:
-        timeline, service = Timeline(), self._service
+        observer, service = RequestObserver(), self._service
         service.keys.check(call.authorization)
         options = RequestOptions(
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
             cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
-            refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
+            refused_before=call.metadata.get(REFUSED_HEADER),
         )
-
-        async def read(share: Share) -> RequestBody:
-            request = await self._request(incoming, announced_bytes(call.metadata), share)
-            images = images_of(request, service.settings)
-            share.grow(sum(map(len, images)))
-            return RequestBody(
-                images,
-                request.top_k if request.HasField("top_k") else None,
-                threshold=request.threshold if request.HasField("threshold") else None,
-            )
-
-        answers = await service.answer(read, options, timeline)
-        with timeline.encoding():
+        body = GrpcBody(incoming, call, self._receiver, service.settings)
+        answers = await service.answer(body, options, observer)
+        with observer.stage("encode"):
             return reply_of(answers, call.request_id)
 
-    async def _request(
-        self, incoming: Incoming, announced: int | None, share: Share
-    ) -> messages.ClassifyRequest:
-        if isinstance(incoming, messages.ClassifyRequest):
-            return incoming
+
+@dataclass(slots=True)
+class GrpcBody:
+    """The message of a call, which may still be to come."""
+
+    incoming: Incoming
+    call: GrpcCall
+    receiver: Receiver
+    settings: Settings
+
+    async def read(self, share: Share) -> RequestBody:
+        """Return the images; see :class:`app.graph.request.BodyReader`."""
+        request = await self._request(share)
+        images = images_of(request, self.settings)
+        share.grow(sum(map(len, images)))
+        return RequestBody(
+            images,
+            request.top_k if request.HasField("top_k") else None,
+            threshold=request.threshold if request.HasField("threshold") else None,
+        )
+
+    async def _request(self, share: Share) -> messages.ClassifyRequest:
+        if isinstance(self.incoming, messages.ClassifyRequest):
+            return self.incoming
+        announced = announced_bytes(self.call.metadata)
         share.expect(announced or 0)
-        message = await self._receiver.receive(incoming, announced)
+        message = await self.receiver.receive(self.incoming, announced)
         return parsed(message, messages.ClassifyRequest)
 
 

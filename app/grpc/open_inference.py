@@ -7,8 +7,8 @@ from typing import Any
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.caching.response_cache import CACHE_CONTROL
-from app.graph.intake import RequestOptions
-from app.graph.timeline import Timeline
+from app.graph.observer import RequestObserver
+from app.graph.request import RequestOptions
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
@@ -20,7 +20,7 @@ from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER, refused_before
+from app.queueing.haproxy_headers import REFUSED_HEADER
 from models.errors import TandemError
 
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
@@ -66,37 +66,22 @@ class OpenInferenceInterface:
         return await answer(parsed(data, kind))
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
-        timeline, inference = Timeline(), self._inference
+        observer = RequestObserver()
         self._service.keys.check(call.authorization)
         options = RequestOptions(
             call.request_id,
             timeout_s=timeout_s_of(call.metadata),
             priority=call.metadata.get("priority"),
-            refused_before=refused_before(call.metadata.get(REFUSED_HEADER)),
+            refused_before=call.metadata.get(REFUSED_HEADER),
             cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
         )
-        is_raw = False
-
-        async def read(share: Share) -> ModelRequest:
-            nonlocal is_raw
-            announced = announced_bytes(call.metadata)
-            share.expect(announced or 0)
-            data = await self._receiver.receive(incoming, announced)
-            share.grow(len(data))
-            message = parsed(data, messages.ModelInferRequest)
-            model = inference.models.find(message.model_name, message.model_version)
-            request, regions = infer_request_of(message), None
-            if request.uses_regions:
-                regions = inference.shared_memory.for_caller(is_local=is_local(call))
-            is_raw = any(one.raw is not None or one.region for one in request.inputs)
-            return ModelRequest(model, request, regions)
-
-        answer = await inference.answer(read, options, timeline)
+        body = InferMessage(self._inference, self._receiver, incoming, call)
+        answer = await self._inference.answer(body, options, observer)
         if isinstance(answer, Fault):
             call.refuse(answer)
             return messages.ModelInferResponse()
-        with timeline.encoding():
-            return infer_response_of(answer, is_raw=is_raw)
+        with observer.stage("encode"):
+            return infer_response_of(answer, is_raw=body.is_raw)
 
     async def _server_live(self, _: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
         return messages.ServerLiveResponse(live=True)
@@ -144,6 +129,32 @@ class OpenInferenceInterface:
         except TandemError:
             return False
         return True
+
+
+class InferMessage:
+    """The message of an inference call, which is still to come."""
+
+    def __init__(
+        self, inference: Inference, receiver: Receiver, incoming: Stream, call: GrpcCall
+    ) -> None:
+        self._inference, self._receiver = inference, receiver
+        self._incoming, self._call = incoming, call
+        self.is_raw = False  # whether its tensors are raw bytes, as the answer's are then
+
+    async def read(self, share: Share) -> ModelRequest:
+        """Return the request; see :class:`app.oip.inference.InferReader`."""
+        announced = announced_bytes(self._call.metadata)
+        share.expect(announced or 0)
+        data = await self._receiver.receive(self._incoming, announced)
+        share.grow(len(data))
+        message = parsed(data, messages.ModelInferRequest)
+        model = self._inference.models.find(message.model_name, message.model_version)
+        request, regions = infer_request_of(message), None
+        if request.uses_regions:
+            memory = self._inference.shared_memory
+            regions = memory.for_caller(is_local=is_local(self._call))
+        self.is_raw = any(tensor.raw is not None or tensor.region for tensor in request.inputs)
+        return ModelRequest(model, request, regions)
 
 
 class OpenInferenceMethods(SharedMemoryMethods):

@@ -94,7 +94,7 @@ class ShortReceiver:
         if self._uploads.num >= SHORT_PLACES and not self._uploads.cut_slowest():
             raise OverloadedError(f"{SHORT_PLACES} messages are awaited, the limit; {IN_A_SECOND}")
         try:
-            with self._uploads.arriving(SHORT_WITHIN_S):
+            async with self._uploads.arriving(SHORT_WITHIN_S):
                 message = await self._receiver.receive(stream, announced)
         except SlowBodyError as error:
             raise SlowBodyError(

@@ -34,7 +34,7 @@ class ReceiveRoom:
         """
         await self._take(num_bytes)
         try:
-            with self._uploads.arriving(num_bytes=num_bytes):
+            async with self._uploads.arriving(num_bytes=num_bytes):
                 yield
         finally:
             self.num_taken -= num_bytes

@@ -1,24 +1,25 @@
-"""The HTTP interface: parses requests and renders the answers of :mod:`app.graph.service`."""
+"""The HTTP interface: what every request passes, and the routes."""
 
+import asyncio
+import time
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import FastAPI, Query
 from fastapi.responses import Response
+from opentelemetry import trace
+from opentelemetry.trace import Span, format_trace_id
 from pydantic.json_schema import SkipJsonSchema
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.graph.service import EnsembleService
-from app.http.auth import require_keys
-from app.http.classify import ClassifyEndpoint
-from app.http.direct import PATH, DirectClassify, TandemAPI
-from app.http.errors import ERRORS, add_error_handlers, error_response
-from app.http.headers import Headers
+from app.http.auth import KeyedRequests, describe_keys
+from app.http.classify import PATH, ClassifyRoute
+from app.http.errors import ERRORS, add_error_handlers
 from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
-from app.messages import Fault
-from app.metrics.requests import MeasuredRequests
+from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels
-from app.tracing.http import TracedRequests
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -29,6 +30,92 @@ FORM = {
     }
 }
 BODY = {"content": {**dict.fromkeys(IMAGE_TYPES, BINARY), "multipart/form-data": FORM}}
+TRACE_ID_HEADER = b"x-trace-id"
+NO_ROUTE = "other"  # paths that are no route are one, however many a scanner tries
+
+
+class ObservedRequests:
+    """Stands before the interface; Serve has begun the span of a request that is sampled."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and hear of its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        span = trace.get_current_span()
+        started, status = time.perf_counter(), 500  # what an exception becomes, further out
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if span.is_recording():
+                    _name_span(span, scope, message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            status = CLIENT_WENT
+            raise
+        finally:
+            route = _route_of(scope) or NO_ROUTE
+            record_answered(route, status, (time.perf_counter() - started) * 1e3)
+
+
+def _route_of(scope: Scope) -> str | None:
+    """Return the path of the route that answers, with its parameters' names."""
+    return getattr(scope.get("route"), "path", None)
+
+
+def _name_span(span: Span, scope: Scope, answer: Message) -> None:
+    """Name a request's span, give it the status, and add its trace id to the answer's headers."""
+    route, status = _route_of(scope), answer["status"]
+    span.update_name(f"{scope['method']} {route}" if route else scope["method"])
+    span.set_attribute("http.response.status_code", status)
+    trace_id = format_trace_id(span.get_span_context().trace_id).encode("ascii")
+    answer["headers"] = [*answer.get("headers", ()), (TRACE_ID_HEADER, trace_id)]
+
+
+class TandemAPI(FastAPI):
+    """The HTTP interface: one route that takes images, and FastAPI for all others.
+
+    FastAPI only describes the first one. Every request passes the same middlewares, which observe
+    it and ask for a key.
+    """
+
+    def __init__(self, service: EnsembleService) -> None:
+        super().__init__(
+            title="Tandem",
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,  # a redirect would not know the scheme that the client used
+            separate_input_output_schemas=False,
+            telemetry={
+                "tracing": False,
+                "metrics": False,
+                "logs": False,
+            },  # Serve has the request's
+        )
+        self.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
+        self.classify = ClassifyRoute(service)
+        keys = service.keys
+        self._front = ObservedRequests(
+            KeyedRequests(self._dispatch, keys) if keys else self._dispatch
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI has it."""
+        await self._front(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.classify.takes(scope):
+            await self.classify(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def create_api(service: EnsembleService, inference: Inference | None = None) -> TandemAPI:
@@ -36,29 +123,17 @@ def create_api(service: EnsembleService, inference: Inference | None = None) -> 
 
     ``inference`` is the service's by the Open Inference Protocol, if gRPC has it too.
     """
-    api = TandemAPI(
-        title="Tandem",
-        docs_url=None,
-        redoc_url=None,
-        separate_input_output_schemas=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # Serve has the request's
-    )
-    api.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
-    require_keys(api, service.keys)  # the innermost: a refusal is counted too
-    api.add_middleware(TracedRequests)
-    api.add_middleware(MeasuredRequests)
+    api = TandemAPI(service)
+    describe_keys(api, service.keys)
     add_error_handlers(api)
-    _add_classify(api, service)
+    _describe_classify(api)
     _add_state(api, service)
     add_open_inference(api, inference or Inference(service))
     add_pages(api)
     return api
 
 
-def _add_classify(api: TandemAPI, service: EnsembleService) -> None:
-    endpoint = ClassifyEndpoint(service)
-    api.direct = DirectClassify(endpoint, service.keys)
-
+def _describe_classify(api: TandemAPI) -> None:
     @api.post(
         PATH,
         response_model=Classified | Results,
@@ -67,20 +142,15 @@ def _add_classify(api: TandemAPI, service: EnsembleService) -> None:
         summary="Classify the image in the body, or every file of a multipart form",
     )
     async def classify(
-        request: Request,
         top_k: Annotated[
             int, Query(description="classes in the answer; of a multi-label set at most")
-        ] = endpoint.default_top_k,
+        ] = api.classify.default_top_k,
         threshold: Annotated[
             float | SkipJsonSchema[None],
             Query(description="of a multi-label set: the least score of a label in the answer"),
         ] = None,
     ) -> Response:
-        headers = Headers(request.scope)
-        answer = await endpoint.answer(headers, request.receive, top_k, threshold)
-        if isinstance(answer, Fault):
-            return error_response(answer, headers.request_id)
-        return Response(answer, media_type="application/json")
+        raise NotImplementedError("ClassifyRoute answers the requests of this route")
 
 
 def _add_state(api: TandemAPI, service: EnsembleService) -> None:
@@ -96,7 +166,11 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
     async def healthz() -> Ready:
         return Ready(ready=True)
 
-    @api.get("/readyz", responses={503: ERRORS[503]}, summary="Every member answers")
+    @api.get(
+        "/readyz",
+        responses={503: ERRORS[503]},
+        summary="As many members answer as answer_policy wants",
+    )
     async def readyz() -> Ready:
         await service.check_ready()
         return Ready(ready=True)

@@ -20,11 +20,10 @@ OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
 
 
-def require_keys(api: FastAPI, keys: Keys) -> None:
-    """Let only callers with one of the ``keys`` in; without any, everybody."""
+def describe_keys(api: FastAPI, keys: Keys) -> None:
+    """Say in the interface's description that it wants one of the ``keys``, if there are any."""
     if not keys:
         return
-    api.add_middleware(KeyedRequests, keys=keys)
     describe = api.openapi
 
     def openapi() -> dict[str, Any]:

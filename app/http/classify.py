@@ -1,30 +1,41 @@
-"""POST /v1/classify: reads parameters and body, renders the answer."""
+"""POST /v1/classify, as an ASGI application: reads query and body, writes the answer."""
 
-from starlette.types import Receive
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app.caching.response_cache import CACHE_CONTROL
-from app.graph.intake import RequestBody, RequestOptions
+from app.errors import MAX_SHOWN, BadParameterError
+from app.graph.observer import RequestObserver
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
-from app.graph.request import RequestAnswers
+from app.graph.request import RequestAnswers, RequestBody, RequestOptions
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.http.body import read_body, read_files
 from app.http.disconnect import DisconnectWatch
+from app.http.errors import error_response, response_of, unexpected_response
 from app.http.headers import Headers
 from app.messages import Fault
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY, refused_before
-from app.responses import Classified, Results, as_json, error_answer
+from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY
+from app.responses import Results, as_json, error_answer
+from app.settings import Settings
+from models.errors import TandemError
 
+VERB, PATH = "POST", "/v1/classify"
 # Without HAProxy, which moves it, Serve counts the same header from a moment earlier and would
 # answer 408 in plain text: be first. And the answer has some way to go.
 CLIENT_TIME_SHARE = 0.9
-REFUSED, MOVED = REFUSED_HEADER.encode("ascii"), TIMEOUT_COPY.encode("ascii")
-CACHE = CACHE_CONTROL.encode("ascii")
+CACHE, REFUSED = CACHE_CONTROL.encode("ascii"), REFUSED_HEADER.encode("ascii")
+MOVED, TIMEOUT = TIMEOUT_COPY.encode("ascii"), TIMEOUT_HEADER.encode("ascii")
 
 
-class ClassifyEndpoint:
-    """Answers the requests of the route with ``service``, however they were routed."""
+class ClassifyRoute:
+    """Answers the requests of the route with ``service``."""
+
+    path = PATH  # as routes have it: who observes the request names it so
 
     def __init__(self, service: EnsembleService) -> None:
         self._service = service
@@ -32,60 +43,111 @@ class ClassifyEndpoint:
         self._has_cache = service.settings.cache != "none"
         self._watch = DisconnectWatch()
 
-    async def answer(
-        self, headers: Headers, receive: Receive, top_k: int, threshold: float | None = None
-    ) -> bytes | Fault:
-        """Return the answer as JSON, or why the one image of the body has none.
+    def takes(self, scope: Scope) -> bool:
+        """Whether a request is of this route."""
+        if scope["type"] != "http" or scope["method"] != VERB:
+            return False
+        path: str = scope["path"]
+        return path.removeprefix(scope.get("root_path", "")) == PATH
 
-        Raises:
-            TandemError: for the request as a whole.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI has it."""
+        scope["route"] = self
+        headers = Headers(scope)
+        try:
+            response = await self._response(scope, headers, receive)
+        except Exception as error:
+            await unexpected_response(error, headers.request_id)(scope, receive, send)
+            raise  # the server's log is to have it
+        await response(scope, receive, send)
 
-        """
-        timeline = Timeline()
-        content_type = headers.text(b"content-type")
-        is_form = content_type[:10].lower() == "multipart/"
-        request_id = headers.request_id
-        options = RequestOptions(
-            request_id,
-            top_k,
+    async def _response(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
+        try:
+            answer = await self._answer(scope, headers, receive)
+        except TandemError as error:
+            return response_of(error, headers.request_id)
+        if isinstance(answer, Fault):
+            return error_response(answer, headers.request_id)
+        return Response(answer, media_type="application/json")
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Fault:
+        """Return the answer as JSON, or why the one image of the body has none."""
+        observer = RequestObserver()
+        options = self._options(headers, _query(scope["query_string"]))
+        with self._watch.request(receive) as watched:
+            body = HttpBody(headers, watched, self._service.settings)
+            answers = await self._service.answer(body, options, observer)
+        with observer.stage("encode"):
+            if body.is_form:
+                return _form_of(answers, headers.request_id)
+            (answer,) = answers
+            return answer if isinstance(answer, Fault) else as_json(answer)
+
+    def _options(self, headers: Headers, query: Mapping[str, str]) -> RequestOptions:
+        return RequestOptions(
+            headers.request_id,
+            _whole("top_k", query["top_k"]) if "top_k" in query else None,
             timeout_s_of(headers),
             headers.get(b"priority"),
-            refused_before(headers.get(REFUSED)),
+            headers.get(REFUSED),
             headers.joined(CACHE) if self._has_cache else None,
-            threshold,
+            _number("threshold", query["threshold"]) if "threshold" in query else None,
         )
-        length, settings = headers.text(b"content-length"), self._service.settings
-        most = settings.max_body_bytes
 
-        with self._watch.request(receive) as watched:
 
-            async def read(share: Share) -> RequestBody:
-                if is_form:
-                    files = await read_files(
-                        receive, length, content_type, most, settings.max_files, share
-                    )
-                else:
-                    files = [await read_body(receive, length, most, share)]
-                watched.begin()
-                return RequestBody(files)
+@dataclass(slots=True)
+class HttpBody:
+    """The body of a request that is still to be read: one image, or a multipart form of them."""
 
-            answers = await self._service.answer(read, options, timeline)
-        with timeline.encoding():
-            return _form_of(answers, request_id) if is_form else _image_of(answers[0])
+    headers: Headers
+    receive: Receive
+    settings: Settings
+
+    @property
+    def is_form(self) -> bool:
+        """Whether it is a multipart form."""
+        return self.headers.text(b"content-type")[:10].lower() == "multipart/"
+
+    async def read(self, share: Share) -> RequestBody:
+        """Return the files; see :class:`app.graph.request.BodyReader`."""
+        length, most = self.headers.text(b"content-length"), self.settings.max_body_bytes
+        if not self.is_form:
+            return RequestBody([await read_body(self.receive, length, most, share)])
+        content_type, max_files = self.headers.text(b"content-type"), self.settings.max_files
+        files = await read_files(self.receive, length, content_type, most, max_files, share)
+        return RequestBody(files)
+
+
+def timeout_s_of(headers: Headers) -> float | None:
+    """Return the time that the client gives its request, in seconds; None if it does not."""
+    text = headers.get(MOVED)
+    if text is None:
+        text = headers.get(TIMEOUT)
+    return None if text is None else CLIENT_TIME_SHARE * parse_timeout_s(text)
+
+
+def _query(text: bytes) -> dict[str, str]:
+    """Return the parameters of a query; of one that is given twice the last counts."""
+    if not text:
+        return {}
+    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
+
+
+def _whole(name: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.removeprefix("-").isascii() and digits.removeprefix("-").isdigit()):
+        raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give a whole number; see /docs")
+    return int(digits[:MAX_SHOWN])  # as long as that no number of classes is
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        message = f"{name} is {text[:MAX_SHOWN]!r}; give a number; see /docs"
+        raise BadParameterError(message) from error
 
 
 def _form_of(answers: RequestAnswers, request_id: str) -> bytes:
     rows = [error_answer(a, request_id) if isinstance(a, Fault) else a for a in answers]
     return as_json(Results(results=rows, request_id=request_id))
-
-
-def _image_of(answer: Classified | Fault) -> bytes | Fault:
-    return answer if isinstance(answer, Fault) else as_json(answer)
-
-
-def timeout_s_of(headers: Headers) -> float | None:
-    """Return the time that the client gives its request, in seconds; None if it does not."""
-    given = headers.get(MOVED)
-    if given is None:
-        given = headers.get(TIMEOUT_HEADER.encode("ascii"))
-    return None if given is None else CLIENT_TIME_SHARE * parse_timeout_s(given)

@@ -8,7 +8,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from app.errors import ClientGoneError
 
@@ -50,7 +50,9 @@ class DisconnectWatch:
 
 
 class WatchedRequest:
-    """One request: the block is cancelled if its client hangs up after :meth:`begin`.
+    """One request: the block is cancelled if its client hangs up once the body has been read.
+
+    The body is to be read by calling this object, as one calls ASGI's ``receive``.
 
     Raises:
         ClientGoneError: in place of the cancellation, at the end of the block.
@@ -78,10 +80,13 @@ class WatchedRequest:
         if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientGoneError("the client hung up before its answer was there") from error
 
-    def begin(self) -> None:
-        """Say that the body has been read: the server has only a disconnect left to tell."""
-        self._task = asyncio.current_task()
-        self._watch.add(self)
+    async def __call__(self) -> Message:
+        """Receive the next message; after the body's end the server has only a disconnect left."""
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._task = asyncio.current_task()
+            self._watch.add(self)
+        return message
 
     def has_hung_up(self) -> bool:
         """Whether there is a disconnect to hear; takes only the first step of ``receive``."""

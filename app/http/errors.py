@@ -19,6 +19,7 @@ from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
+RETRY_AFTER_S = 1  # of a service that is full, or not ready
 PROTOCOL_PATH = "/v2"  # of the Open Inference Protocol, and all below it
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -75,13 +76,11 @@ def is_protocol(scope: Scope) -> bool:
     return path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/")
 
 
-def error_response(
-    fault: Fault, request_id: str, retry_after_s: int = 1, *, is_protocol: bool = False
-) -> Response:
+def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) -> Response:
     """Return the answer for a request that failed as a whole."""
     headers = {}
     if fault.status in (429, 503):
-        headers["retry-after"] = str(retry_after_s)
+        headers["retry-after"] = str(RETRY_AFTER_S)
     if fault.status == SlowBodyError.status:
         headers["connection"] = "close"  # what is still to come is of no use to anybody
     if is_protocol:
@@ -93,11 +92,8 @@ def error_response(
 
 def response_of(error: TandemError, request_id: str, *, is_protocol: bool = False) -> Response:
     """Return the answer for a request that raised ``error``."""
-    fault = Fault.of(error)
-    if not isinstance(error, OverloadedError):
-        return error_response(fault, request_id, is_protocol=is_protocol)
-    answer = error_response(fault, request_id, error.retry_after_s, is_protocol=is_protocol)
-    if error.limit is not None:
+    answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
+    if isinstance(error, OverloadedError) and error.limit is not None:
         answer.headers[LIMIT_HEADER] = str(error.limit)
     return answer
 

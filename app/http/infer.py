@@ -1,10 +1,12 @@
 """POST /v2/models/MODEL/infer: reads an inference request, renders its answer."""
 
+from dataclasses import dataclass
+
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from app.graph.intake import RequestOptions
-from app.graph.timeline import Timeline
+from app.graph.observer import RequestObserver
+from app.graph.request import RequestOptions
 from app.http.classify import CACHE, REFUSED, timeout_s_of
 from app.http.coded_body import read_coded_body
 from app.http.disconnect import DisconnectWatch
@@ -17,7 +19,6 @@ from app.oip.inference import Inference, ModelRequest
 from app.oip.json_body import HEADER_LENGTH, parse_request
 from app.oip.models import ServedModel
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import refused_before
 
 LENGTH = HEADER_LENGTH.encode("ascii")
 
@@ -27,7 +28,6 @@ class InferEndpoint:
 
     def __init__(self, inference: Inference) -> None:
         self._inference, self._watch = inference, DisconnectWatch()
-        self._max_bytes = inference.service.settings.max_body_bytes
         self._has_cache = inference.service.settings.cache != "none"
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
@@ -37,30 +37,42 @@ class InferEndpoint:
             TandemError: the request is refused, or failed as a whole.
 
         """
-        timeline, headers = Timeline(), Headers(scope)
+        observer, headers = RequestObserver(), Headers(scope)
         options = RequestOptions(
             headers.request_id,
             timeout_s=timeout_s_of(headers),
             priority=headers.get(b"priority"),
-            refused_before=refused_before(headers.get(REFUSED)),
+            refused_before=headers.get(REFUSED),
             cache_control=headers.joined(CACHE) if self._has_cache else None,
         )
         with self._watch.request(receive) as watched:
-
-            async def read(share: Share) -> ModelRequest:
-                body = await read_coded_body(receive, headers, self._max_bytes, share)
-                watched.begin()
-                request, regions = parse_request(body, headers.get(LENGTH)), None
-                if request.uses_regions:
-                    memory = self._inference.shared_memory
-                    regions = memory.for_caller(is_local=is_local(scope))
-                return ModelRequest(model, request, regions)
-
-            answer = await self._inference.answer(read, options, timeline)
+            body = InferBody(self._inference, model, scope, headers, watched)
+            answer = await self._inference.answer(body, options, observer)
         if isinstance(answer, Fault):
             return error_response(answer, headers.request_id, is_protocol=True)
-        with timeline.encoding():
-            body, num_json = rendered(answer)
+        with observer.stage("encode"):
+            content, num_json = rendered(answer)
         if num_json is None:
-            return Response(body, media_type="application/json")
-        return Response(body, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
+            return Response(content, media_type="application/json")
+        return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
+
+
+@dataclass(slots=True)
+class InferBody:
+    """The body of a request for a model that is still to be read."""
+
+    inference: Inference
+    model: ServedModel
+    scope: Scope
+    headers: Headers
+    receive: Receive
+
+    async def read(self, share: Share) -> ModelRequest:
+        """Return the request; see :class:`app.oip.inference.InferReader`."""
+        most = self.inference.service.settings.max_body_bytes
+        body = await read_coded_body(self.receive, self.headers, most, share)
+        request, regions = parse_request(body, self.headers.get(LENGTH)), None
+        if request.uses_regions:
+            memory = self.inference.shared_memory
+            regions = memory.for_caller(is_local=is_local(self.scope))
+        return ModelRequest(self.model, request, regions)

@@ -1,10 +1,5 @@
 """Metrics of requests: count and latency by route and status."""
 
-import asyncio
-import time
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from app.metrics.meter import meter
 from app.metrics.table import REQUEST_MS, REQUESTS
 
@@ -22,38 +17,6 @@ CLASSIFY = frozenset(
     }
 )
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
-
-
-class MeasuredRequests:
-    """ASGI middleware around the interface."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not meter.is_on:
-            await self._app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500  # what an exception becomes, further out
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_note)
-        except asyncio.CancelledError:
-            status = CLIENT_WENT
-            raise
-        finally:
-            record_request(scope, status, (time.perf_counter() - started) * 1e3)
-
-
-def record_request(scope: Scope, status: int, duration_ms: float) -> None:
-    """Count a request; paths that are no route are one, however many a scanner tries."""
-    record_answered(getattr(scope.get("route"), "path", "other"), status, duration_ms)
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:

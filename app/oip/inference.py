@@ -1,15 +1,14 @@
 """Answers inference requests with the application's one service, under its limits."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from app.errors import BadTensorError, TooManyFilesError
-from app.graph.intake import RequestBody, RequestOptions
+from app.graph.observer import RequestObserver
 from app.graph.parameters import checked_threshold, checked_top_k
 from app.graph.probabilities import ClassifiedWithProbabilities
-from app.graph.request import RequestAnswers, TensorRequest
+from app.graph.request import RequestAnswers, RequestBody, RequestOptions, TensorRequest
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.oip.answer import InferAnswer
 from app.oip.models import IMAGE, Models, ServedModel
@@ -31,8 +30,12 @@ class ModelRequest:
     regions: Regions | None = None  # for a request that uses some
 
 
-# Reads a request under the interface's limits; what arrives counts in the share.
-ReadRequest = Callable[[Share], Awaitable[ModelRequest]]
+class InferReader(Protocol):
+    """Reads an inference request under its interface's limits, once it is admitted."""
+
+    async def read(self, share: Share) -> ModelRequest:
+        """Return the request; what arrives counts in ``share``."""
+        ...
 
 
 class Inference:
@@ -45,7 +48,7 @@ class Inference:
         self.shared_memory = shared_memory or SharedMemory()
 
     async def answer(
-        self, read: ReadRequest, options: RequestOptions, timeline: Timeline
+        self, reader: InferReader, options: RequestOptions, observer: RequestObserver
     ) -> InferAnswer | Fault:
         """Return the answer, or the fault of the first bad image, which is its request's.
 
@@ -53,28 +56,22 @@ class Inference:
             TandemError: the request is refused, or failed as a whole.
 
         """
-        found: list[ModelRequest] = []
-
-        async def read_body(share: Share) -> RequestBody:
-            asked = await read(share)
-            body = await self._body_of(asked, share)
-            found.append(replace(asked, request=_without_inputs(asked.request)))
-            return body
-
+        body = _InferBody(self, reader)
         counted: list[ClassifiedWithProbabilities] = []
         try:
-            images, fault = _images_of(await self.service.answer(read_body, options, timeline))
+            images, fault = _images_of(await self.service.answer(body, options, observer))
             if fault is not None:
                 return fault
-            asked = found[0]
+            asked = body.asked
+            assert asked is not None
             answer = placed(answer_of(asked.request, asked.model, images), asked.regions)
             counted = images
             return answer
         finally:
-            if found:
-                self._count(found[0].model.name, timeline, counted)
+            if body.asked is not None:
+                self._count(body.asked.model.name, observer, counted)
 
-    async def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
+    async def body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
         """Check a request, and return what the graph needs of it; the rest is let go."""
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
@@ -101,13 +98,28 @@ class Inference:
         return RequestBody(files, 1, request.timeout_s, request.priority, tensors)
 
     def _count(
-        self, name: str, timeline: Timeline, images: list[ClassifiedWithProbabilities]
+        self, name: str, observer: RequestObserver, images: list[ClassifiedWithProbabilities]
     ) -> None:
-        took_ms = timeline.elapsed_s() * 1e3
+        took_ms = observer.elapsed_ms()
         if images:
             self.statistics.succeeded(name, took_ms, images)
         else:
             self.statistics.failed(name, took_ms)
+
+
+class _InferBody:
+    """What the service reads of an inference request; keeps the rest of it."""
+
+    def __init__(self, inference: Inference, reader: InferReader) -> None:
+        self._inference, self._reader = inference, reader
+        self.asked: ModelRequest | None = None  # without its inputs, which the graph has
+
+    async def read(self, share: Share) -> RequestBody:
+        """Return the images; see :class:`app.graph.request.BodyReader`."""
+        asked = await self._reader.read(share)
+        body = await self._inference.body_of(asked, share)
+        self.asked = replace(asked, request=_without_inputs(asked.request))
+        return body
 
 
 def _without_inputs(request: InferRequest) -> InferRequest:

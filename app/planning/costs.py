@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from app.bench.process_tree import DECODING
 from app.errors import ConfigError
 from app.planning.plan import Costs
 from app.scaling.costs import (
@@ -73,8 +72,6 @@ def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
             f"{path} has no CPU time by stage ({type(error).__name__}: {error}); make one on a "
             f"machine like your nodes: tandem bench --concurrency 16 --json {path.name}"
         ) from error
-    if DECODING in of and "Gateway" in of:  # a Gateway's own processes
-        of["Gateway"] += of.pop(DECODING)
     wrong = [f"{stage}: {ms:g} ms" for stage, ms in of.items() if not 0 < ms <= MAX_CPU_MS]  # NaN
     around_ms = sum(of.pop(name, 0.0) for name in AROUND)
     known = {"Gateway", "Decoder", "Combiner", *members}

@@ -12,10 +12,16 @@ from typing import Any
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.backlog_size import BacklogSize
-from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, TimedRows, Waiting
+from app.queueing.batch_records import (
+    BatchResult,
+    ExecutedBatch,
+    QueueCall,
+    QueueReport,
+    TimedRows,
+    Waiting,
+)
 from app.queueing.priority import Lane, PriorityQueue
 from app.queueing.scheduler import BatchScheduler
-from app.queueing.service_rate import ServiceRate
 from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
@@ -54,7 +60,6 @@ class BatchQueue:
         self._clock = clock
         self._waiting: PriorityQueue[Waiting] = PriorityQueue()
         self._num_batches = self._num_images = self._num_places = 0
-        self._service_rate = ServiceRate(clock)
         self._interactive_at = -math.inf  # when the last of them came
         self.fastest_s = 0.0  # of all runs: no batch takes less
         self._scheduler = scheduler or BatchScheduler()
@@ -63,10 +68,10 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def waiting_since(self) -> float | None:
-        """When the image that waits longest arrived, by the clock; None when none waits."""
-        return min((entry.arrived for entry in self._waiting.heads()), default=None)
+    def waiting_since(self, lane: Lane) -> float | None:
+        """When the image that waits longest in a lane arrived, by the clock; None: none waits."""
+        head = self._waiting.head(lane)
+        return None if head is None else head.arrived
 
     @property
     def oldest_age_s(self) -> float:
@@ -82,47 +87,35 @@ class BatchQueue:
     def submit(
         self,
         images: Sequence[Pixels] | Pixels,
-        done: Callable[[Waiting], None],
+        call: QueueCall,
         timeout_s: float = math.inf,
         lane: Lane = "interactive",
-        call: int = 0,
     ) -> list[Waiting]:
         """Queue images (H, W, 3), an entry for each; all of them fit or none is taken.
 
         Args:
             images: they are not copied.
-            done: called once for each entry when it has a result or an error, at once: on the
-                loop, and with other entries of its batch still to be told.
+            call: hears of the end of each; :class:`ExecutedBatch` names it to ``on_batch``.
             timeout_s: the time left to them; one that has not started by then fails.
             lane: in which they wait.
-            call: the caller's number for them, by which :class:`ExecutedBatch` names them to
-                ``on_batch``.
 
         Raises:
             OverloadedError: the queue has no room for them.
-            DeadlineError: ``timeout_s`` is not a positive number, or what waits takes longer.
+            DeadlineError: ``timeout_s`` is not a positive number.
 
         """
         if not timeout_s > 0:  # NaN too
             raise DeadlineError(
                 f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
             )
-        self._check_wait(timeout_s, lane)
         self._check_room(len(images))
         now = self._clock()
-        added = [Waiting(image, done, now, now + timeout_s, call) for image in images]
+        added = [Waiting(image, call, now, now + timeout_s) for image in images]
         self._waiting.extend(added, lane)
         if lane == "interactive":
             self._interactive_at = now
-        self._service_rate.arrived(len(added))
         self._scheduler.call()
         return added
-
-    def leave(self, entry: Waiting) -> None:
-        """Say that nobody wants an image any more, if it is not over: it is dropped in its turn."""
-        if not entry.is_over:
-            self._service_rate.abandoned()
-            entry.end(None)
 
     def _check_room(self, num_images: int) -> None:
         places = self.max_queued if num_images == 1 else form_places(self.max_queued)
@@ -132,16 +125,6 @@ class BatchQueue:
             told = f"{len(self._waiting)} images are queued, {num_images} more do not fit into"
             kept = " (the other places are for single images)" if places < self.max_queued else ""
             raise OverloadedError(f"{told} {places}{kept}; {IN_A_SECOND}")
-
-    def _check_wait(self, timeout_s: float, lane: Lane) -> None:
-        """Refuse what would wait for longer than it has; a batch or two always may wait."""
-        ahead = self._waiting.num_ahead(lane)
-        wait_s = self._service_rate.wait_s(ahead)
-        if ahead > 2 * self.max_batch_size and wait_s > timeout_s:
-            raise DeadlineError(
-                f"{ahead} images are ahead and take {wait_s:.2f} s, {timeout_s:.2f} s are left; "
-                f"{MORE_TIME}"
-            )
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger if so many more images came ``within_s``.
@@ -171,7 +154,7 @@ class BatchQueue:
         size = self._size_for(num_waiting)
         if not (batch := [self._waiting.pop() for _ in range(size)]):
             return None
-        if self._backlog is not None:
+        if self._backlog is not None and num_waiting > size:
             self._backlog.waited(num_waiting - num_beside)
         self._num_batches += 1
         self._num_images += size
@@ -184,14 +167,14 @@ class BatchQueue:
             if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
                 told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
-                self._fail(entry, DeadlineError(f"{told}; {MORE_TIME}"))
+                entry.end(None, DeadlineError(f"{told}; {MORE_TIME}"))
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""
         backlog = self._backlog
         if (
             backlog
-            and backlog.usual <= self.max_batch_size
+            and backlog.usual <= self.max_batch_size < num_waiting
             and backlog.is_due(num_waiting - self._num_bulk_beside())
         ):
             return backlog.size
@@ -215,7 +198,7 @@ class BatchQueue:
         except Exception as error:
             self._executed(batch, started, self._clock(), error)
             if len(batch) == 1:
-                self._fail(batch[0], error)
+                batch[0].end(None, error)
                 return
             for entry in batch:
                 if not entry.is_over:
@@ -224,9 +207,7 @@ class BatchQueue:
         executed = self._executed(batch, started, timed.ended)
         self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
         for entry, row in zip(batch, rows, strict=True):
-            if not entry.is_over:  # its caller may have gone away meanwhile
-                self._service_rate.done()
-                entry.end(BatchResult(row, started - entry.arrived, executed))
+            entry.end(BatchResult(row, started - entry.arrived, executed))
 
     def _executed(
         self, batch: list[Waiting], started: float, ended: float, error: Exception | None = None
@@ -235,8 +216,3 @@ class BatchQueue:
         executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed
-
-    def _fail(self, entry: Waiting, error: Exception) -> None:
-        if not entry.is_over:
-            self._service_rate.abandoned()
-            entry.end(None, error)

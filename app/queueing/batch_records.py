@@ -1,8 +1,7 @@
 """Records of the batch queue: an image's result, an executed batch, the queue's state."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from models.ensemble import Probabilities
 from models.runtime import Pixels
@@ -14,7 +13,7 @@ class ExecutedBatch:
 
     started: float  # by the queue's clock, as ``ended``
     ended: float
-    calls: tuple[int, ...]  # of each image: the number that ``submit`` was given
+    calls: tuple["QueueCall", ...]  # of each image: that ``submit`` was given
     error: Exception | None = None
 
     @property
@@ -54,30 +53,32 @@ class QueueReport(NamedTuple):
     mean_fill: float  # images over places of the largest batch; 0 before the first batch
 
 
+class QueueCall(Protocol):
+    """Whose images wait together."""
+
+    def image_ended(self, entry: "Waiting") -> None:
+        """Hear of an image that has a result or an error; called on the loop, at once.
+
+        Others of its batch may still be to be told.
+        """
+        ...
+
+
 class Waiting:
-    """An image in the queue, and who hears of its end; times are by the queue's clock.
+    """An image in the queue; times are by the queue's clock.
 
     Args:
         image: (H, W, 3).
-        done: called once, when it has a result or an error; not if its caller goes away.
+        call: hears of its end, once, unless it has left.
         arrived: when it was queued.
         expires: until when it is to have its turn.
-        call: the caller's number for the images that it submitted together.
 
     """
 
-    __slots__ = ("_done", "arrived", "call", "error", "expires", "image", "is_over", "result")
+    __slots__ = ("arrived", "call", "error", "expires", "image", "is_over", "result")
 
-    def __init__(
-        self,
-        image: Pixels,
-        done: "Callable[[Waiting], None]",
-        arrived: float,
-        expires: float,
-        call: int,
-    ) -> None:
-        self.image, self.arrived, self.expires, self.call = image, arrived, expires, call
-        self._done: Callable[[Waiting], None] | None = done
+    def __init__(self, image: Pixels, call: QueueCall, arrived: float, expires: float) -> None:
+        self.image, self.call, self.arrived, self.expires = image, call, arrived, expires
         self.is_over = False  # it was answered, has failed, or its caller went away
         self.result: BatchResult | None = None
         self.error: BaseException | None = None
@@ -86,9 +87,12 @@ class Waiting:
         """Whether the caller went away, or was answered."""
         return self.is_over
 
+    def leave(self) -> None:
+        """Say that nobody wants the image any more: it is dropped in its turn."""
+        self.is_over = True
+
     def end(self, result: BatchResult | None, error: BaseException | None = None) -> None:
-        """Tell the caller, who is told once; without a result or an error it went away."""
-        done, self._done = self._done, None
-        self.is_over, self.result, self.error = True, result, error
-        if done is not None and not (result is None and error is None):
-            done(self)
+        """Tell the call of the result or the error, unless the image is over."""
+        if not self.is_over:
+            self.is_over, self.result, self.error = True, result, error
+            self.call.image_ended(self)

@@ -8,15 +8,12 @@ join those that come meanwhile; in a call of six they would run by themselves.
 """
 
 import asyncio
-import math
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from app.queueing.hold import Hold
 from app.queueing.priority import LANES, Lane
 
 Q = TypeVar("Q")
@@ -27,8 +24,6 @@ MAX_BYTES = 3 * 2**20  # of such a call; below the 4 MiB that gRPC allows where 
 ALONE_BYTES = 2**20  # a part with more has a call to itself, whose price is little beside it
 # A call that takes longer holds back no others: its replica may hang, or have very much to do.
 HOLDS_BACK_S = 1.0
-MAX_HOLD_S = 0.03  # that a small call waits for images that are being decoded
-HOLD_NEEDS_S = 0.5  # that its parts have left: the stage and the way back take some of it
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +34,6 @@ class Part(Generic[Q, A]):
     num_images: int
     num_bytes: int
     future: asyncio.Future[A]
-    expires: float = math.inf  # by time.monotonic
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +46,6 @@ class _Call(Generic[Q, A]):
 
 @dataclass(slots=True)
 class _LaneState(Generic[Q, A]):
-    hold: Hold  # of what waits
     waiting: deque[Part[Q, A]] = field(default_factory=deque)
     num_calls: int = 0  # under way, but for those that take too long
 
@@ -60,18 +53,6 @@ class _LaneState(Generic[Q, A]):
 # Makes a call: the answers of its parts, or their errors, in order. It raises what is an error of
 # them all.
 Send = Callable[[Lane, Sequence[Part[Q, A]], bool], Awaitable[Sequence[A | BaseException]]]
-
-
-class Cores(Protocol):
-    """What the stage's replicas compute on, with other stages."""
-
-    def num_worth_waiting_for(self) -> int:
-        """Return how many images are coming; 0 if a core is idle until they have come."""
-        ...
-
-    def tell(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` on the loop when fewer images are coming, or a core is free."""
-        ...
 
 
 class CallBatcher(Generic[Q, A]):
@@ -86,7 +67,6 @@ class CallBatcher(Generic[Q, A]):
         sizes: of calls, in images, the smaller first; what fills the largest never waits.
         num_replicas: how many the stage has now.
         context: gives the context that a call runs in; it belongs to no request.
-        cores: a small call may wait for what is coming while they are busy; None: it never does.
 
     """
 
@@ -96,19 +76,13 @@ class CallBatcher(Generic[Q, A]):
         sizes: Sequence[int] = SIZES,
         num_replicas: Callable[[], int] = lambda: 1,
         context: Callable[[], Context] = copy_context,
-        cores: Cores | None = None,
     ) -> None:
         self._send, self._num_replicas, self._context = send, num_replicas, context
         self._sizes = sorted(sizes)
         self.calls_per_replica = 1  # and lane; as many as a replica works on at a time
-        self._lanes: dict[Lane, _LaneState[Q, A]] = {
-            lane: _LaneState(Hold(self._schedule)) for lane in LANES
-        }
+        self._lanes: dict[Lane, _LaneState[Q, A]] = {lane: _LaneState() for lane in LANES}
         self._calls: set[_Call[Q, A]] = set()
         self._is_scheduled = False
-        self._cores = cores
-        if cores is not None:
-            cores.tell(self._cores_changed)
 
     def submit(
         self,
@@ -116,15 +90,11 @@ class CallBatcher(Generic[Q, A]):
         num_images: int,
         num_bytes: int,
         lane: Lane,
-        expires: float = math.inf,
     ) -> asyncio.Future[A]:
-        """Return the future of what leaves in the next call; what is large leaves alone.
-
-        ``expires``, by ``time.monotonic``, is when its caller has no more use for an answer.
-        """
+        """Return the future of what leaves in the next call; what is large leaves alone."""
         if num_bytes > ALONE_BYTES:
             return self.submit_alone(content, num_images, num_bytes, lane)
-        part = self._part(content, num_images, num_bytes, expires)
+        part = self._part(content, num_images, num_bytes)
         self._lanes[lane].waiting.append(part)
         self._schedule()
         return part.future
@@ -137,11 +107,9 @@ class CallBatcher(Generic[Q, A]):
         self._start(lane, [part], is_alone=True)
         return part.future
 
-    def _part(
-        self, content: Q, num_images: int, num_bytes: int, expires: float = math.inf
-    ) -> Part[Q, A]:
+    def _part(self, content: Q, num_images: int, num_bytes: int) -> Part[Q, A]:
         future = asyncio.get_running_loop().create_future()
-        return Part(content, num_images, num_bytes, future, expires)
+        return Part(content, num_images, num_bytes, future)
 
     def _schedule(self) -> None:
         """Look at what waits after those that come in this turn of the loop are there too."""
@@ -162,14 +130,9 @@ class CallBatcher(Generic[Q, A]):
         waiting = state.waiting
         num_waiting = sum(part.num_images for part in waiting)
         largest = self._sizes[-1]
-        if not waiting:
-            state.hold.end()  # of parts that are gone
         if not waiting or (num_waiting < largest and not may_be_small):
             return []
         size = self._size_of(num_waiting)
-        if num_waiting < largest and self._is_held(state, num_waiting):
-            return []
-        state.hold.end()
         parts = [waiting.popleft()]
         num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
         while waiting and num_images < size:
@@ -183,22 +146,6 @@ class CallBatcher(Generic[Q, A]):
     def _size_of(self, num_waiting: int) -> int:
         filled = (size for size in self._sizes if 1 < size <= num_waiting)
         return max(filled, default=num_waiting)  # fewer than fill any leave together all the same
-
-    def _is_held(self, state: _LaneState[Q, A], num_waiting: int) -> bool:
-        """Whether a call that would be larger waits, as a batch does in one process."""
-        if self._cores is None or state.hold.was_whole:
-            return False
-        if min(part.expires for part in state.waiting) < time.monotonic() + HOLD_NEEDS_S:
-            return False
-        num_coming = self._cores.num_worth_waiting_for()
-        if self._size_of(num_waiting + num_coming) == self._size_of(num_waiting):
-            return False
-        state.hold.begin(MAX_HOLD_S)
-        return True
-
-    def _cores_changed(self) -> None:
-        if any(state.hold.is_on for state in self._lanes.values()):
-            self._schedule()
 
     def _start(self, lane: Lane, parts: list[Part[Q, A]], *, is_alone: bool) -> None:
         call = _Call(parts, len(parts))

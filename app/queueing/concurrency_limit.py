@@ -28,7 +28,6 @@ USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
 # The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a stall, or a
 # window in which less came, does not make the service look slow.
 WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
-IMAGES_GAIN = 1 / 32  # of an exponentially weighted mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class ConcurrencyLimit:
 
     def __init__(self, max_requests: int, room: Room) -> None:
         self._max_requests, self._room = max_requests, room
-        self._images_per_request = 1.0
+        self.images_per_request = 1.0  # of those of late; the admission's
         self.is_on = False
-        self._crowd = 0  # under way at the first refusal; 0: nobody was refused of late
+        self.crowd = 0  # under way at the first refusal; 0: nobody was refused of late
         self._num_answered = self._num_refused = 0  # since then
         self._refused_at = 0.0
         self._num_admitted = 0  # since anybody was refused
@@ -56,14 +55,9 @@ class ConcurrencyLimit:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
 
     @property
-    def is_watching(self) -> bool:
-        """Whether :meth:`answered` has to be told: somebody was refused of late."""
-        return self._crowd > 0
-
-    @property
     def value(self) -> int:
         """How many requests may be under way while :attr:`is_on`."""
-        room, per_request = self._room, self._images_per_request
+        room, per_request = self._room, self.images_per_request
         in_batches = room.num_cores * room.max_batch_size / per_request
         # Forms of many files too: one on each core, and one that is read or decoded meanwhile.
         floor = max(room.num_cores + 1.0, in_batches)
@@ -73,10 +67,6 @@ class ConcurrencyLimit:
     @property
     def _rate(self) -> float:
         return max(self._rates, default=0.0)
-
-    def holds(self, num_images: int) -> None:
-        """Note how many images a request turned out to have."""
-        self._images_per_request += (num_images - self._images_per_request) * IMAGES_GAIN
 
     def arrived(self, now: float, num: int = 1) -> None:
         """Note that requests came, let in or not; call it while :attr:`is_on`."""
@@ -98,28 +88,28 @@ class ConcurrencyLimit:
         self._num_refused += num
         if self.is_on:
             self._refused_at, self._num_admitted = now, 0
-        elif not self._crowd:
+        elif not self.crowd:
             self._begin_to_watch(now, num_present)
-        elif self._num_answered >= ANSWERED_SHARE * self._crowd:
+        elif self._num_answered >= ANSWERED_SHARE * self.crowd:
             if self._num_refused >= REFUSED_SHARE * self._num_answered:
                 self._begin(now)
             else:
                 self._begin_to_watch(now, num_present)
 
     def answered(self, now: float, num_present: int) -> None:
-        """Note that a request was answered and so many are left; call while :attr:`is_watching`."""
+        """Note that a request was answered and so many are left; call it while :attr:`crowd`."""
         self._num_answered += 1
         self._num_in_window += 1
         if self.is_on:
             if now - self._window_from >= WINDOW_S and self._num_in_window >= WINDOW_ANSWERED:
                 self._end_window(now)
-        elif num_present < STILL_SHARE * self._crowd:
-            self._crowd = 0
+        elif num_present < STILL_SHARE * self.crowd:
+            self.crowd = 0
 
     def _begin_to_watch(self, now: float, num_present: int) -> None:
         if num_present < self.value:  # told late, or places are taken by something else
             return
-        self._crowd, self._num_answered, self._num_refused = num_present, 0, 0
+        self.crowd, self._num_answered, self._num_refused = num_present, 0, 0
         self._rates.clear()
         self._window_from, self._num_in_window = now, 0
 
@@ -134,7 +124,7 @@ class ConcurrencyLimit:
         self._window_from, self._num_in_window = now, 0
 
     def _end(self) -> None:
-        self.is_on, self._crowd = False, 0
+        self.is_on, self.crowd = False, 0
 
 
 def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:

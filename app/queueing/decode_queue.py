@@ -5,6 +5,8 @@ has come. A light one is then decoded at once. A heavy one (a large PNG takes ha
 photo takes two milliseconds) waits again, among its like: at most all threads but one decode heavy
 files, and their pixels together are limited. So whoever sends large pictures waits for others who
 do, and photos pass. Deadlines are looked at whenever a file has its turn.
+
+A lone small photo is decoded on the event loop instead, those of one turn of it together.
 """
 
 import asyncio
@@ -12,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
 from app.queueing.priority import BULK_EVERY, Lane, PriorityQueue
-from app.queueing.threads import WorkerThreads
 from models.errors import TandemError, TooManyPixelsError
 
 R = TypeVar("R")
@@ -32,7 +34,7 @@ class Heavy(Generic[R]):
 
 
 @dataclass(slots=True)
-class DecodeCall:
+class FilesToDecode:
     """The files of one request."""
 
     lane: Lane
@@ -42,7 +44,7 @@ class DecodeCall:
 
 @dataclass(slots=True, eq=False)
 class _Job(Generic[R]):
-    call: DecodeCall
+    call: FilesToDecode
     run: Callable[[], R | Heavy[R]]
     future: asyncio.Future[R]
     pixels: int = 0  # of a heavy file
@@ -74,7 +76,7 @@ class DecodeQueue(Generic[R]):
         max_heavy_pixels: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._threads: WorkerThreads[_Ended[R] | None] = WorkerThreads(num_threads, "decode")
+        self._executor = ThreadPoolExecutor(num_threads, "decode")
         self._num_threads = num_threads
         self._num_open = 0  # files that have not ended; of the loop
         self._on_end: Callable[[], None] = lambda: None
@@ -96,11 +98,11 @@ class DecodeQueue(Generic[R]):
         """How many cores decoding keeps busy, but for the heavy files."""
         return min(self.num_coming, self._num_threads)
 
-    def tell(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` on the loop whenever a file has ended, and its future has a result."""
-        self._on_end = ended
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on the loop whenever a file has ended, and its future is done."""
+        self._on_end = call
 
-    def submit(self, call: DecodeCall, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
+    def submit(self, call: FilesToDecode, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
         """Queue a file; ``run`` decodes it, or returns what is :class:`Heavy`.
 
         The future raises:
@@ -118,7 +120,8 @@ class DecodeQueue(Generic[R]):
 
     def _call_thread(self) -> None:
         """Let a thread run one job more: the one whose turn it is when the thread is free."""
-        self._threads.start(self._run_next, self._ended)
+        turn = asyncio.get_running_loop().run_in_executor(self._executor, self._run_next)
+        turn.add_done_callback(self._had_turn)
 
     def _run_next(self) -> _Ended[R] | None:
         """Run the next job, on a thread; None if all that wait are heavy and enough of them run."""
@@ -179,10 +182,8 @@ class DecodeQueue(Generic[R]):
         self._heavy.append(_Job(job.call, heavy.run, job.future, heavy.pixels))
         return None
 
-    def _ended(self, ended: _Ended[R] | None, error: BaseException | None) -> None:
-        if error is not None:
-            raise error
-        if ended is None:
+    def _had_turn(self, turn: asyncio.Future[_Ended[R] | None]) -> None:
+        if turn.cancelled() or (ended := turn.result()) is None:
             return
         job = ended.job
         self._num_open -= 1
@@ -194,3 +195,56 @@ class DecodeQueue(Generic[R]):
             else:
                 job.future.set_result(cast(R, ended.result))
         self._on_end()  # after the result: who waits for it goes on first
+
+
+class LoopTurn(Generic[R]):
+    """Gathers what comes in one turn of the loop, and decodes it at the beginning of the next.
+
+    So the code before decoding, decoding itself, and the code after it each run several times in a
+    row, and find in the processor's caches what the last run has left there. And the images of a
+    turn reach the members together.
+
+    Args:
+        decode: gives what becomes of a file; called on the loop.
+        most: files of one turn. What else the loop has to do waits for them.
+
+    """
+
+    def __init__(self, decode: Callable[[bytes], R], most: int) -> None:
+        self._decode, self._most = decode, most
+        self._waiting: list[tuple[bytes, asyncio.Future[R]]] = []
+        self._on_end: Callable[[], None] = lambda: None
+
+    @property
+    def num_waiting(self) -> int:
+        """How many files are decoded in the next turn."""
+        return len(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next turn takes one more."""
+        return len(self._waiting) < self._most
+
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on the loop when files have been decoded, and handed on."""
+        self._on_end = call
+
+    def submit(self, data: bytes) -> asyncio.Future[R]:
+        """Return the future of what ``decode`` gives or raises; cancelled, it is not called."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._decode_all)
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append((data, future))
+        return future
+
+    def _decode_all(self) -> None:
+        files, self._waiting = self._waiting, []
+        for data, future in files:
+            if future.done():  # its caller went away
+                continue
+            try:
+                future.set_result(self._decode(data))
+            except Exception as error:
+                future.set_exception(error)
+        asyncio.get_running_loop().call_soon(self._on_end)

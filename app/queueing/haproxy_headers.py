@@ -11,12 +11,12 @@ plain text, before the Gateway if that is late because the machine is busy.
 LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy takes it out
 REFUSED_HEADER = "x-tandem-refused"  # in a request; a client's own is taken out
 TIMEOUT_COPY = "x-tandem-timeout-seconds"  # in a request; a client's own is taken out
-# That one header may tell: without HAProxy a client could send it, and it counts as demand.
-MAX_TOLD = 1000
+# That one header may say: without HAProxy a client could send it, and it counts as demand.
+MAX_REFUSED = 1000
 
 
-def refused_before(told: str | None) -> int:
+def refused_before(text: str) -> int:
     """Return how many requests HAProxy says it refused; 0 for what is no number."""
-    if told is None or not (told.isascii() and told.isdigit()):
+    if not (text.isascii() and text.isdigit()):
         return 0
-    return int(told) if len(told) < 4 else MAX_TOLD
+    return int(text) if len(text) < 4 else MAX_REFUSED

@@ -24,13 +24,30 @@ class Entry(Protocol):
 T = TypeVar("T", bound=Entry)
 
 
+class LaneTurns:
+    """Says whose lane is next: interactive, but for one turn of ``BULK_EVERY`` while bulk waits."""
+
+    def __init__(self) -> None:
+        self._since_bulk = 0  # interactive turns since bulk last had one
+
+    def next(self, *, interactive: bool, bulk: bool) -> Lane:
+        """Return whose turn it is; the arguments say in which lanes somebody waits."""
+        if bulk and (not interactive or self._since_bulk >= BULK_EVERY - 1):
+            return "bulk"
+        return "interactive"
+
+    def taken(self, lane: Lane) -> None:
+        """Note that a lane had its turn."""
+        self._since_bulk = 0 if lane == "bulk" else self._since_bulk + 1
+
+
 class PriorityQueue(Generic[T]):
     """Two queues, each in order of arrival."""
 
     def __init__(self) -> None:
         self._interactive: deque[T] = deque()
         self._bulk: deque[T] = deque()
-        self._since_bulk = 0  # interactive places given since bulk last had one
+        self._turns = LaneTurns()
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._bulk)
@@ -38,6 +55,11 @@ class PriorityQueue(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         yield from self._interactive
         yield from self._bulk
+
+    def head(self, lane: Lane) -> T | None:
+        """Return the first of a lane, which has waited longest in it; None if it is empty."""
+        entries = self._interactive if lane == "interactive" else self._bulk
+        return entries[0] if entries else None
 
     def heads(self) -> list[T]:
         """Return the first of each lane that has one: nobody has waited longer than they."""
@@ -54,11 +76,9 @@ class PriorityQueue(Generic[T]):
     def pop(self) -> T:
         """Take the entry whose turn it is."""
         interactive, bulk = self._interactive, self._bulk
-        if bulk and (not interactive or self._since_bulk >= BULK_EVERY - 1):
-            self._since_bulk = 0
-            return bulk.popleft()
-        self._since_bulk += 1
-        return interactive.popleft()
+        lane = self._turns.next(interactive=bool(interactive), bulk=bool(bulk))
+        self._turns.taken(lane)
+        return (interactive if lane == "interactive" else bulk).popleft()
 
     def forget_the_gone(self) -> None:
         """Free the places of callers that went away."""

@@ -4,19 +4,18 @@ Members that share a process share its cores. If each had cores of its own, thos
 member would stand still until the dearer one is done; with turns every core works while an image
 waits for any member.
 
-Where the images are decoded on the same cores, a batch that could be larger waits for those that
-are being decoded while that keeps every core busy: the cores do what has to be done anyway, and the
-batch costs less an image.
+Where images are decoded on the same cores, a batch that could be larger waits for those that are
+being decoded while that keeps every core busy: the larger batch costs less an image.
 
-A batch that is whole can be taken ahead, while the cores are busy: the thread whose batch ends then
-begins the next one at once, and does not wait for an event loop that is decoding.
+A whole batch of the image that is next can be taken ahead, while the cores are busy: the thread
+whose batch ends begins it at once, and does not wait for an event loop that is decoding.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from app.queueing.hold import Hold
+from app.queueing.priority import LANES, Lane, LaneTurns
 
 MAX_HOLD_S = 0.05  # that a batch waits; eight photos are decoded in half of it on one core
 
@@ -24,9 +23,8 @@ MAX_HOLD_S = 0.05  # that a batch waits; eight photos are decoded in half of it 
 class Queue(Protocol):
     """What takes turns: something with batches to run."""
 
-    @property
-    def waiting_since(self) -> float | None:
-        """When the image that waits longest arrived; None when none waits."""
+    def waiting_since(self, lane: Lane) -> float | None:
+        """When the image that waits longest in a lane arrived; None when none waits there."""
         ...
 
     def take(self) -> Coroutine[Any, Any, None] | None:
@@ -39,12 +37,12 @@ class Queue(Protocol):
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether a batch is whole already, and would be no better for waiting longer."""
+        """Whether interactive images fill a batch, which would be no better for waiting longer."""
         ...
 
 
-class Source(Protocol):
-    """What makes the images for the queues, beside the loop, and on the same cores."""
+class ImageSource(Protocol):
+    """What decodes images for the queues on the same cores."""
 
     @property
     def num_busy(self) -> int:
@@ -53,24 +51,19 @@ class Source(Protocol):
 
     @property
     def num_coming(self) -> int:
-        """Images that it makes or is going to."""
+        """Images that it decodes or is going to."""
         ...
 
-    def tell(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` on the loop whenever an image is made, or will not be."""
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on the loop whenever an image is decoded, or will not be."""
         ...
-
-
-def num_worth_waiting_for(source: Source, num_busy: int, num_cores: int) -> int:
-    """Return how many images are coming; 0 if one of the cores is idle until they have come.
-
-    ``num_busy`` cores do something else than make them.
-    """
-    return source.num_coming if num_busy + source.num_busy >= num_cores else 0
 
 
 class BatchScheduler:
-    """Gives each free place to the queue whose image has waited longest.
+    """Gives each free place to the queue whose image is next: by lane, then by age.
+
+    Interactive images go first in all queues together; of ``BULK_EVERY`` turns one is for bulk
+    images, if any wait. So a form for one member does not keep a photo for another waiting.
 
     Args:
         num_at_once: batches at a time.
@@ -81,23 +74,23 @@ class BatchScheduler:
     """
 
     def __init__(self, num_at_once: int = 1, threads_each: int = 1, num_ahead: int = 0) -> None:
-        self._num_free, self._threads_each = num_at_once, threads_each  # less than 0: ahead
-        self._num_at_once, self._num_ahead = num_at_once, num_ahead
-        self._num_cores = num_at_once * threads_each
+        self._num_ahead = num_ahead
+        self._num_at_once, self._threads_each = num_at_once, threads_each
         self._queues: list[Queue] = []
-        self._source: Source | None = None
+        self._turns = LaneTurns()
+        self._source: ImageSource | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_called = False
-        self._hold = Hold(self._give)
+        self._hold = _Hold(self._give_turns)
 
     def join(self, queue: Queue) -> None:
         """Let ``queue`` take turns with the others."""
         self._queues.append(queue)
 
-    def share_cores_with(self, source: Source) -> None:
-        """Let batches wait for what ``source`` makes of images, while it keeps the cores busy."""
+    def share_cores_with(self, source: ImageSource) -> None:
+        """Let batches wait for what ``source`` decodes, while it keeps the cores busy."""
         self._source = source
-        source.tell(self.call)
+        source.on_decoded(self.call)
 
     def call(self) -> None:
         """Say that images wait; turns are given when what the loop does now is done.
@@ -106,46 +99,94 @@ class BatchScheduler:
         """
         if not self._is_called:
             self._is_called = True
-            asyncio.get_running_loop().call_soon(self._give)
+            asyncio.get_running_loop().call_soon(self._give_turns)
 
-    def _give(self) -> None:
+    def _give_turns(self) -> None:
         self._is_called = False
-        while queue := self._next() if self._num_free > 0 else self._next_ahead():
+        while turn := self._next():
+            lane, queue = turn
             if (run := queue.take()) is None:
                 continue
+            self._turns.taken(lane)
             self._hold.end()
-            self._num_free -= 1
             task = asyncio.get_running_loop().create_task(run)
             self._running.add(task)
             task.add_done_callback(self._ended)
 
-    def _next(self) -> Queue | None:
-        since = [(queue.waiting_since, queue) for queue in self._queues]
-        waiting = [(when, queue) for when, queue in since if when is not None]
+    def _next(self) -> tuple[Lane, Queue] | None:
+        """Return whose batch may be taken now; None if no place is free for one."""
+        num_over = len(self._running) - self._num_at_once
+        if num_over < 0:
+            return self._first(self._ready())
+        if num_over >= self._num_ahead:
+            return None
+        # Only the first may go ahead, or one member's load would keep all others waiting.
+        turn = self._first(self._queues)
+        return turn if turn and turn[1].has_whole_batch else None
+
+    def _first(self, queues: Sequence[Queue]) -> tuple[Lane, Queue] | None:
+        """Return the queue of these whose image is next, and its lane."""
+        heads = {lane: _heads(queues, lane) for lane in LANES}
+        if not any(heads.values()):
+            return None
+        lane = self._turns.next(interactive=bool(heads["interactive"]), bulk=bool(heads["bulk"]))
+        return lane, min(heads[lane], key=lambda head: head[0])[1]
+
+    def _ready(self) -> list[Queue]:
+        """Return the queues with images whose batch would not be larger for waiting a little."""
+        waiting = [queue for queue in self._queues if any(_heads([queue], lane) for lane in LANES)]
         if not waiting:
             self._hold.end()  # of images that are gone
-        elif num_coming := self._num_worth_waiting_for():
-            waiting = [pair for pair in waiting if not pair[1].would_grow(num_coming, MAX_HOLD_S)]
-            if not waiting:
-                self._hold.begin(MAX_HOLD_S)
-        return min(waiting, key=lambda pair: pair[0])[1] if waiting else None
-
-    def _next_ahead(self) -> Queue | None:
-        """Return the queue of a whole batch to take while all places are busy, if one may be."""
-        if self._num_free <= -self._num_ahead:
-            return None
-        since = [(queue.waiting_since, queue) for queue in self._queues if queue.has_whole_batch]
-        waiting = [(when, queue) for when, queue in since if when is not None]
-        return min(waiting, key=lambda pair: pair[0])[1] if waiting else None
+        if not waiting or not (num_coming := self._num_worth_waiting_for()):
+            return waiting
+        ready = [queue for queue in waiting if not queue.would_grow(num_coming, MAX_HOLD_S)]
+        if not ready:
+            self._hold.begin(MAX_HOLD_S)
+        return ready
 
     def _num_worth_waiting_for(self) -> int:
         """Return how many images are coming; 0 if a core is idle until they have come."""
-        if self._source is None or self._hold.was_whole:
+        if self._source is None or self._hold.is_over:
             return 0
-        num_busy = min(len(self._running), self._num_at_once) * self._threads_each
-        return num_worth_waiting_for(self._source, num_busy, self._num_cores)
+        num_running = min(len(self._running), self._num_at_once)
+        num_busy = num_running * self._threads_each + self._source.num_busy
+        num_cores = self._num_at_once * self._threads_each
+        return self._source.num_coming if num_busy >= num_cores else 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._num_free += 1
-        self._give()
+        self._give_turns()
+
+
+def _heads(queues: Iterable[Queue], lane: Lane) -> list[tuple[float, Queue]]:
+    """Return the queues with images in ``lane``, each with the arrival of its oldest one."""
+    since = ((queue.waiting_since(lane), queue) for queue in queues)
+    return [(arrived, queue) for arrived, queue in since if arrived is not None]
+
+
+class _Hold:
+    """The time for which a batch that would grow may wait; ``on_over`` is called at its end.
+
+    Once it is over nothing waits again until a batch has been taken.
+    """
+
+    def __init__(self, on_over: Callable[[], None]) -> None:
+        self._on_over = on_over
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+
+    def begin(self, max_s: float) -> None:
+        """Let wait for ``max_s`` at most; a wait that has begun goes on."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max_s, self._expire)
+
+    def end(self) -> None:
+        """Note that a batch was taken, or that nothing waits any more."""
+        self.is_over = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer, self.is_over = None, True
+        self._on_over()

@@ -6,7 +6,6 @@ from types import TracebackType
 
 from app.environment import MIB
 from app.errors import SlowBodyError
-from app.queueing.deadlines import Deadline, Deadlines
 
 # Nobody takes the place of an upload that has taken less, or less for each MiB that it announced.
 SLOW_AFTER_S = 1.0
@@ -16,10 +15,7 @@ SLOW_S_PER_MIB = 0.25
 class Uploads:
     """Knows them in the order of their arrival."""
 
-    def __init__(
-        self, deadlines: Deadlines | None = None, slow_after_s: float | None = None
-    ) -> None:
-        self._deadlines = deadlines or Deadlines()
+    def __init__(self, slow_after_s: float | None = None) -> None:
         self.slow_after_s = SLOW_AFTER_S if slow_after_s is None else slow_after_s
         self.under_way: dict[Upload, None] = {}  # of which none was cut
 
@@ -27,14 +23,6 @@ class Uploads:
     def num(self) -> int:
         """How many there are."""
         return len(self.under_way)
-
-    @property
-    def num_fresh(self) -> int:
-        """How many are not slow yet, as most never are."""
-        if not self.under_way:
-            return 0
-        now = asyncio.get_running_loop().time()
-        return sum(now < upload.slow_from for upload in self.under_way)
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +43,7 @@ class Uploads:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        return Upload(self, self._deadlines.within(within_s), num_bytes)
+        return Upload(self, within_s, num_bytes)
 
     def cut_slowest(self) -> bool:
         """Cancel the slowest upload if it is slow, so that its place is free in a moment.
@@ -73,10 +61,20 @@ class Uploads:
 class Upload:
     """The block of :meth:`Uploads.arriving`."""
 
-    __slots__ = ("_deadline", "_is_cut", "_uploads", "num_bytes", "slow_from")
+    __slots__ = (
+        "_is_cut",
+        "_started",
+        "_timeout",
+        "_uploads",
+        "_within_s",
+        "num_bytes",
+        "slow_from",
+    )
 
-    def __init__(self, uploads: Uploads, deadline: Deadline, num_bytes: int) -> None:
-        self._uploads, self._deadline, self.num_bytes = uploads, deadline, num_bytes
+    def __init__(self, uploads: Uploads, within_s: float, num_bytes: int) -> None:
+        self._uploads, self._within_s, self.num_bytes = uploads, within_s, num_bytes
+        self._timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
+        self._started = 0.0  # by the loop's clock
         self.slow_from = math.inf  # by the loop's clock, from the block's beginning on
         self._is_cut = False  # for another, before its time
 
@@ -84,34 +82,34 @@ class Upload:
     def is_slow(self) -> bool:
         """Whether its place may be given away; so may one whose time is over."""
         now = asyncio.get_running_loop().time()
-        return self._deadline.has_expired or now >= self.slow_from
+        return self._timeout.expired() or now >= self.slow_from
 
-    def __enter__(self) -> None:
-        self._deadline.__enter__()
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._started = asyncio.get_running_loop().time()
         slow_after_s = max(self._uploads.slow_after_s, self.num_bytes / MIB * SLOW_S_PER_MIB)
-        self.slow_from = self._deadline.started + slow_after_s
+        self.slow_from = self._started + slow_after_s
         self._uploads.under_way[self] = None
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._uploads.under_way.pop(self, None)
-        deadline = self._deadline
         try:
-            deadline.__exit__(kind, error, trace)
+            await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            took_s = asyncio.get_running_loop().time() - deadline.started
-            why = _cut_after(took_s) if self._is_cut else _late_after(deadline.seconds)
+            took_s = asyncio.get_running_loop().time() - self._started
+            why = _cut_after(took_s) if self._is_cut else _late_after(self._within_s)
             raise SlowBodyError(why) from error
 
     def cut(self) -> None:
         """Cancel the upload, unless its time is over anyway: then it ends by itself."""
-        if not self._deadline.has_expired:
+        if not self._timeout.expired():
             self._is_cut = True
-            self._deadline.expire_now()
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 def _cut_after(seconds: float) -> str:

@@ -27,14 +27,15 @@ class Usage:
         self, cores: float, expected_cpu_ms: float, cpu_s: Callable[[], float] = time.process_time
     ) -> None:
         self._cores, self._expected_cpu_ms, self._cpu_s = cores, expected_cpu_ms, cpu_s
-        self._num_arrived = self._num_done = self._num_waiting = 0
+        self._num_arrived = 0.0
+        self._num_done = self._num_waiting = 0
 
     @property
     def num_under_way(self) -> int:
         """How many images are worked on."""
         return self._num_waiting
 
-    def refused(self, num_images: int = 1) -> None:
+    def refused(self, num_images: float = 1) -> None:
         """Count images that came and were turned away: they want capacity too."""
         self._num_arrived += num_images
 

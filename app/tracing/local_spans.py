@@ -1,7 +1,7 @@
 """Keeps spans in files on this machine, one JSON object a line, within a size limit.
 
 Every process writes a file of its own and begins a new one now and then, so nothing is shared and
-nothing is rewritten. A request that left its spans together has one line for all of them.
+nothing is rewritten.
 """
 
 import json
@@ -13,15 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 
-from app.tracing.spans import RecordedSpan, RecordedTrace
-
-AnySpan = ReadableSpan | RecordedSpan
-Queued = AnySpan | RecordedTrace
 MIB = 2**20
 FILES = 8  # that the folder's bound is divided into, for one process
 
@@ -35,13 +30,13 @@ class LocalSpans(SpanExporter):
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def export(self, queued: Sequence[Queued]) -> SpanExportResult:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append; a full disk is the sink's to tell."""
-        text = b"".join(line_of(one) + b"\n" for one in queued)
+        text = b"".join(line_of(span) + b"\n" for span in spans)
         with self._lock:
             if self._file is None or self._num_bytes > self._max_bytes // FILES:
                 self._begin_file()
-                resource = {"resource": dict(_resource_of(queued[0]).attributes)}
+                resource = {"resource": dict(spans[0].resource.attributes)}
                 text = orjson.dumps(resource) + b"\n" + text
             with self._file.open("ab") as file:  # type: ignore[union-attr]
                 file.write(text)
@@ -63,64 +58,14 @@ class LocalSpans(SpanExporter):
         """Nothing is open between exports."""
 
 
-def line_of(queued: Queued) -> bytes:
-    """Return a span, or a request's, as one line of JSON; times are ns since 1970.
+def line_of(span: ReadableSpan) -> bytes:
+    """Return a span as one line of JSON; times are ns since 1970.
 
     Identities are hexadecimal. The process's resource is the same for all: it is in the file's
-    first line. Of a request's spans the line has what each has of its own (``BELOW``).
+    first line.
     """
-    match queued:
-        case RecordedTrace():
-            fields = {**_recorded(queued.root), "below": list(_parts(queued))}
-        case RecordedSpan():
-            fields = _recorded(queued)
-        case _:
-            fields = _readable(queued)
-    return orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
-
-
-def _resource_of(queued: Queued) -> Resource:
-    return queued.root.resource if isinstance(queued, RecordedTrace) else queued.resource
-
-
-# What a line says of each span right below a request's, in this order.
-BELOW = ("span_id", "name", "start_ns", "end_ns", "attributes", "links", "error")
-
-
-def _parts(trace: RecordedTrace) -> Iterator[tuple[Any, ...]]:
-    offset_ns = trace.root.offset_ns
-    for own, part in zip(trace.ids, trace.parts, strict=True):
-        name, started, ended, attributes, links, error = part
-        start_ns, end_ns = offset_ns + int(started * 1e9), offset_ns + int(ended * 1e9)
-        named = [_link(link) for link in links] if links else ()
-        yield f"{own:016x}", name, start_ns, end_ns, attributes or {}, named, error
-
-
-def _spans_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the spans of a line that was read, a request's last."""
-    below = line.pop("below", ())
-    above = {"trace_id": line["trace_id"], "parent_id": line.get("span_id"), "kind": "INTERNAL"}
-    for part in below:
-        yield above | dict(zip(BELOW, part, strict=True))
-    yield line
-
-
-def _recorded(span: RecordedSpan) -> dict[str, Any]:
-    return {
-        **_identity(span.own, span.parent.span if span.parent else None),
-        "name": span.name,
-        "kind": span.kind.name,
-        "start_ns": span.start_ns,
-        "end_ns": span.end_ns,
-        "attributes": span.attributes,
-        "links": list(map(_link, span.links)),
-        "error": span.error,
-    }
-
-
-def _readable(span: ReadableSpan) -> dict[str, Any]:
     assert span.context is not None
-    return {
+    fields = {
         **_identity(span.context, span.parent),
         "name": span.name,
         "kind": span.kind.name,
@@ -130,6 +75,7 @@ def _readable(span: ReadableSpan) -> dict[str, Any]:
         "links": [_link(link.context) for link in span.links],
         "error": span.status.description or "" if not span.status.is_ok else None,
     }
+    return orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _identity(own: SpanContext, parent: SpanContext | None) -> dict[str, str | None]:
@@ -157,7 +103,7 @@ def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(found, dict) and "trace_id" in found:
-                yield from ({"resource": resource} | span for span in _spans_of(found))
+                yield {"resource": resource} | found
             elif isinstance(found, dict):
                 resource = found.get("resource", {})
 

@@ -1,7 +1,6 @@
 """The span that code runs in: of a sampled request, or of a call of a stage within it."""
 
 import contextvars
-from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from opentelemetry import trace
@@ -19,36 +18,11 @@ ids = RandomIdGenerator()
 Value = str | int | float | bool  # of an attribute
 
 
-class SpanPart(NamedTuple):
-    """What a span has besides its trace, its parent and its resource."""
-
-    name: str
-    started: float  # time.monotonic, as ``ended``
-    ended: float
-    attributes: Mapping[str, Value] | None
-    links: Collection[SpanContext]
-    error: str | None  # why it failed, if it did
-
-
-class SpanBuffer:
-    """The spans of a request's stages until it is over; then all leave together.
-
-    To keep one here costs a fifth of handing it to two sinks by itself (timed by hand).
-    """
-
-    __slots__ = ("is_over", "parts")
-
-    def __init__(self) -> None:
-        self.parts: list[SpanPart] = []
-        self.is_over = False  # what is recorded from now on leaves by itself
-
-
 class Parent(NamedTuple):
     """The span of a sampled request, or of the call of a stage within it."""
 
     span: SpanContext
     resource: Resource  # of this process
-    buffer: SpanBuffer | None = None  # for the spans below it; None: each leaves by itself
 
 
 # What was found last in this context, and of which span: every stage of a request asks.
@@ -101,15 +75,6 @@ def continue_below(ids: SpanIds | None) -> None:
         return
     span = SpanContext(ids.trace, ids.span, True, SAMPLED)
     _told.set(Parent(span, place_of(provider.resource)))
-
-
-def run_below(parent: Parent) -> None:
-    """Let what this task does from now on be below ``parent``, a request's span of our own.
-
-    The SDK is told too: who asks it for the current span finds one that does not record.
-    """
-    _told.set(parent)
-    attach(trace.set_span_in_context(NonRecordingSpan(parent.span), Context()))
 
 
 class Place(Resource):

@@ -18,7 +18,7 @@ from app.tracing.local_spans import LocalSpans
 from app.tracing.logs import TraceIds
 from app.tracing.parents import orphans
 from app.tracing.sink import Sink
-from app.tracing.spans import Recorded, outlets
+from app.tracing.spans import outlets
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
@@ -66,10 +66,10 @@ class Pipeline(SpanProcessor):
         for sink in self.sinks:
             sink.on_end(span)
 
-    def take(self, recorded: Recorded) -> None:
-        """Pass on what was recorded; :func:`current_parent` has left out what nobody wants."""
+    def take(self, span: ReadableSpan) -> None:
+        """Pass on a recorded span; :func:`current_parent` has left out what nobody wants."""
         for sink in self.sinks:
-            sink.on_end(recorded)
+            sink.on_end(span)
 
     def shutdown(self) -> None:
         """Send what is left, unless nobody takes it."""

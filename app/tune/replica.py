@@ -16,14 +16,16 @@ import psutil
 
 from app.deployments.assembly import Assembly, assemble
 from app.errors import ConfigError
-from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
+from app.graph.observer import RequestObserver
+from app.graph.request import RequestBody, RequestOptions
 from app.messages import Fault
+from app.queueing.byte_budget import Share
 from app.settings import Settings
 from models.errors import TandemError
 
 RAMP = 0.25  # of a run's time, before it: the clients start all at once, which is not counted
-REQUEST_S = 60.0  # a request's time; the service's own is no matter here
+REQUEST_S = 60.0  # a request's time at most; the settings may give it less
+OPTIONS = RequestOptions("tune", top_k=1, cache_control="no-store")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
@@ -56,6 +58,17 @@ class ReplicaFailed:
     """Why there is no answer."""
 
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """The body of a request that is here already."""
+
+    data: bytes
+
+    async def read(self, share: Share) -> RequestBody:
+        """Return it; see :class:`app.graph.request.BodyReader`."""
+        return RequestBody([self.data])
 
 
 def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Connection) -> None:
@@ -97,8 +110,7 @@ async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadReque
     async def client() -> None:
         while (sent := time.perf_counter()) < end:
             body = bodies[next(numbers) % len(bodies)]
-            request = ClassifyRequest([body], 1, REQUEST_S, "tune", Timeline(), cache_use="off")
-            (result,) = await graph.service.classify(request)
+            (result,) = await graph.service.answer(Photo(body), OPTIONS, RequestObserver())
             if isinstance(result, Fault):
                 raise ConfigError(f"a photo could not be classified: {result.message}")
             if (now := time.perf_counter()) >= begin:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.calls.ray_features import ACCESS_LOG, DIRECT_REQUESTS, GRPC_OPTIONS, STAGE_ROUTER
+from app.calls.ray_features import GRPC_OPTIONS, STAGE_ROUTER
 from app.calls.ray_names import Feature
 from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
 from tests.support.renamed_ray import renamed_ray
@@ -26,9 +26,7 @@ NAMES = {
     SIGNALS: "set_sigterm_handler",
     CONTROLLER: "get_serve_instance_details",
     GRPC_OPTIONS: "DEFAULT_GRPC_SERVER_OPTIONS",
-    ACCESS_LOG: "log_access_log_filter",
     STAGE_ROUTER: "on_new_queue_len_info",
-    DIRECT_REQUESTS: "start_asgi_http_server",
 }
 OF_LAUNCH = (FORKS, ONE_MACHINE, LOG_MONITOR, SIGNALS, CONTROLLER)
 

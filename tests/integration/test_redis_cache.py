@@ -12,9 +12,9 @@ import pytest
 from app.caching import redis_store
 from app.deployments.combiner import Combiner
 from app.graph.cached import CachedEnsemble
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
@@ -90,7 +90,7 @@ def store_of(service: EnsembleService):
 
 
 async def classify(service: EnsembleService, *files: bytes) -> list[Classified]:
-    request = ClassifyRequest(list(files), 3, 60.0, "id", Timeline())
+    request = ClassifyRequest(list(files), 3, 60.0, "id", RequestObserver())
     async with asyncio.timeout(60):
         answers = await service.classify(request)
         await store_of(service).written()
@@ -170,7 +170,7 @@ async def test_gone_and_back(gateways, redis):
 async def ask(service: EnsembleService, file: bytes) -> Classified:
     """Classify one file, and do not wait for what is written."""
     async with asyncio.timeout(60):
-        request = ClassifyRequest([file], 3, 60.0, "id", Timeline())
+        request = ClassifyRequest([file], 3, 60.0, "id", RequestObserver())
         (answer,) = await service.classify(request)
     return answer
 

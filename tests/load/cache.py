@@ -32,8 +32,8 @@ from app.bench.generator import run_load
 from app.bench.load import Load, photos_in
 from app.bench.samples import summarise
 from app.deployments.assembly import assemble
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.settings import Settings
 
@@ -124,7 +124,9 @@ async def cost_of_a_hit(photos: Sequence[bytes]) -> dict[str, float]:
     service = assemble(Settings(cache="local", trace_dir=None)).service
 
     async def ask() -> None:
-        (answer,) = await service.classify(ClassifyRequest([photo], 5, 60.0, "hit", Timeline()))
+        (answer,) = await service.classify(
+            ClassifyRequest([photo], 5, 60.0, "hit", RequestObserver())
+        )
         assert not isinstance(answer, Fault)
 
     await ask()

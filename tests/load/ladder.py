@@ -35,9 +35,7 @@ BUSY = TOLD | {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "100",
 }
 WARM_UP_S = 8.0
-IN_GATEWAY = {"decode_processes": 0}
-WRAPPED = IN_GATEWAY | {"direct_requests": False}
-SEPARATE = WRAPPED | {"decoder": "deployment", "members": "deployment"}
+SEPARATE = {"decoder": "deployment", "members": "deployment"}
 THROUGH_RAY = SEPARATE | {"local_channels": False}
 
 
@@ -56,11 +54,10 @@ RUNGS = {
     "queue": Rung("batch queue, fixed batch sizes, no pinning", THROUGH_RAY, PLAIN | BUSY),
     "haproxy": Rung("HAProxy and Serve's throughput mode", THROUGH_RAY, BUSY),
     "sockets": Rung("calls over Unix-domain sockets instead of through Ray", SEPARATE, BUSY),
-    "decoder": Rung("Decoder in the Gateway's process", WRAPPED | {"members": "deployment"}, BUSY),
-    "members": Rung("members in the Gateway's process, by turns", WRAPPED, BUSY),
-    "rest": Rung("Serve's intervals at rest", WRAPPED, TOLD),
-    "direct": Rung("plain requests past Serve's wrapper", IN_GATEWAY, TOLD),
-    "silent": Rung("photos decoded in a process; Serve told of no request: what is served now"),
+    "decoder": Rung("Decoder in the Gateway's process", {"members": "deployment"}, BUSY),
+    "members": Rung("members in the Gateway's process, by turns", {}, BUSY),
+    "rest": Rung("Serve's intervals at rest", {}, TOLD),
+    "silent": Rung("Serve told of no request: what is served now"),
     "combiner": Rung("instead: the Combiner a deployment", {"combiner": "deployment"}),
     "sizes-1-4": Rung("instead: batch sizes 1, 4", {"batch_sizes": [1, 4]}),
     "sizes-1-2-4": Rung("instead: batch sizes 1, 2, 4", {"batch_sizes": [1, 2, 4]}),
@@ -73,7 +70,7 @@ RUNGS = {
 
 def main(
     photos: Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)],
-    only: Annotated[str, typer.Option(help="rungs, with commas")] = ",".join(list(RUNGS)[:9]),
+    only: Annotated[str, typer.Option(help="rungs, with commas")] = ",".join(list(RUNGS)[:8]),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of each turn", min=1)] = 10.0,
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,

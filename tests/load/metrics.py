@@ -18,10 +18,10 @@ from machine import describe
 from ray import serve
 from result_file import write_result
 
+from app.metrics.answers import observe_stage, record_answers
 from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
 from app.metrics.requests import record_request
-from app.metrics.responses import observe_stage, record_answers
 from app.queueing.batch_records import ExecutedBatch, QueueReport
 from app.responses import Classified, MemberOpinion, Prediction, StageTiming, Timings
 

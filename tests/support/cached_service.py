@@ -7,10 +7,9 @@ import numpy as np
 
 from app.deployments.combiner import Combiner
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
-from tests.support.fakes import FakeDecoder, FakeMember, service_of
+from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 
 ONE, TWO = b"good", b"good two"  # by whose lengths the members tell them apart
 ROWS = {
@@ -32,7 +31,7 @@ class Cached:
         self.service = service_of(self.settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, top_k: int = 2, **options: object):
-        request = ClassifyRequest(list(files), top_k, 10.0, "id", Timeline(), **options)
+        request = ClassifyRequest(list(files), top_k, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 
     @property

@@ -14,8 +14,8 @@ class Decoding:
     def num_busy(self) -> int:
         return min(self.num_coming, self._num_threads)
 
-    def tell(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        self._ended = call
 
     def end(self, num: int = 1) -> None:
         self.num_coming -= num

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,14 +12,13 @@ from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.deployments.many import classify_many, decode_many
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
-from app.graph.intake import Intake, ReadFiles, RequestOptions
 from app.graph.keys import read_keys
-from app.graph.request import ClassifyRequest, RequestAnswers
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.messages import Combined, Decoded, Fault, MemberAnswer
 from app.queueing.admission import Admission
-from app.queueing.byte_budget import ByteBudget
+from app.queueing.byte_budget import ByteBudget, Share
 from app.queueing.priority import Lane
 from app.responses import (
     Classified,
@@ -49,52 +48,46 @@ class FakeAdmission(Admission):
     def refused_before(self, num: int) -> None:
         self.num_refused_before += num
 
-    @contextmanager
-    def admit(self, timeout_s: float = math.inf) -> Iterator[None]:
+    def begin(self) -> None:
         if self.is_full:
-            told = () if self.limit is None else (self.limit,)
-            raise OverloadedError("as many as the limit are under way", 7, *told)
-        yield
+            limit = () if self.limit is None else (self.limit,)
+            raise OverloadedError("as many as the limit are under way", *limit)
+        super().begin()
 
 
-class FakeService:
+class FakeService(EnsembleService):
     """Answers with the files' first bytes as labels; ``raises`` fails the request as a whole.
 
-    Intake, keys and limits are the real ones.
+    Admission, reading, keys and limits are the real ones.
     """
 
     def __init__(self, settings: Settings | None = None, num_classes: int = 10) -> None:
         self.settings = settings or Settings(max_body_bytes=1000, max_files=3)
         self.num_classes = num_classes
+        self._is_multi_label = False
+        self._default_top_k = min(self.settings.default_top_k, num_classes)
+        self._answer_timeout_s = self.settings.request_timeout_s
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
         self.keys = read_keys(self.settings)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
         self.admission = FakeAdmission(self.settings.max_concurrent_requests)
-        self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
-        self.answer_within(self.settings.request_timeout_s)
+        self._byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
+
+    @property
+    def byte_budget(self) -> ByteBudget:
+        return self._byte_budget
 
     def answer_within(self, seconds: float) -> None:
         """Set the time that the answer has once the body is there."""
-        self.intake = Intake(
-            self.settings,
-            self.num_classes,
-            self.classify,
-            self.admission,
-            self.byte_budget,
-            seconds,
-        )
-
-    async def answer(
-        self, read: ReadFiles, options: RequestOptions, timeline: Timeline
-    ) -> RequestAnswers:
-        return await self.intake.answer(read, options, timeline)
+        self._answer_timeout_s = seconds
 
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
         self.requests.append(request)
         if self.raises:
             raise self.raises
+        request.observer.answered()
         return [self._one(data, request.request_id) for data in request.files]
 
     def _one(self, data: bytes, request_id: str) -> Classified | Fault:
@@ -218,6 +211,25 @@ class FakeCombiner:
         return [
             Combined(top_k(row, LABELS, k), own, agreement, 0.5, self.fingerprint) for row in rows
         ]
+
+
+def arrived(clock: Callable[[], float] = time.monotonic, read_s: float = 0.0) -> RequestObserver:
+    """Return the observer of a request whose body has been read; that took ``read_s``."""
+    observer = RequestObserver(clock)
+    with observer.stage("read") as reading:
+        pass
+    reading.end_ms = reading.start_ms + read_s * 1e3
+    return observer
+
+
+class BodyAtHand:
+    """The body of a request that is there already."""
+
+    def __init__(self, *files: bytes) -> None:
+        self._files = list(files)
+
+    async def read(self, share: Share) -> RequestBody:
+        return RequestBody(self._files)
 
 
 def of_model_set(settings: Settings, *stages: object) -> None:

@@ -13,9 +13,8 @@ from models.runtime import Pixels
 class ImageFuture(asyncio.Future[BatchResult]):
     """The future of one image."""
 
-    def __init__(self, queue: BatchQueue) -> None:
+    def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self._queue = queue
         self.entry: Waiting | None = None
 
     def cancel(self, msg: object = None) -> bool:
@@ -23,7 +22,7 @@ class ImageFuture(asyncio.Future[BatchResult]):
         if not super().cancel(msg):
             return False
         if self.entry is not None:
-            self._queue.leave(self.entry)
+            self.entry.leave()
         return True
 
     def end(self, entry: Waiting) -> None:
@@ -34,6 +33,18 @@ class ImageFuture(asyncio.Future[BatchResult]):
             self.set_result(entry.result)
 
 
+class NumberedCall:
+    """A call whose images have futures; ``number`` tells it from others."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.futures: dict[Waiting, ImageFuture] = {}
+
+    def image_ended(self, entry: Waiting) -> None:
+        """Hear of an image."""
+        self.futures[entry].end(entry)
+
+
 def submit(
     queue: BatchQueue,
     images: Sequence[Pixels] | Pixels,
@@ -42,9 +53,9 @@ def submit(
     call: int = 0,
 ) -> list[ImageFuture]:
     """Queue images and return a future for each."""
-    futures: dict[Waiting, ImageFuture] = {}
-    entries = queue.submit(images, lambda e: futures[e].end(e), timeout_s, lane, call)
+    numbered = NumberedCall(call)
+    entries = queue.submit(images, numbered, timeout_s, lane)
     for entry in entries:
-        futures[entry] = ImageFuture(queue)
-        futures[entry].entry = entry
-    return [futures[entry] for entry in entries]
+        numbered.futures[entry] = ImageFuture()
+        numbered.futures[entry].entry = entry
+    return [numbered.futures[entry] for entry in entries]

@@ -66,3 +66,33 @@ async def _ask(app: Any, asked: Asked) -> Told:
     }
     await app(scope, receive, send)
     return told
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="f"; filename="1"\r\n\r\nimage one\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="f"; filename="2"\r\n\r\ntext\r\n--b--\r\n'
+)
+REQUESTS = {
+    "image": Asked(chunks=(b"image", b" in two")),
+    "top_k": Asked(query=b"top_k=3", chunks=(b"image",)),
+    "top_k too large": Asked(query=b"top_k=9999", chunks=(b"image",)),
+    "no image": Asked(chunks=(b"text",)),
+    "form": Asked(headers=[(b"content-type", b"multipart/form-data; boundary=b")], chunks=(FORM,)),
+    "broken form": Asked(headers=[(b"content-type", b"multipart/form-data")], chunks=(FORM,)),
+    "too long": Asked(chunks=(bytes(5000),)),
+    "hangs up": Asked(chunks=(b"ima",), hangs_up=True),
+    "bad timeout": Asked(headers=[(b"x-request-timeout-seconds", b"x")], chunks=(b"image",)),
+    "bad priority": Asked(headers=[(b"priority", b"u=9")], chunks=(b"image",)),
+}
+STATUSES = {
+    "image": 200,
+    "top_k": 200,
+    "top_k too large": 422,
+    "no image": 400,
+    "form": 200,
+    "broken form": 422,
+    "too long": 413,
+    "hangs up": 499,
+    "bad timeout": 422,
+    "bad priority": 422,
+}

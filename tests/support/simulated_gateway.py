@@ -84,9 +84,7 @@ class SimulatedGateway:
             room = Room(machine.num_cores, machine.max_batch_size, self.target_wait_s)
             self.limit = ConcurrencyLimit(MAX_REQUESTS, room)
         self.num_told = 0
-        self.admission = Admission(
-            MAX_REQUESTS, self.clock, self._count, self.limit, usual_timeout_s=TIMEOUT_S
-        )
+        self.admission = Admission(MAX_REQUESTS, self.clock, self._count, self.limit)
         self._proxy = Proxy()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -117,7 +115,7 @@ class SimulatedGateway:
             if self._proxy.num_refused:
                 self.admission.refused_before(self._proxy.num_refused)
                 self._proxy.num_refused = 0
-        admitted = self.admission.admit(TIMEOUT_S)
+        admitted = self.admission.admit()
         try:
             admitted.__enter__()
         except OverloadedError as error:

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from app.calls.ray_features import (
-    ACCESS_LOG,
-    DIRECT_REQUESTS,
     GRPC_OPTIONS,
     LOOPBACK,
     PICKLED_CALLS,
@@ -29,9 +27,6 @@ from tests.support.tiny_networks import write_tiny_set
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = ("ray._private", "ray.serve._private", "ray.serve.context", "grpc.aio._server")
-# Imported in a function, once their feature fits.
-WITH_PRIVATE_NAMES = {"app/deployments/replica_server.py", "app/deployments/serve_replica.py"}
-MODULES = {f"app.deployments.{Path(path).stem}" for path in WITH_PRIVATE_NAMES}
 OPTIONAL = [
     pytest.param(feature, name, id=f"{name.module}.{name.name}")
     for feature in REPLICA_FEATURES
@@ -77,7 +72,6 @@ def test_without_an_optional_name_a_picture_is_classified(
     ours = "app.calls.locality_router:LocalityRouter"
     has_router = {router == ours for router in answer["routers"].values()}
     assert has_router == {feature is not STAGE_ROUTER}
-    assert MODULES.isdisjoint(answer["imported"]) is (feature is DIRECT_REQUESTS)
 
 
 @pytest.mark.parametrize("name", LOOPBACK.names, ids=dotted)
@@ -92,7 +86,7 @@ def test_without_what_protects_the_service_is_refused_in_a_line(
 
 
 def test_the_features_are_those_that_something_leans_on() -> None:
-    optional = {GRPC_OPTIONS, ACCESS_LOG, STAGE_ROUTER, PICKLED_CALLS, DIRECT_REQUESTS}
+    optional = {GRPC_OPTIONS, STAGE_ROUTER, PICKLED_CALLS}
     assert optional < {feature for feature in REPLICA_FEATURES if not feature.is_required}
     features = (*REPLICA_FEATURES, *LAUNCH_FEATURES)
     assert sum(len(feature.names) for feature in features if feature.is_required) <= 12
@@ -117,14 +111,4 @@ def test_no_module_imports_a_private_name_before_it_was_looked_up() -> None:
             f"{module}.".startswith(f"{p}.") for p in PRIVATE for module in imports_at_the_top(path)
         )
     }
-    assert importing == WITH_PRIVATE_NAMES
-
-
-def test_what_serve_imports_is_imported_without_them() -> None:
-    code = "import sys, app.main; print([m for m in sys.modules if m.startswith('app.')])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    imported = ast.literal_eval(done.stdout)
-    assert "app.deployments.gateway" in imported
-    assert MODULES.isdisjoint(imported)
+    assert not importing

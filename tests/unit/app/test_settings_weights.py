@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from app.deployments.assembly import assemble
 from app.deployments.combiner import Combiner
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.launch.config import ServeConfig
 from app.settings import Settings
 from models.errors import ModelSetError
@@ -21,7 +21,7 @@ def settings_of(tiny_set, **settings: object) -> Settings:
 
 async def test_only_these_members_are_compiled_and_asked(tiny_set):
     graph = assemble(settings_of(tiny_set, weights={"unsure": 2.0}))
-    request = ClassifyRequest([picture("red")], 1, 60.0, "id", Timeline())
+    request = ClassifyRequest([picture("red")], 1, 60.0, "id", RequestObserver())
     (answer,) = await graph.service.classify(request)
     assert answer.members.keys() == {"unsure"}
     assert answer.predictions[0].label == "mostly red"

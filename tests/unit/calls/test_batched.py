@@ -87,7 +87,7 @@ async def test_what_one_is_refused_the_others_get() -> None:
         return_exceptions=True,
     )
     assert isinstance(found[1], OverloadedError)
-    assert found[1].retry_after_s == 3
+    assert found[1].limit == 3
     assert [len(found[i].probabilities) for i in (0, 2)] == [1, 1]
 
 

@@ -99,7 +99,7 @@ def test_what_a_member_found_arrives() -> None:
         np.testing.assert_array_equal(one.probabilities, expected.probabilities)
         assert one._replace(probabilities=None) == expected._replace(probabilities=None)
     assert isinstance(found[1], OverloadedError)
-    assert (found[1].message, found[1].retry_after_s) == ("full", 7)
+    assert (found[1].message, found[1].limit) == ("full", 7)
     assert all(type(size) is int for size in found[0].batch_size)
 
 

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from ray.exceptions import ActorDiedError
 
-from app.calls.known_replicas import KnownReplicas, note_replicas
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, call_remote
 from app.errors import NotReadyError
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
@@ -58,20 +57,3 @@ class HangsOnce(DiesOnce):
 
 async def test_a_replica_that_hangs_is_one_of_several():
     assert await call_remote(HangsOnce().add, 1, left_s=0.1) == 2
-
-
-async def test_the_images_that_a_decoder_was_asked_for_are_coming() -> None:
-    decoder, told = FakeDecoder(), []
-    handle = FakeHandle(decoder)
-    handle.deployment_name = "decoder_near"
-    remote = RemoteDecoder(handle, num_threads=2)
-    remote.tell(lambda: told.append(remote.num_coming))
-    asked = asyncio.create_task(remote.decode([b"good", b"too"], 60, "interactive"))
-    await asyncio.sleep(0)
-    assert (remote.num_coming, remote.num_busy) == (2, 0)  # none of its replicas is near
-    note_replicas("fake", "decoder_near", KnownReplicas(3, ("a",)))
-    assert remote.num_busy == 2
-    await asked
-    await asyncio.sleep(0)
-    assert (remote.num_coming, told) == (0, [0])
-    assert remote.num_busy == 0

@@ -1,7 +1,6 @@
 """The Classifier on a tiny network: each image its own row, and a caller that leaves."""
 
 import asyncio
-import math
 import threading
 
 import numpy as np
@@ -46,7 +45,7 @@ async def test_every_image_has_its_own_row(tiny_set):
 
 async def test_it_knows_what_an_image_takes(tiny_set, monkeypatch):
     classifier = Classifier(settings(tiny_set), "sure")
-    assert classifier.image_s == math.inf  # nothing has run
+    assert classifier.images_per_s == 0  # nothing has run
     rows = np.full((4, 3), 1 / 3, np.float32)
     taken_s = [0.4]
 
@@ -55,10 +54,12 @@ async def test_it_knows_what_an_image_takes(tiny_set, monkeypatch):
 
     monkeypatch.setattr(classifier, "_predict", predict)
     await classifier.classify(images("red", "red", "red", "red"), 10.0)
-    assert classifier.image_s == pytest.approx(0.1)
+    num_threads = classifier.calls_at_once
+    assert classifier.images_per_s == pytest.approx(num_threads / 0.1)
     taken_s[0] = 4.0
     await classifier.classify(images("red", "red", "red", "red"), 10.0)
-    assert classifier.image_s == pytest.approx(0.1 + LAST_BATCH_SHARE * (1.0 - 0.1))
+    image_s = 0.1 + LAST_BATCH_SHARE * (1.0 - 0.1)
+    assert classifier.images_per_s == pytest.approx(num_threads / image_s)
 
 
 async def test_too_many_images_and_no_time(tiny_set):

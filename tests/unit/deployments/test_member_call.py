@@ -1,6 +1,7 @@
 """A call of a member of this process: one answer for all its images."""
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from app.deployments.member_call import MemberCall
 from app.messages import MemberAnswer
 from app.queueing.batch_records import BatchResult, ExecutedBatch, Waiting
+from app.scaling.usage import Usage
 
-BATCH = ExecutedBatch(0.0, 1.0, (0,))
+BATCH = ExecutedBatch(0.0, 1.0, ())
 IMAGE = np.zeros((1, 1, 3), np.uint8)
 
 
@@ -18,28 +20,25 @@ def result(value: float) -> BatchResult:
 
 
 class Heard:
-    """A call of so many images, and what it says when it is over."""
+    """A call of so many images, and what its observer hears when it is over."""
 
     def __init__(self, num_images: int) -> None:
         self.ends: list = []
-        self.left: list[Waiting] = []
-        self.call = MemberCall(self, self.finished)  # type: ignore[arg-type]
-        done = self.call.image_done
-        self.entries = [Waiting(IMAGE, done, 0.0, 1.0, 0) for _ in range(num_images)]
-        self.call.wait_for(list(self.entries))
+        self.usage = Usage(1, 1.0)
+        self.call = MemberCall(self, self.usage, num_images, "of this set")  # type: ignore[arg-type]
+        self.entries = [Waiting(IMAGE, self.call, 0.0, 1.0) for _ in range(num_images)]
+        self.call.entries = list(self.entries)
 
-    def leave(self, entry: Waiting) -> None:
-        """What the batch queue is told."""
-        if not entry.is_over:
-            self.left.append(entry)
-            entry.end(None)
+    @property
+    def left(self) -> list[Waiting]:
+        """Those without an outcome that are dropped in their turn."""
+        return [e for e in self.entries if e.is_over and e.result is None and e.error is None]
 
-    def finished(self, results, error) -> MemberAnswer | None:
-        self.ends.append((results, error))
-        if results is None:
-            return None
-        rows = np.stack([one.probabilities for one in results])
-        return MemberAnswer(rows, (0.5,), (1.0,), (1,), "of this set")
+    def answered(self, call: MemberCall, results: Sequence[BatchResult]) -> None:
+        self.ends.append((results, None))
+
+    def failed(self, call: MemberCall, error: BaseException) -> None:
+        self.ends.append((None, error))
 
 
 async def test_results_come_in_order_once_all_are_there():
@@ -110,3 +109,14 @@ async def test_an_image_is_told_of_once():
     heard.entries[0].end(None, ValueError("second"))
     assert len(heard.ends) == 1
     assert heard.call.done()
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_its_images_are_under_way_until_it_ends(ends_well):
+    heard = Heard(2)
+    assert heard.usage.num_under_way == 2
+    for entry in heard.entries:
+        entry.end(result(1) if ends_well else None, None if ends_well else ValueError("bad"))
+    assert heard.usage.num_under_way == 0
+    assert heard.usage.figures()["images_done"] == (2 if ends_well else 0)
+    assert isinstance(heard.call.exception(), type(None) if ends_well else ValueError)

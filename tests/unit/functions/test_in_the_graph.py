@@ -11,12 +11,11 @@ from app.deployments.assembly import assemble
 from app.deployments.combiner import Combiner
 from app.errors import FunctionError, UnhealthyError
 from app.graph.request import ClassifyRequest, TensorRequest
-from app.graph.timeline import Timeline
 from app.http.api import create_api
 from app.metrics.table import FAILED_FUNCTIONS
 from app.settings import Settings
 from tests.support import own_functions
-from tests.support.fakes import FakeDecoder, FakeMember, service_of
+from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 from tests.support.tiny_networks import picture
 
 OWN = "tests.support.own_functions"
@@ -41,7 +40,7 @@ class Graph:
         self.service = service_of(self.settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, **options: object):
-        request = ClassifyRequest(list(files), 3, 10.0, "id", Timeline(), **options)
+        request = ClassifyRequest(list(files), 3, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from app.errors import NotReadyError, OverloadedError
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, ForwardedRequest
-from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.metrics.table import ANSWERS, CACHE_BYTES, CACHE_EVICTIONS, CACHE_LOOKUPS, STAGE_MS
 from app.responses import as_json
 from tests.support.cached_service import ONE, TWO, Cached, without_timings
+from tests.support.fakes import arrived
 from tests.support.hand_clock import HandClock
 from tests.support.instruments import Instruments
 
@@ -39,10 +40,9 @@ async def test_without_a_cache_answers_have_no_word_of_it(tiny_set):
 async def test_the_timings_of_a_hit_are_its_own_requests(cached):
     await cached.classify(ONE)
     clock = HandClock()
-    timeline = Timeline(clock.monotonic)
-    timeline.reading.end_ms = 250.0
+    observer = arrived(clock.monotonic, read_s=0.25)
     clock.now += 0.25
-    (hit,) = await cached.service.classify(ClassifyRequest([ONE], 1, 10.0, "own", timeline))
+    (hit,) = await cached.service.classify(ClassifyRequest([ONE], 1, 10.0, "own", observer))
     assert hit.request_id == "own"
     assert hit.timings_ms.total == 250.0
     stages = [(s.stage, s.start_ms, s.duration_ms) for s in hit.timings_ms.stages]
@@ -142,7 +142,7 @@ async def test_a_hit_is_no_sign_that_members_answer(cached):
 
 async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
     await cached.classify(ONE)
-    request = ClassifyRequest([ONE], 2, 10.0, "id", Timeline())
+    request = ClassifyRequest([ONE], 2, 10.0, "id", RequestObserver())
     for use, expected in (("use", True), ("renew", None), ("off", None)):
         forwarded = ForwardedRequest.of(request._replace(cache_use=use))
         (answer,) = await cached.service.handle_forwarded(forwarded)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from app.deployments.combiner import Combiner
 from app.errors import OverloadedError
 from app.graph.cached import CachedEnsemble
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.messages import Fault, MemberAnswer
 from app.settings import Settings
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
@@ -73,7 +73,7 @@ def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy)
                 await asyncio.sleep(0)
             files = [FILES[name] for name in of["files"]]
             request = ClassifyRequest(
-                files, 3, 60.0, "id", Timeline(), of["lane"], cache_use=of["cache_use"]
+                files, 3, 60.0, "id", RequestObserver(), of["lane"], cache_use=of["cache_use"]
             )
             answers = await service.classify(request)
             for name, answer in zip(of["files"], answers, strict=True):

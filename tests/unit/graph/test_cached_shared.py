@@ -9,8 +9,8 @@ from app.caching.response_cache import ResponseCache
 from app.caching.values import RowsFormat
 from app.deployments.combiner import Combiner
 from app.graph.cached import CachedEnsemble
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.metrics.cache import record_redis
 from app.metrics.table import CACHE_LOOKUPS, CACHE_REDIS
 from app.setting_values import RedisAddress
@@ -38,7 +38,7 @@ class Gateway:
         assert isinstance(self.store, RedisStore)
 
     async def cached(self, *files: bytes, **options: object) -> list[bool]:
-        request = ClassifyRequest(list(files), 3, 10.0, "id", Timeline(), **options)
+        request = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), **options)
         answers = await self.service.classify(request)
         await self.store.written()
         assert all(answer.predictions[0].probability > 0.4 for answer in answers)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from app.deployments.assembly import assemble
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.cascade import Cascade, cascade_of
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from models.image import ImageRule
@@ -41,7 +41,7 @@ class Graph:
 
     async def classify(self, *files: bytes, timeout_s: float = 10.0):
         return await self.service.classify(
-            ClassifyRequest(list(files), 3, timeout_s, "id", Timeline())
+            ClassifyRequest(list(files), 3, timeout_s, "id", RequestObserver())
         )
 
 
@@ -106,7 +106,7 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
     cascade = Cascade(members, INPUTS, 0.55, "")
-    request = ClassifyRequest([], 1, 10.0, "id", Timeline())
+    request = ClassifyRequest([], 1, 10.0, "id", RequestObserver())
     groups = asyncio.run(cascade.ask(images, request))
     found = {}
     for group in groups:
@@ -203,7 +203,7 @@ async def test_a_single_member_has_nobody_to_skip(tiny_set):
     member = FakeMember(SURE)
     settings = Settings(model_set=str(tiny_set), cascade_margin=0.5)
     service = service_of(settings, FakeDecoder(), {"only": member}, FakeCombiner())
-    (answer,) = await service.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", Timeline()))
+    (answer,) = await service.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", RequestObserver()))
     assert isinstance(answer, Classified)
     assert answer.skipped_members is None
     assert service.served_models().cascade_margin is None
@@ -224,7 +224,7 @@ async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
     both = np.full((24, 24, 3), COLORS["green"], np.uint8)
     both[:12] = COLORS["red"]
     files = [cv2.imencode(".png", both)[1].tobytes(), picture("green")]
-    half, green = await service.classify(ClassifyRequest(files, 1, 10.0, "id", Timeline()))
+    half, green = await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
     assert isinstance(half, Classified)
     assert isinstance(green, Classified)
     assert (half.skipped_members, green.skipped_members) == (None, ["unsure"])

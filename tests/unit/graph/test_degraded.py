@@ -6,10 +6,9 @@ import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.members import MEMBER_TRIAL_EVERY_S, Members
-from app.graph.quorum import enough_of, needed_of
+from app.graph.members import MEMBER_TRIAL_EVERY_S, Members, enough_of, needed_of
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
@@ -36,7 +35,7 @@ class Graph:
                 breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0) -> Classified:
-        timeline = Timeline(asyncio.get_running_loop().time)  # which may be virtual
+        timeline = RequestObserver(asyncio.get_running_loop().time)  # which may be virtual
         request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline)
         (answer,) = await self.service.classify(request)
         assert isinstance(answer, Classified)

@@ -9,12 +9,19 @@ from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.responses import Classified
 from app.settings import Settings
 from models.errors import ModelSetError
-from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
+from tests.support.fakes import (
+    NOT_AN_IMAGE,
+    FakeCombiner,
+    FakeDecoder,
+    FakeMember,
+    arrived,
+    service_of,
+)
 from tests.support.hand_clock import HandClock
 from tests.support.tiny_networks import LABELS
 
@@ -31,7 +38,7 @@ class Graph:
 
     async def classify(self, *files: bytes, top_k: int = 2, timeout_s: float = 10.0):
         return await self.service.classify(
-            ClassifyRequest(list(files), top_k, timeout_s, "id", Timeline())
+            ClassifyRequest(list(files), top_k, timeout_s, "id", arrived())
         )
 
 
@@ -135,7 +142,7 @@ async def test_a_member_that_hangs_ends_with_the_deadline(graph):
 
 async def test_the_time_of_reading_the_body_counts(graph):
     clock = HandClock()
-    timeline = Timeline(clock.monotonic)
+    timeline = RequestObserver(clock.monotonic)
     clock.now += 60  # the body took a minute
     with pytest.raises(DeadlineError):
         await graph.service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))

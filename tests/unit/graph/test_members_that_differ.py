@@ -10,9 +10,9 @@ from app.bench.upper_bound import InProcessPipeline, Setup
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.messages import Fault
 from app.oip.inference import Inference
 from app.oip.models import Models
@@ -75,11 +75,11 @@ async def test_each_image_is_answered_as_in_process(folder, as_handles, margin):
     model_set = load_model_set(str(folder))
     graph = service(folder, as_handles=as_handles, cascade_margin=margin)
     files = [PICTURES[0], b"no image", *PICTURES[1:]]
-    answers = await graph.classify(ClassifyRequest(files, 2, 10.0, "id", Timeline()))
+    answers = await graph.classify(ClassifyRequest(files, 2, 10.0, "id", RequestObserver()))
     assert isinstance(answers[1], Fault)
     for answer, data in zip([answers[0], *answers[2:]], PICTURES, strict=True):
         check(answer, model_set, data)
-    (alone,) = await graph.classify(ClassifyRequest(PICTURES[:1], 2, 10.0, "id", Timeline()))
+    (alone,) = await graph.classify(ClassifyRequest(PICTURES[:1], 2, 10.0, "id", RequestObserver()))
     check(alone, model_set, PICTURES[0])
 
 
@@ -105,7 +105,7 @@ async def test_pixels_are_for_a_member_alone(folder):
     assert models.find("tiny.small").metadata().inputs[1].shape == [-1, 8, 8, 3]
     pixels = read_image(PICTURES[0], OWN["small"].rule)[None]
     tensors = TensorRequest(pixels, "small")
-    request = ClassifyRequest([], 2, 10.0, "id", Timeline(), tensors=tensors)
+    request = ClassifyRequest([], 2, 10.0, "id", RequestObserver(), tensors=tensors)
     (answer,) = await graph.classify(request)
     expected = rows_in_process(load_model_set(str(folder)), PICTURES[0])["small"]
     assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)

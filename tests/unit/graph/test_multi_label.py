@@ -7,14 +7,15 @@ import pytest
 
 from app.deployments.combiner import Combiner
 from app.errors import BadParameterError, ConfigError
-from app.graph.intake import RequestBody, RequestOptions
+from app.graph.observer import RequestObserver
+from app.graph.request import RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.task import check_task
-from app.graph.timeline import Timeline
 from app.responses import Classified, as_json
 from app.settings import Settings
 from models.ensemble import Prediction
 from models.model_set import load_model_set
+from tests.support.fakes import BodyAtHand
 from tests.support.scored_service import scored_service as service
 from tests.support.scored_sets import (
     GAINS,
@@ -36,11 +37,8 @@ def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def ask(
     asked: EnsembleService, name: str, top_k: int | None = None, threshold: float | None = None
 ) -> Classified:
-    async def read(_: object) -> RequestBody:
-        return RequestBody([scored_picture(name)])
-
     options = RequestOptions("r", top_k, threshold=threshold)
-    (answer,) = await asked.answer(read, options, Timeline())
+    (answer,) = await asked.answer(BodyAtHand(scored_picture(name)), options, RequestObserver())
     assert isinstance(answer, Classified)
     return answer
 

@@ -8,10 +8,10 @@ import pytest
 
 import app.graph.readiness
 from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.graph.observer import RequestObserver
 from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
-from app.graph.timeline import Timeline
 from app.metrics.table import ANSWERS, ENTROPY
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
@@ -104,11 +104,11 @@ async def test_one_that_never_answered_is_not_ready_because_it_is_full(service, 
 
 
 async def test_requests_that_are_answered_are_probes_enough(service, member, clock):
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()
     assert len(member.asked) == 1
     clock.now += READY_FOR_S + 1
-    await service.classify(ClassifyRequest([b"no image"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"no image"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()  # a bad file tells nothing of the members
     assert len(member.asked) == 2
 
@@ -118,7 +118,7 @@ async def test_answers_without_a_member_are_not(tiny_set, clock):
     settings = Settings(model_set=str(tiny_set), answer_policy="any", member_patience_s=0)
     service = service_of(settings, FakeDecoder(), members, FakeCombiner())
     members["unsure"].raises = NotReadyError("down")
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()
     assert len(members["sure"].asked) == 2
 
@@ -132,6 +132,6 @@ async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
 async def test_a_probe_is_nobodys_photo(service, told):
     await service.check_ready()
     assert told.of(ANSWERS) == {}
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     assert told.of(ANSWERS) == {("alone", "no"): 1}
     assert told.of(ENTROPY) == {(): 0.5}

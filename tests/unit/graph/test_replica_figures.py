@@ -6,8 +6,8 @@ import pytest
 from app.deployments.assembly import assemble
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.errors import OverloadedError
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.main import build
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -44,7 +44,7 @@ async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
     service = service_of(settings, FakeDecoder(), members, FakeCombiner())
     with service.admission.admit(), pytest.raises(OverloadedError):
         service.admission.admit().__enter__()
-    await service.classify(ClassifyRequest([b"good", b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good", b"good"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()
     assert told(service.usage) == (3, 2, 0)
 

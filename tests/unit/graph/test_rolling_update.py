@@ -12,9 +12,9 @@ from app.deployments.decoder import Decoder
 from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OtherSetError
 from app.graph import rolling_update
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
-from app.graph.rolling_update import PeerGateways, check_same_model_set
-from app.graph.timeline import Timeline
+from app.graph.rolling_update import ForwardingGraph, check_same_model_set
 from app.settings import Settings
 from models.errors import TandemError
 from models.model_set import load_model_set
@@ -31,7 +31,14 @@ from tests.support.tiny_networks import picture, write_tiny_set
 
 def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
     return ClassifyRequest(
-        list(files), 3, 10.0, "id", Timeline(), lane="bulk", may_skip=False, is_probe=is_probe
+        list(files),
+        3,
+        10.0,
+        "id",
+        RequestObserver(),
+        lane="bulk",
+        may_skip=False,
+        is_probe=is_probe,
     )
 
 
@@ -58,8 +65,8 @@ class Scripted:
 MIXED = OtherSetError("mixed")
 
 
-def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> PeerGateways:
-    made = PeerGateways(graph)
+def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> ForwardingGraph:
+    made = ForwardingGraph(graph)
     if sibling is not None:
         monkeypatch.setattr(made, "_peer", lambda: FakeHandle(sibling))
     return made
@@ -67,15 +74,13 @@ def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> PeerGate
 
 async def test_without_an_update_no_sibling_is_asked(monkeypatch):
     sibling = Scripted()
-    assert await siblings(Scripted(["ours"]), sibling, monkeypatch).classify(request_of()) == [
-        "ours"
-    ]
+    assert await siblings(Scripted(["ours"]), sibling, monkeypatch).run(request_of()) == ["ours"]
     assert sibling.asked == []
 
 
 async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
     sibling = Scripted(["theirs"])
-    asked = siblings(Scripted(MIXED), sibling, monkeypatch).classify(request_of(b"a", b"b"))
+    asked = siblings(Scripted(MIXED), sibling, monkeypatch).run(request_of(b"a", b"b"))
     assert await asked == ["theirs"]
     ((forwarded,),) = sibling.asked
     assert (forwarded.files, forwarded.top_k) == ([b"a", b"b"], 3)
@@ -90,7 +95,7 @@ async def test_a_sibling_takes_over_a_request_of_tensors(monkeypatch):
     tensors = TensorRequest(np.zeros((2, 8, 8, 3), np.uint8), "resnet50")
     sibling = Scripted(["theirs"])
     request = request_of()._replace(tensors=tensors)
-    assert await siblings(Scripted(MIXED), sibling, monkeypatch).classify(request) == ["theirs"]
+    assert await siblings(Scripted(MIXED), sibling, monkeypatch).run(request) == ["theirs"]
     ((forwarded,),) = sibling.asked
     again = pickle.loads(pickle.dumps(forwarded)).request()
     assert (again.num_images, again.tensors.member) == (2, "resnet50")
@@ -98,7 +103,7 @@ async def test_a_sibling_takes_over_a_request_of_tensors(monkeypatch):
 
 async def test_it_goes_on_until_somebody_can(monkeypatch):
     graph, sibling = Scripted(MIXED, MIXED, ["ours"]), Scripted(MIXED, MIXED)
-    assert await siblings(graph, sibling, monkeypatch).classify(request_of()) == ["ours"]
+    assert await siblings(graph, sibling, monkeypatch).run(request_of()) == ["ours"]
     assert len(sibling.asked) == 2
 
 
@@ -115,28 +120,28 @@ async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second)
     sibling = Mute(*[["theirs"]] if second == "answers" else [MIXED, ["theirs"]])
     graph = Scripted(MIXED, MIXED)
     async with asyncio.timeout(10):
-        assert await siblings(graph, sibling, monkeypatch).classify(request_of()) == ["theirs"]
+        assert await siblings(graph, sibling, monkeypatch).run(request_of()) == ["theirs"]
     assert len(sibling.asked) == (2 if second == "answers" else 3)
 
 
 @pytest.mark.parametrize("error", [NotReadyError("down"), TandemError("?")])
 async def test_other_errors_are_told(monkeypatch, error):
     with pytest.raises(type(error)):
-        await siblings(Scripted(error), Scripted(), monkeypatch).classify(request_of())
+        await siblings(Scripted(error), Scripted(), monkeypatch).run(request_of())
     with pytest.raises(type(error)):
-        await siblings(Scripted(MIXED), Scripted(error), monkeypatch).classify(request_of())
+        await siblings(Scripted(MIXED), Scripted(error), monkeypatch).run(request_of())
 
 
 async def test_a_probe_asks_after_the_gateways_own_stages(monkeypatch):
     sibling = Scripted(["theirs"])
     with pytest.raises(OtherSetError):
-        await siblings(Scripted(MIXED), sibling, monkeypatch).classify(request_of(is_probe=True))
+        await siblings(Scripted(MIXED), sibling, monkeypatch).run(request_of(is_probe=True))
     assert sibling.asked == []
 
 
 async def test_outside_of_serve_there_are_no_siblings(monkeypatch):
     with pytest.raises(OtherSetError):
-        await siblings(Scripted(MIXED), None, monkeypatch).classify(request_of())
+        await siblings(Scripted(MIXED), None, monkeypatch).run(request_of())
 
 
 def test_a_stage_is_of_our_model_set_or_refused():

@@ -112,7 +112,7 @@ async def test_a_full_gateway_says_when_to_come_back(service):
     assert trailing(context) == {
         "request_id": "r1",
         "error-code": "overloaded",
-        "grpc-retry-pushback-ms": "7000",
+        "grpc-retry-pushback-ms": "1000",
     }
 
 

@@ -82,7 +82,7 @@ async def test_a_full_gateway_says_so_before_the_message_is_there(service):
     service.admission.is_full = True
     code, trailing = await refused_half_way(service)
     assert code is CODE.RESOURCE_EXHAUSTED
-    assert trailing["grpc-retry-pushback-ms"] == "7000"
+    assert trailing["grpc-retry-pushback-ms"] == "1000"
 
 
 async def test_a_message_that_does_not_come_is_not_waited_for_beyond_the_requests_time():

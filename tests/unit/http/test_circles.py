@@ -8,8 +8,7 @@ import pytest
 
 from app.http.api import create_api
 from tests.support.fakes import FakeService
-from tests.support.raw_asgi import ask
-from tests.unit.http.test_both_ways import REQUESTS
+from tests.support.raw_asgi import REQUESTS, ask
 
 OF_REQUESTS = ("app.http", "app.graph", "python_multipart")
 

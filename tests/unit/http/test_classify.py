@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.messages import Fault
-from app.queueing.haproxy_headers import LIMIT_HEADER, MAX_TOLD, REFUSED_HEADER, TIMEOUT_COPY
+from app.queueing.haproxy_headers import LIMIT_HEADER, MAX_REFUSED, REFUSED_HEADER, TIMEOUT_COPY
 
 CLASSIFY = "/v1/classify"
 
@@ -129,7 +129,7 @@ async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, service
     answer = await client.post(CLASSIFY, content=b"image")
     assert answer.status_code == 429
     assert answer.json()["error"]["code"] == "overloaded"
-    assert answer.headers["retry-after"] == "7"
+    assert answer.headers["retry-after"] == "1"
     assert LIMIT_HEADER not in answer.headers
     assert service.requests == []
 
@@ -144,7 +144,7 @@ async def test_what_haproxy_refused_is_counted(client, service):
     for told in ("300", "no number", "-3", "99999999999999999999"):
         await client.post(CLASSIFY, content=b"image", headers={REFUSED_HEADER: told})
     await client.post(CLASSIFY, content=b"image")
-    assert service.admission.num_refused_before == 300 + MAX_TOLD
+    assert service.admission.num_refused_before == 300 + MAX_REFUSED
 
 
 async def test_bodies_that_hold_too_much_together(client, service):

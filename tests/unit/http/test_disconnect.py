@@ -9,19 +9,23 @@ from app.http.disconnect import DisconnectWatch
 
 
 class Channel:
-    """ASGI's receive as a server has it: nothing to tell until the client has gone."""
+    """ASGI's receive as a server has it: after the body nothing until the client has gone."""
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
+        self._has_body = True
 
     async def receive(self) -> dict:
+        if self._has_body:
+            self._has_body = False
+            return {"type": "http.request", "body": b"image"}
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
 
 async def answer(watch: DisconnectWatch, channel: Channel, done: asyncio.Event) -> str:
     with watch.request(channel.receive) as watched:
-        watched.begin()
+        assert (await watched())["body"] == b"image"
         await done.wait()
     return "answered"
 
@@ -63,3 +67,17 @@ async def test_a_cancellation_from_elsewhere_stays_one():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_while_its_body_still_comes_a_request_is_not_looked_at():
+    """A disconnect is the reader's to see then: the watch would take a chunk of the body."""
+    watch, messages = DisconnectWatch(), [b"first", b"last"]
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": messages.pop(0), "more_body": bool(messages)}
+
+    with watch.request(receive) as watched:
+        await watched()
+        await asyncio.sleep(0.12)
+        assert messages == [b"last"]
+        assert not (await watched())["more_body"]

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from app.errors import OverloadedError
-from app.metrics.requests import MeasuredRequests
+from app.http.api import ObservedRequests
 from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
 from tests.support.fakes import FakeService
 from tests.support.instruments import Instruments
@@ -18,7 +18,7 @@ async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> N
     assert (await client.post(URL, content=b"image")).status_code == 200
     assert told.of(REQUESTS) == {(URL, "200", "classify"): 1}
     assert told.observed(REQUEST_MS) == {("200",): 1}
-    assert told.observed(STAGE_MS) == {("encode", "none"): 1}
+    assert told.observed(STAGE_MS) == {("encode", "none"): 1}  # the graph is a fake
     (total_ms,) = told.of(REQUEST_MS.parts[1]).values()
     (encode_ms,) = told.of(STAGE_MS.parts[1]).values()
     assert 0 < encode_ms < total_ms
@@ -57,7 +57,7 @@ async def test_a_client_that_goes_away(told: Instruments) -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await MeasuredRequests(cancelled)({"type": "http"}, cancelled, cancelled)
+        await ObservedRequests(cancelled)({"type": "http"}, cancelled, cancelled)
     assert told.of(REQUESTS) == {("other", "499", "other"): 1}
 
 

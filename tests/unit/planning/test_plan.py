@@ -198,13 +198,6 @@ def test_costs_from_a_bench(tmp_path):
     )
 
 
-def test_decoding_processes_are_the_gateways(tmp_path):
-    path = tmp_path / "costs.json"
-    for decoding in (1.5, 0.0):  # none, if it had one client
-        path.write_text(json.dumps(bench_result(Gateway=30.0, Decoding=decoding, Ray=1.0)))
-        assert read_costs(path, ("one", "other")).cpu_ms == {"Gateway": 30.0 + decoding}
-
-
 RESULTS = Path(__file__).parents[2] / "load" / "results"
 
 

@@ -48,24 +48,6 @@ async def steady(network: SteppedNetwork, queue: BatchQueue, num_images: int) ->
         await network.finish_all()
 
 
-async def test_what_cannot_be_answered_in_time_is_refused_at_once():
-    network = SteppedNetwork()
-    queue = make_queue(network, max_batch_size=1)
-    await steady(network, queue, 60)
-    submit(queue, [image(0)] * 10)
-    await settle()  # 1 runs, 9 wait: 9 s
-    with pytest.raises(DeadlineError, match=r"9 images are ahead and take 8\.\d+ s, 8\.00 s"):
-        submit(queue, [image(1)], timeout_s=8.0)
-    (future,) = submit(queue, [image(2)], timeout_s=12.0)
-    bulk = submit(queue, [image(3)] * 20, lane="bulk")
-    submit(queue, [image(4)], timeout_s=15.0)  # passes the bulk
-    with pytest.raises(DeadlineError, match="31 images are ahead"):
-        submit(queue, [image(5)], timeout_s=15.0, lane="bulk")
-    await network.finish_all()
-    assert number_of(await future) == 2
-    assert len(bulk) == 20
-
-
 async def test_a_batch_or_two_may_always_wait():
     """A pace that was measured while something hung must not keep everybody out."""
     network = SteppedNetwork()

@@ -50,7 +50,7 @@ def test_a_stall_is_no_overload():
     limit.refused(0.0, 128)
     for left in range(127, 60, -1):
         limit.answered(5.0 + (128 - left) / RATE, left)
-    assert not limit.is_watching
+    assert not limit.crowd
     limit.refused(7.0, 128)
     assert not limit.is_on
 
@@ -70,7 +70,7 @@ def test_refusals_that_are_told_late_are_none_of_now():
     """HAProxy tells of them with the next request, be it minutes later."""
     limit = ConcurrencyLimit(128, TWO_CORES)
     limit.refused(60.0, 0)
-    assert not limit.is_watching
+    assert not limit.crowd
 
 
 def test_a_slow_window_does_not_make_the_service_slow():
@@ -91,7 +91,7 @@ def test_it_is_over_when_nobody_was_refused_for_a_while():
         assert limit.is_on
         limit.admitted(now)
     assert not limit.is_on
-    assert not limit.is_watching
+    assert not limit.crowd
 
 
 def test_a_refusal_makes_the_quiet_time_begin_anew():
@@ -117,11 +117,9 @@ def test_it_is_over_when_all_that_came_could_have_been_answered():
 
 def test_forms_of_many_files_are_fewer_requests():
     limit = overloaded(rate=100.0)
-    for _ in range(500):
-        limit.holds(16)
+    limit.images_per_request = 16.0
     assert limit.value == 8  # one on each core and one that is read, and 5 for the rate
-    for _ in range(500):
-        limit.holds(1)
+    limit.images_per_request = 1.0
     assert limit.value == 21
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from app.errors import DeadlineError, OverloadedError
-from app.queueing.decode_queue import DecodeCall, DecodeQueue, Heavy
+from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 
@@ -36,9 +36,13 @@ class Threads:
         return (lambda: Heavy(heavy_pixels, decode)) if heavy_pixels else decode
 
     def submit(
-        self, name: str, heavy_pixels: int = 0, call: DecodeCall | None = None, lane="interactive"
+        self,
+        name: str,
+        heavy_pixels: int = 0,
+        call: FilesToDecode | None = None,
+        lane="interactive",
     ) -> asyncio.Future[str]:
-        call = call or DecodeCall(lane, self.clock.now + 10)
+        call = call or FilesToDecode(lane, self.clock.now + 10)
         return self.queue.submit(call, self.file(name, heavy_pixels))
 
     async def wait_begun(self, *names: str) -> None:
@@ -131,7 +135,7 @@ async def test_pixels_under_way_are_limited_and_given_back(threads):
 
 
 async def test_a_request_that_alone_has_too_many_is_told_so_and_not_to_come_back(threads):
-    call = DecodeCall("bulk", threads.clock.now + 10)
+    call = FilesToDecode("bulk", threads.clock.now + 10)
     first = threads.submit("first", heavy_pixels=60, call=call)
     await threads.wait_begun("first")
     with pytest.raises(TooManyPixelsError, match=r"over 100 pixels .* send fewer at a time"):
@@ -141,7 +145,7 @@ async def test_a_request_that_alone_has_too_many_is_told_so_and_not_to_come_back
 
 
 async def test_the_deadline_is_looked_at_when_a_file_has_its_turn(threads):
-    call = DecodeCall("interactive", threads.clock.now + 10)
+    call = FilesToDecode("interactive", threads.clock.now + 10)
     running = [threads.submit(name) for name in ("a", "b")]
     await threads.wait_begun("a", "b")
     late = [threads.submit("late", call=call), threads.submit("large", heavy_pixels=5, call=call)]
@@ -155,7 +159,7 @@ async def test_the_deadline_is_looked_at_when_a_file_has_its_turn(threads):
 
 
 async def test_a_large_picture_whose_time_ends_while_it_waits_gives_its_pixels_back(threads):
-    call = DecodeCall("interactive", threads.clock.now + 1)
+    call = FilesToDecode("interactive", threads.clock.now + 1)
     first = threads.submit("first", heavy_pixels=50)
     await threads.wait_begun("first")
     late = threads.submit("late", heavy_pixels=50, call=call)
@@ -200,7 +204,7 @@ async def test_what_a_file_raises_is_its_own(threads):
     def fail() -> str:
         raise CorruptImageError("damaged")
 
-    call = DecodeCall("interactive", threads.clock.now + 10)
+    call = FilesToDecode("interactive", threads.clock.now + 10)
     with pytest.raises(CorruptImageError):
         await threads.queue.submit(call, fail)
     with pytest.raises(CorruptImageError):
@@ -233,7 +237,7 @@ async def test_images_that_are_coming_are_counted_without_the_heavy_ones(threads
 async def test_the_end_of_every_file_is_told_after_its_result(threads):
     told: list[list[bool]] = []
     photos: list[asyncio.Future[str]] = []
-    threads.queue.tell(lambda: told.append([photo.done() for photo in photos]))
+    threads.queue.on_decoded(lambda: told.append([photo.done() for photo in photos]))
     photos += [threads.submit("one"), threads.submit("gone"), threads.submit("late")]
     await threads.wait_begun("one", "gone")
     photos[1].cancel()

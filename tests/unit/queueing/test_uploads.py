@@ -8,7 +8,8 @@ import pytest
 from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import uploads as module
-from app.queueing.admission import ALWAYS, Admission
+from app.queueing.admission import Admission
+from app.queueing.concurrency_limit import ConcurrencyLimit, Room
 from app.queueing.uploads import Uploads
 from tests.support.hand_clock import HandClock
 from tests.support.virtual_loop import run_virtually
@@ -19,7 +20,7 @@ async def never() -> None:
 
 
 async def read(uploads: Uploads, begun: asyncio.Event, num_bytes: int = 0) -> None:
-    with uploads.arriving(3600, num_bytes):
+    async with uploads.arriving(3600, num_bytes):
         begun.set()
         await never()
 
@@ -33,21 +34,23 @@ async def reading(uploads: Uploads) -> asyncio.Task[None]:
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
     told = r"not there after 0 s.*x-request-timeout-seconds"
-    with pytest.raises(SlowBodyError, match=told), Uploads().arriving(0):
-        await never()
+    with pytest.raises(SlowBodyError, match=told):
+        async with Uploads().arriving(0):
+            await never()
 
 
 async def test_one_that_comes_in_time():
     uploads = Uploads()
-    with uploads.arriving(3600):
+    async with uploads.arriving(3600):
         await asyncio.sleep(0)
     assert not uploads.cut_slowest()
 
 
 async def test_an_error_goes_through_as_it_is():
     uploads = Uploads()
-    with pytest.raises(OverloadedError), uploads.arriving(3600):
-        raise OverloadedError("no room for these bytes")
+    with pytest.raises(OverloadedError):
+        async with uploads.arriving(3600):
+            raise OverloadedError("no room for these bytes")
     assert not uploads.cut_slowest()
 
 
@@ -75,7 +78,7 @@ async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, s
     uploads, expired, closed = Uploads(), asyncio.Event(), asyncio.Event()
 
     async def closes_slowly() -> None:
-        with uploads.arriving(0):
+        async with uploads.arriving(0):
             try:
                 await never()
             finally:
@@ -145,65 +148,40 @@ async def test_slow_uploads_have_half_of_the_places(monkeypatch):
     assert sum(isinstance(error, SlowBodyError) for error in told) == 5
 
 
-@pytest.mark.parametrize(
-    ("max_requests", "num_slow"), [(25, 5), (100, 51)], ids=["all places", "half are uploads"]
-)
-async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch, max_requests, num_slow):
+async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch):
     monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
-    clock = HandClock()
-    admission = Admission(max_requests, clock)
-    for _ in range(100):
-        with admission.admit():
-            clock.now += 0.1
+    admission = Admission(100, HandClock(), limit=AtItsLimit(100, Room(2, 8, 0.05)))
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(60)]
+    await asyncio.sleep(0)
     with ExitStack() as others:
-        for _ in range(20):
+        for _ in range(16):
             others.enter_context(admission.admit())
-        slow = [asyncio.create_task(_admitted(admission)) for _ in range(num_slow)]
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match=r"take 2\.0 s, more than the 1 s"):
-            admission.admit(1.0).__enter__()
-        assert admission.num_under_way == 20 + num_slow
-        with admission.admit(3.0):  # this one is let in
-            assert admission.num_under_way == 20 + num_slow  # in the place of a slow one
-            with pytest.raises(SlowBodyError):
-                await slow[0]
-    assert not any(task.done() for task in slow[1:])
+        num_left = admission.uploads.num
+        with pytest.raises(OverloadedError, match="more come than can be answered"):
+            admission.begin()
+        assert admission.uploads.num == num_left
     for task in slow:
         task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+class AtItsLimit(ConcurrencyLimit):
+    """An overload: 16 may be answered at a time."""
+
+    is_on, value = True, 16  # type: ignore[assignment]
+
+    def __init__(self, *settings) -> None:
+        super().__init__(*settings)
+        self.is_on = True
+
+    def arrived(self, now: float, num: int = 1) -> None:
+        """It goes on."""
+
+    def admitted(self, now: float) -> None:
+        """It goes on."""
 
 
 async def _admitted(admission: Admission) -> None:
-    with admission.admit(), admission.arriving(3600):
-        await never()
-
-
-async def test_slow_uploads_are_not_in_the_pace(monkeypatch):
-    """Twenty of them for ten seconds would make it look as if a request took ten."""
-    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
-    clock = HandClock()
-    admission = Admission(100, clock)
-    slow = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
-    await asyncio.sleep(0)
-    assert admission.num_under_way == 2 * ALWAYS
-    for _ in range(100):
-        clock.now += 10.0
-        with admission.admit(1.0):
-            clock.now += 0.01
-    for task in slow:
-        task.cancel()
-
-
-async def test_who_has_just_begun_counts_as_being_ahead():
-    clock = HandClock()
-    admission = Admission(100, clock)
-    for _ in range(100):
-        with admission.admit():
-            clock.now += 0.1
-    reading = [asyncio.create_task(_admitted(admission)) for _ in range(2 * ALWAYS)]
-    await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match=r"32 requests are under way and take 3\.2 s"):
-        admission.admit(3.0).__enter__()
-    with admission.admit(4.0):
-        pass
-    for task in reading:
-        task.cancel()
+    with admission.admit():
+        async with admission.arriving(3600):
+            await never()

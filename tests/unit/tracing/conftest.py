@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
-from app.tracing.spans import Recorded, outlets
+from app.tracing.spans import outlets
 
 RESOURCE = Resource.create({"service.name": "tandem", "host.name": "here"})
 
@@ -21,13 +21,7 @@ def memory() -> InMemorySpanExporter:
     provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=RESOURCE)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)  # once in a process: other tests have no current span
-    processor = SimpleSpanProcessor(exporter)
-
-    def take(recorded: Recorded) -> None:
-        for span in recorded.spans():
-            processor.on_end(span.made())
-
-    outlets.append(take)
+    outlets.append(SimpleSpanProcessor(exporter).on_end)
     return exporter
 
 

@@ -1,8 +1,8 @@
 """The response cache's span in a request's trace."""
 
 from app.deployments.combiner import Combiner
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.settings import Settings
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 
@@ -12,7 +12,7 @@ async def test_a_look_into_the_cache_is_a_span(tiny_set, exported, request_span)
     members = {"sure": FakeMember(), "unsure": FakeMember()}
     service = service_of(settings, FakeDecoder(), members, Combiner(settings))
     for files in ([b"good"], [b"good", b"good two", b"good two"]):
-        await service.classify(ClassifyRequest(files, 1, 10.0, "id", Timeline()))
+        await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
     first, second = [span for span in exported.get_finished_spans() if span.name == "cache"]
     found = [
         {name.removeprefix("tandem.cache."): n for name, n in span.attributes.items()}
@@ -30,5 +30,5 @@ async def test_without_a_cache_there_is_none(tiny_set, exported, request_span):
     settings = Settings(model_set=str(tiny_set))
     members = {"sure": FakeMember()}
     service = service_of(settings, FakeDecoder(), members, Combiner(settings))
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     assert [span.name for span in exported.get_finished_spans() if span.name == "cache"] == []

@@ -4,8 +4,8 @@ import pytest
 
 from app.deployments.combiner import Combiner
 from app.errors import FunctionError
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.metrics.table import STAGE_MS
 from app.settings import Settings
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
@@ -18,9 +18,9 @@ async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
     settings = Settings(model_set=str(tiny_set), **names)
     members = {"sure": FakeMember(), "unsure": FakeMember()}
     service = service_of(settings, FakeDecoder(), members, Combiner(settings))
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", Timeline()))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     with pytest.raises(FunctionError):
-        await service.classify(ClassifyRequest([b"good"] * 4, 1, 10.0, "id", Timeline()))
+        await service.classify(ClassifyRequest([b"good"] * 4, 1, 10.0, "id", RequestObserver()))
     finished = exported.get_finished_spans()
     spans = [span for span in finished if span.name == "function"]
     assert [span.attributes["tandem.stage"] for span in spans] == [*names, "preprocess"]

@@ -4,12 +4,9 @@ import json
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.trace import SpanContext
 
 from app.tracing import local_spans
 from app.tracing.local_spans import LocalSpans, line_of, read_spans
-from app.tracing.parents import Parent, SpanPart, current_parent
-from app.tracing.spans import RecordedSpan, RecordedTrace
 from tests.support.full_disk import full_disk
 
 
@@ -62,49 +59,6 @@ def test_a_folder_that_is_none_has_no_spans(tmp_path):
 def test_a_line_is_one_line(spans):
     assert b"\n" not in line_of(spans[0])
     assert json.loads(line_of(spans[0]))["kind"] == "INTERNAL"
-
-
-def test_a_recorded_span_is_the_same_line_as_what_the_sdk_makes_of_it(exported, request_span):
-    parent = current_parent()
-    plain = RecordedSpan(
-        "decode", parent, parent.resource, (1.0, 2.0), {"tandem.bytes": 7}, (), None
-    )
-    links = (request_span.get_span_context(),)
-    batch = RecordedSpan("batch", None, parent.resource, (1.0, 2.0), {}, links, "out of memory")
-    for span in (plain, batch):
-        assert json.loads(line_of(span)) == json.loads(line_of(span.made()))
-
-
-def request_of(parent: Parent, num_stages: int) -> RecordedTrace:
-    """Return what a request leaves whose last stage has failed."""
-    times = range(1, num_stages)
-    stages = [SpanPart(f"stage {n}", n, n + 0.5, {"tandem.image": n}, (), None) for n in times]
-    failed = SpanPart("infer", 2.0, 3.0, None, (parent.span,), "out of memory")
-    facts = {"request_id": "mine"}
-    root = RecordedSpan(
-        "POST", parent, parent.resource, (1.0, 9.0), facts, (), None, SpanContext(7, 8, False)
-    )
-    return RecordedTrace(root, [*stages, failed])
-
-
-@pytest.mark.parametrize("num_stages", [1, 8])
-def test_a_request_is_one_line_and_read_back_as_its_spans(tmp_path, request_span, num_stages):
-    trace = request_of(current_parent(), num_stages)
-    LocalSpans(tmp_path, 1).export([trace])
-    (file,) = tmp_path.glob("*.jsonl")
-    assert len(file.read_bytes().splitlines()) == 2  # the resource's, and its own
-    expected = [json.loads(line_of(span)) for span in trace.spans()]
-    found = list(read_spans(tmp_path))
-    assert [span.pop("resource")["host.name"] for span in found] == ["here"] * (num_stages + 1)
-    assert found == expected
-
-
-def test_all_sinks_have_the_same_identities(request_span):
-    trace = request_of(current_parent(), 3)
-    line = json.loads(line_of(trace))
-    made = [span.made().context.span_id for span in trace.spans()]
-    assert [int(part[0], 16) for part in line["below"]] == made[:-1]
-    assert made[-1] == 8
 
 
 def test_a_file_that_goes_while_the_folder_is_read_is_left_out(tmp_path, spans):

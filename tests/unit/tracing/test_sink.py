@@ -5,16 +5,12 @@ import threading
 import time
 
 import pytest
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext
 
 from app.tracing import sink as sink_module
-from app.tracing.parents import SpanPart, current_parent
+from app.tracing.parents import current_parent
 from app.tracing.sink import Sink
-from app.tracing.spans import RecordedSpan, RecordedTrace
-
-RESOURCE = Resource.create({"service.name": "tandem"})
+from app.tracing.spans import record
 
 
 class Scripted(SpanExporter):
@@ -130,16 +126,13 @@ class Kept(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def test_a_recorded_span_is_made_once_for_all_exporters(exported, request_span):
+def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, request_span):
     exporters = Kept(), Kept()
     sinks = [Sink("kept", exporter) for exporter in exporters]
-    spans = [
-        RecordedSpan(
-            "decode", current_parent(), RESOURCE, (1.0, 2.0), {"tandem.bytes": n}, (), None
-        )
-        for n in range(50)
-    ]
-    for span in spans:
+    parent = current_parent()
+    for number in range(50):
+        record("decode", parent, 1.0, 2.0, {"tandem.bytes": number})
+    for span in exported.get_finished_spans():
         for sink in sinks:
             sink.on_end(span)
     for sink in sinks:
@@ -150,63 +143,31 @@ def test_a_recorded_span_is_made_once_for_all_exporters(exported, request_span):
     assert len({span.context.span_id for span in first}) == 50
 
 
-def request_of(num_stages: int) -> RecordedTrace:
-    own = SpanContext(7, 8, is_remote=False)
-    root = RecordedSpan("POST", None, RESOURCE, (1.0, 2.0), {}, (), None, own)
-    part = SpanPart("infer", 1.0, 2.0, None, (), None)
-    return RecordedTrace(root, [part] * num_stages)
-
-
-def test_a_request_counts_as_its_spans(exporter):
-    exporter.gate.clear()
-    sink = Sink("otlp", exporter, max_waiting=30)
-    for _ in range(5):
-        sink.on_end(request_of(9))  # three are within the bound, or begin below it
-    assert sink.num_dropped == 20
-    exporter.gate.set()
-    sink.shutdown()
-    assert exporter.num_taken == 30
-    assert sink.num_dropped == 20
-
-
-def test_all_exporters_have_a_requests_spans_with_the_same_identities():
-    exporters = Kept(), Kept()
-    sinks = [Sink("kept", exporter) for exporter in exporters]
-    recorded = request_of(9)
-    for sink in sinks:
-        sink.on_end(recorded)
-        sink.shutdown()
-    first, second = (exporter.spans for exporter in exporters)
-    assert first == second
-    assert len({span.context.span_id for span in first}) == 10
-    assert [span.parent and span.parent.span_id for span in first] == [8] * 9 + [None]
-
-
-def test_many_spans_go_in_batches(exporter, monkeypatch):
-    monkeypatch.setattr(sink_module, "EVERY_S", 3600.0)
+def test_many_spans_go_in_batches(exporter, spans, monkeypatch):
+    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
     sink = Sink("otlp", exporter)
-    for _ in range(100):
-        sink.on_end(request_of(9))
+    for _ in range(1000):
+        sink.on_end(spans[0])
     sink.shutdown()
     assert sum(exporter.sizes) == 1000
-    assert max(exporter.sizes) < sink_module.BATCH + 10
+    assert max(exporter.sizes) <= sink_module.BATCH
 
 
-def test_where_nobody_listens_only_one_request_is_encoded(monkeypatch):
+def test_where_nobody_listens_only_one_span_is_encoded(exporter, spans, monkeypatch):
     """Every few seconds, to see whether somebody does; then the others go too."""
-    exporter = Scripted()
     monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
+    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
     exporter.result = SpanExportResult.FAILURE
     sink = Sink("otlp", exporter)
     for _ in range(3):
-        for _ in range(20):
-            sink.on_end(request_of(9))
+        for _ in range(200):
+            sink.on_end(spans[0])
         sink.force_flush(1000)
-    assert exporter.sizes == [200, 10, 10]
+    assert exporter.sizes == [200, 1, 1]
     assert sink.num_dropped == 600
     exporter.result = SpanExportResult.SUCCESS
-    for _ in range(20):
-        sink.on_end(request_of(9))
+    for _ in range(200):
+        sink.on_end(spans[0])
     sink.shutdown()
-    assert exporter.sizes[3:] == [10, 190]
+    assert exporter.sizes[3:] == [1, 199]
     assert sink.num_dropped == 600

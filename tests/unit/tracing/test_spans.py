@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 
 import pytest
 from opentelemetry import trace
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
-from app.tracing.batches import MAX_LEFT, MemberSpans
 from app.tracing.clock import Clock
 from app.tracing.parents import Parent, continue_below, current_ids, current_parent, untraced
 from app.tracing.spans import record
+from app.tracing.stages import MemberSpans
 
 
 def test_without_a_sampled_request_there_is_no_parent(exported):
@@ -75,51 +76,52 @@ def test_a_failed_stage_says_why(exported, request_span):
     assert (span.status.is_ok, span.status.description) == (False, "not an image")
 
 
-def begun(member: MemberSpans, call: int) -> Parent:
-    """Begin a call of ``member`` within a traced request; return the request's span."""
+@dataclass
+class Call:
+    """Whose images are in a batch."""
+
+    parent: Parent | None = None
+
+    def image_ended(self, entry: object) -> None:
+        """Nobody waits."""
+
+
+def begun() -> Call:
+    """Return a call within a traced request of its own."""
     with trace.get_tracer("serve").start_as_current_span("request"):
-        member.begin(call)
-        return current_parent()
+        return Call(current_parent())
 
 
 def test_a_batch_links_to_every_request_in_it_once(exported):
-    member = MemberSpans("resnet50")
-    first, second = begun(member, 1), begun(member, 2)
-    member.begin(3)  # not traced
+    first, second, untraced_call = begun(), begun(), Call()
     exported.clear()
-    member.executed(ExecutedBatch(5.0, 5.5, (1, 1, 3, 2)))
+    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, (first, first, untraced_call, second)))
     (span,) = exported.get_finished_spans()
-    assert [link.context for link in span.links] == [first.span, second.span]
+    assert [link.context for link in span.links] == [first.parent.span, second.parent.span]
     assert span.parent is None
-    assert span.context.trace_id not in {p.span.trace_id for p in (first, second)}
+    assert span.context.trace_id not in {call.parent.span.trace_id for call in (first, second)}
     assert dict(span.attributes) == {"tandem.member": "resnet50", "tandem.batch_size": 4}
     assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
 
 
 def test_a_batch_without_traced_requests_is_not_recorded(exported):
-    member = MemberSpans("resnet50")
-    member.begin(1)
-    batch = ExecutedBatch(5.0, 5.5, (1,))
-    member.executed(batch)
-    member.answered(1, [BatchResult(None, 0.25, batch)])
+    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, (Call(),)))
     assert not exported.get_finished_spans()
 
 
 def test_a_failed_batch_says_why(exported):
-    member = MemberSpans("a")
-    begun(member, 1)
+    call = begun()
     exported.clear()
-    member.executed(ExecutedBatch(1.0, 2.0, (1,), ValueError("no")))
+    MemberSpans("a").executed(ExecutedBatch(1.0, 2.0, (call,), ValueError("no")))
     (span,) = exported.get_finished_spans()
     assert span.status.description == "ValueError: no"
 
 
 def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
-    member = MemberSpans("a")
-    member.begin(1)
-    batch = ExecutedBatch(3.0, 3.5, (1, 2, 3, 4))
+    member, call = MemberSpans("a"), Call(current_parent())
+    batch = ExecutedBatch(3.0, 3.5, (call, Call(), Call(), Call()))
     member.executed(batch)
-    member.answered(1, [BatchResult(None, 0.25, batch)])
+    member.answered(call.parent, [BatchResult(None, 0.25, batch)])
     ran, queue, infer = exported.get_finished_spans()
     assert (ran.name, queue.name, infer.name) == ("batch", "queue", "infer")
     assert queue.end_time == pytest.approx(infer.start_time, abs=1e5)
@@ -130,43 +132,17 @@ def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(export
 
 
 def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
-    member = MemberSpans("a")
-    member.begin(1)
-    member.failed(1, time.monotonic() - 1, TimeoutError("late"))
+    MemberSpans("a").failed(current_parent(), time.monotonic() - 1, TimeoutError("late"))
     (span,) = exported.get_finished_spans()
     assert span.name == "queue"
     assert span.status.description == "TimeoutError: late"
 
 
-def test_a_batch_is_recorded_whose_callers_have_all_left(exported, request_span):
-    """It cost as much as any, and its requests' traces should say so."""
-    member = MemberSpans("a")
-    parent = begun(member, 1)
-    member.failed(1, time.monotonic(), asyncio.CancelledError())
-    exported.clear()
-    member.executed(ExecutedBatch(1.0, 2.0, (1,)))
-    (span,) = exported.get_finished_spans()
-    assert [link.context for link in span.links] == [parent.span]
-
-
-def test_of_calls_that_ended_early_only_the_last_are_kept(request_span):
-    member = MemberSpans("a")
-    for call in range(MAX_LEFT + 3):
-        member.begin(call)
-        member.failed(call, 0.0, TimeoutError())
-    assert not member._parents
-    assert list(member._left) == list(range(3, MAX_LEFT + 3))
-
-
-def test_nothing_is_kept_of_calls_that_have_ended(request_span):
-    member = MemberSpans("a")
-    batch = ExecutedBatch(3.0, 3.5, (1, 2))
-    for call in (1, 2):
-        member.begin(call)
+def test_nothing_is_kept_of_batches_that_nobody_knows(request_span):
+    member, call = MemberSpans("a"), Call(current_parent())
+    batch = ExecutedBatch(3.0, 3.5, (call, call))
     member.executed(batch)
-    member.answered(1, [BatchResult(None, 0.0, batch)])
-    member.failed(2, 0.0, TimeoutError())
-    assert not member._parents
+    member.answered(call.parent, [BatchResult(None, 0.0, batch)])
     del batch
     assert not member._batch_spans
 

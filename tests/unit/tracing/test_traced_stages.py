@@ -12,9 +12,9 @@ import models.image
 from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
 from app.errors import DeadlineError
-from app.graph.timeline import Timeline
+from app.graph.observer import RequestObserver
+from app.http.api import ObservedRequests
 from app.settings import Settings
-from app.tracing.http import TracedRequests
 from app.tracing.parents import current_parent
 from tests.support.tiny_networks import picture
 
@@ -27,7 +27,7 @@ def settings(tiny_set) -> Settings:
 @pytest.fixture
 async def client():
     api = FastAPI(telemetry={"tracing": False})
-    api.add_middleware(TracedRequests)
+    api.add_middleware(ObservedRequests)
 
     @api.get("/things/{name}")
     async def thing(name: str) -> str:
@@ -121,16 +121,16 @@ async def test_without_a_trace_nothing_is_recorded(settings, exported):
     await Classifier(settings, "sure").classify(
         np.zeros((1, *images_shape(settings)), np.uint8), 10.0
     )
-    with Timeline().measure("read"):
+    with RequestObserver().stage("read"):
         pass
     assert not exported.get_finished_spans()
 
 
-def test_the_gateways_clock_records_what_has_a_name(exported, request_span):
-    timeline = Timeline()
-    with timeline.measure():
+def test_the_gateways_observer_records_its_own_stages(exported, request_span):
+    observer = RequestObserver()
+    with observer.stage("decode", has_span=False):
         pass
-    with timeline.measure("combine") as span:
+    with observer.stage("combine") as span:
         pass
     (recorded,) = exported.get_finished_spans()
     assert recorded.name == "combine"

@@ -39,7 +39,7 @@ async def test_an_error_of_ours_comes_as_it_was_raised(node: Node) -> None:
     await node.add(refuse)
     with pytest.raises(OverloadedError, match="no room") as raised:
         await (await node.channel()).call(b"")
-    assert raised.value.retry_after_s == 3
+    assert raised.value.limit == 3
 
 
 async def test_any_other_error_is_in_the_replicas_log_alone(

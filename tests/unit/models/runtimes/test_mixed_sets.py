@@ -10,8 +10,8 @@ import pytest
 from app.bench.upper_bound import InProcessPipeline, Setup
 from app.cli.models import _problems_running
 from app.deployments.assembly import assemble
+from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.timeline import Timeline
 from app.main import build
 from app.settings import Settings
 from app.tune.replica import LoadRequest, closed_loops
@@ -87,7 +87,7 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
     told = {m.name: m.runtime for m in graph.service.served_models().members}
     bodies = [picture(color) for color in ("blue", "green", "red")]
-    request = ClassifyRequest(bodies, 3, 30.0, "test", Timeline(), cache_use="off")
+    request = ClassifyRequest(bodies, 3, 30.0, "test", RequestObserver(), cache_use="off")
     found = await graph.service.classify(request)
     networks = {
         m.name: load(mixed.network_path(m.name, "FP16"), RuntimeOptions(batch_sizes=(1,)))

@@ -1,43 +1,29 @@
-"""Spans of a member: every batch, and in a request's trace its images' queueing and inference."""
+"""Spans of the stages: of a member's batches and its images in them, and of decoded files."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from opentelemetry.trace import SpanContext
 
-from app.queueing.batch_records import BatchResult, ExecutedBatch
+from app.messages import Fault
+from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueCall
 from app.tracing.parents import Parent, current_parent
 from app.tracing.spans import Value, record, record_batch
-
-MAX_LEFT = (
-    512  # calls that ended early and are remembered: their images may be in a batch that runs
-)
+from models.image_header import ImageHeader
 
 
 class MemberSpans:
-    """Records the spans of one member's calls and batches; costs next to nothing untraced.
-
-    A call has a number, by which the batch queue names its images. The span of the request that it
-    belongs to is kept here meanwhile, so that the queue need not know of spans.
-    """
+    """Records the spans of one member's calls and batches; costs next to nothing untraced."""
 
     def __init__(self, member: str) -> None:
         self._member = member
-        self._parents: dict[int, Parent] = {}  # of traced calls under way, by number
-        self._left: OrderedDict[int, Parent] = OrderedDict()  # of the last that ended early
         self._batch_spans: WeakKeyDictionary[ExecutedBatch, SpanContext] = WeakKeyDictionary()
-
-    def begin(self, call: int) -> None:
-        """Note the request that a call belongs to."""
-        if (parent := current_parent()) is not None:
-            self._parents[call] = parent
 
     def executed(self, batch: ExecutedBatch) -> None:
         """Record an executed batch if a request in it is traced."""
-        found = (self._parents.get(call) or self._left.get(call) for call in batch.calls)
-        parents = [parent for parent in found if parent is not None]
+        parents = [parent for call in batch.calls if (parent := _parent_of(call)) is not None]
         if not parents:
             return
         linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
@@ -47,10 +33,8 @@ class MemberSpans:
             parents[0].resource, batch.started, batch.ended, facts, linked.values(), error
         )
 
-    def answered(self, call: int, results: Sequence[BatchResult]) -> None:
+    def answered(self, parent: Parent, results: Sequence[BatchResult]) -> None:
         """Record when each image of a call waited and ran; ``infer`` links to its batch."""
-        if (parent := self._parents.pop(call, None)) is None:
-            return
         for index, result in enumerate(results):
             batch = result.batch
             facts: dict[str, Value] = {"tandem.member": self._member, "tandem.image": index}
@@ -60,13 +44,40 @@ class MemberSpans:
             links = [span] if span is not None else []
             record("infer", parent, batch.started, batch.ended, facts, links)
 
-    def failed(self, call: int, arrived: float, error: BaseException) -> None:
+    def failed(self, parent: Parent, arrived: float, error: BaseException) -> None:
         """Record that a call left the queue without an answer, and why."""
-        if (parent := self._parents.pop(call, None)) is None:
-            return
-        self._left[call] = parent
-        if len(self._left) > MAX_LEFT:
-            self._left.popitem(last=False)
         facts: dict[str, Value] = {"tandem.member": self._member}
         text = f"{type(error).__name__}: {error}"
         record("queue", parent, arrived, time.monotonic(), facts, error=text)
+
+
+def _parent_of(call: QueueCall) -> Parent | None:
+    """Return the span of the request that a call belongs to; the queue does not know of it."""
+    return getattr(call, "parent", None)
+
+
+class DecodedFile(NamedTuple):
+    """What became of one file; times are by ``time.monotonic``."""
+
+    num_bytes: int
+    started: float
+    ended: float
+    header: ImageHeader | None  # None: it cannot be read, or nobody asks for it
+    fault: Fault | None
+
+
+def record_decodes(files: Sequence[DecodedFile]) -> None:
+    """Record a span for every file of the current request, if it is traced."""
+    if (parent := current_parent()) is not None:
+        for index, file in enumerate(files):
+            _record(parent, index, file)
+
+
+def _record(parent: Parent, index: int, file: DecodedFile) -> None:
+    # Its size in pixels is that of the file, before resizing.
+    facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
+    if file.header is not None:
+        facts |= {"tandem.format": file.header.format}
+        facts |= {"tandem.width": file.header.width, "tandem.height": file.header.height}
+    error = file.fault.message if file.fault else None
+    record("decode", parent, file.started, file.ended, facts, error=error)

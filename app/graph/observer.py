@@ -1,0 +1,163 @@
+"""The observer of a request: hears of its moments, and makes timings, spans and metrics of them.
+
+Only durations come from other processes, so nodes need no common clock: what a member reports is
+placed in the middle of the call that the Gateway timed, the rest being transport.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from app.messages import MemberAnswer
+from app.metrics.answers import StageDuration, observe_stages, record_answers, stage_tags
+from app.metrics.meter import meter
+from app.responses import Classified, StageTiming, Timings
+from app.tracing.parents import current_parent
+from app.tracing.spans import Value, record
+
+
+@dataclass(slots=True)
+class Interval:
+    """Start and end in ms from the request's arrival."""
+
+    start_ms: float = 0.0
+    end_ms: float = 0.0
+
+    @property
+    def duration_ms(self) -> float:
+        """How long it took."""
+        return self.end_ms - self.start_ms
+
+    def centred(self, duration_ms: float) -> float:
+        """Return the start that puts ``duration_ms`` into the middle of this interval."""
+        return self.start_ms + max(0.0, self.duration_ms - duration_ms) / 2
+
+
+class RequestObserver:
+    """Made when a request arrives; the one clock of its stages."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._arrived = clock()
+        self._parent = current_parent()
+        self._stages: dict[str, Interval] = {}  # of the whole request, by name
+        self._durations: list[StageDuration] = []  # for the metrics, until they have them
+        self._answers: list[Classified] = []
+        self._entropy = 0.0  # the sum of the answers'
+        self._is_over = False
+
+    def elapsed_s(self) -> float:
+        """Seconds since the request arrived."""
+        return self._clock() - self._arrived
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request arrived."""
+        return self.elapsed_s() * 1e3
+
+    def stage(self, name: str, *, has_span: bool = True) -> "Stage":
+        """Time a block: the context manager gives its interval, whose end is set at the end.
+
+        ``has_span``: the block is a span of the request's trace, if it has one.
+        """
+        return Stage(self, name, has_span)
+
+    def stage_ended(
+        self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
+    ) -> None:
+        """Note a stage of the whole request, and record its span."""
+        self._stages[name] = interval
+        self._note(name, None, interval.duration_ms)
+        if self._parent is not None:
+            start = self._arrived
+            started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
+            record(name, self._parent, started, ended, attributes)
+
+    def decoded(self, interval: Interval) -> None:
+        """Note when the Decoder worked; it has recorded a span for every file itself."""
+        self._stages["decode"] = interval
+
+    def timings_of_image(
+        self,
+        row: int,
+        decode_ms: float,
+        call_times: Mapping[str, Interval],
+        answers: Mapping[str, MemberAnswer],
+    ) -> Timings:
+        """Return the stages of one image, the ``row``-th of what the members answered."""
+        stages = self._bars("read", "cache")
+        stages.append(self._image_bar("decode", self._stages["decode"], decode_ms))
+        stages += self._bars("preprocess")
+        for name, answer in answers.items():
+            queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
+            start = call_times[name].centred(queue_ms + infer_ms)
+            self._note("queue", name, queue_ms)
+            self._note("infer", name, infer_ms)
+            size = answer.batch_size[row]
+            stages.append(_bar("queue", start, queue_ms, name))
+            stages.append(_bar("infer", start + queue_ms, infer_ms, name, size))
+        stages += self._bars("combine")
+        return self._timings(stages)
+
+    def timings_of_cached(self, caching: Interval) -> Timings:
+        """Return the stages of an image that nothing was computed for."""
+        cache = _bar("cache", caching.start_ms, caching.duration_ms)
+        return self._timings([*self._bars("read"), cache])
+
+    def classified(self, answer: Classified, entropy: float) -> None:
+        """Note an image's answer; its entropy is 0..1."""
+        self._answers.append(answer)
+        self._entropy += entropy
+
+    def answered(self) -> None:
+        """Record metrics of the request, all of whose images have an answer."""
+        self._is_over = True
+        if self._answers:
+            meter.defer(record_answers, self._answers, self._entropy, self._durations)
+
+    def _bars(self, *names: str) -> list[StageTiming]:
+        intervals = ((name, self._stages.get(name)) for name in names)
+        return [_bar(n, i.start_ms, i.duration_ms) for n, i in intervals if i is not None]
+
+    def _image_bar(self, name: str, interval: Interval, duration_ms: float) -> StageTiming:
+        self._note(name, None, duration_ms)
+        return _bar(name, interval.centred(duration_ms), duration_ms)
+
+    def _timings(self, stages: list[StageTiming]) -> Timings:
+        return Timings(total=round(self.elapsed_ms(), 3), stages=stages)
+
+    def _note(self, stage: str, member: str | None, duration_ms: float) -> None:
+        noted = stage_tags(stage, member), duration_ms
+        if self._is_over:  # the answer is being rendered
+            meter.defer(observe_stages, [noted])
+        else:
+            self._durations.append(noted)
+
+
+class Stage:
+    """A block of code that is timed; a class, which costs less than a generator's context."""
+
+    __slots__ = ("_has_span", "_interval", "_name", "_observer")
+
+    def __init__(self, observer: RequestObserver, name: str, has_span: bool) -> None:
+        self._observer, self._name, self._has_span = observer, name, has_span
+
+    def __enter__(self) -> Interval:
+        self._interval = Interval(self._observer.elapsed_ms())
+        return self._interval
+
+    def __exit__(self, *_: object) -> None:
+        self._interval.end_ms = self._observer.elapsed_ms()
+        if self._has_span:
+            self._observer.stage_ended(self._name, self._interval)
+        else:
+            self._observer.decoded(self._interval)
+
+
+def _bar(
+    stage: str,
+    start_ms: float,
+    duration_ms: float,
+    member: str | None = None,
+    batch_size: int | None = None,
+) -> StageTiming:
+    return StageTiming(stage, round(start_ms, 3), round(duration_ms, 3), member, batch_size)

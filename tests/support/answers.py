@@ -1,0 +1,26 @@
+"""Answers for one image, as the graph makes them."""
+
+from app.responses import Classified, MemberOpinion, Prediction, Timings
+
+
+def answer_of(
+    members: str = "ab",
+    *,
+    agreement: bool = True,
+    degraded: bool = False,
+    skipped: str = "",
+    timings: Timings | None = None,
+) -> Classified:
+    """Return the answer of members with names of one letter."""
+    row = Prediction(index=0, label="x", probability=0.9)
+    opinion = MemberOpinion(label="x", probability=0.9, predictions=[row])
+    return Classified(
+        model_set="fake",
+        predictions=[row],
+        members=dict.fromkeys(members, opinion),
+        agreement=agreement,
+        degraded=degraded,
+        skipped_members=list(skipped) or None,
+        request_id="1",
+        timings_ms=timings or Timings(total=10, stages=[]),
+    )
