@@ -40,8 +40,16 @@ def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "a.JPEG" in done.stdout
     assert photo_label in done.stdout
-    assert "resnet50" in done.stdout
     assert done.stderr == ""
+
+
+def test_members_are_shown_where_they_disagree(classify: Run) -> None:
+    files = ("a.JPEG", "b.jpg", "deep/c.jpg")
+    for row in rows(classify("--json", *files)):
+        first = row["predictions"][0]["label"]
+        differing = [name for name, said in row["members"].items() if said["label"] != first]
+        table = classify(row["file"]).stdout
+        assert [name for name in row["members"] if name in table] == differing
 
 
 @pytest.mark.parametrize(
