@@ -58,7 +58,10 @@ def build(settings: Settings) -> Application:
         members = {name: _bound(name, ClassifierReplica, settings, name) for name in names}
     if settings.combiner == "deployment":
         combiner = _bound("Combiner", CombinerReplica, settings)
-    ingress = serve.deployment(name="Gateway")(serve.ingress()(Gateway))
+    # Serve's default is 5. Above the Gateway's own limit its answer (429, in JSON) comes first.
+    ongoing = 4 * settings.max_concurrent_requests
+    deployment = serve.deployment(name="Gateway", max_ongoing_requests=ongoing)
+    ingress = deployment(serve.ingress()(Gateway))
     return ingress.bind(settings, decoder, members, combiner)
 
 

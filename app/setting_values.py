@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import ConfigError
 
@@ -96,6 +98,15 @@ def form_places(max_queued_images: int) -> int:
     The rest, a quarter, is for single images: they go first, but not if there is no place to wait.
     """
     return max_queued_images - max_queued_images // 4
+
+
+class QueueConfig(BaseModel):
+    """``user_config`` of a member: what may change without a restart; null leaves it as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None  # at most the largest compiled size
+    max_queued_images: Annotated[int, Field(ge=1)] | None = None
 
 
 def check_form_fits(max_queued_images: int, max_files: int) -> None:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
@@ -20,7 +20,7 @@ from app.queueing.batch_records import QueueReport, TimedRows
 from app.queueing.priority import Lane
 from app.scaling.costs import MEMBER_APART, member_cpu_ms
 from app.scaling.usage import Usage
-from app.setting_values import check_form_fits
+from app.setting_values import QueueConfig, check_form_fits
 from app.settings import Settings
 from models import golden
 from models.errors import TandemError
@@ -32,15 +32,6 @@ from models.runtimes.options import Pixels, RuntimeOptions
 logger = logging.getLogger("ray.serve")
 
 LAST_BATCH_SHARE = 0.05  # of the moving average of an image's time
-
-
-class QueueConfig(BaseModel):
-    """``user_config`` of a member: what may change without a restart; null leaves it as it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_batch_size: Annotated[int, Field(ge=1)] | None = None  # at most the largest compiled size
-    max_queued_images: Annotated[int, Field(ge=1)] | None = None
 
 
 class Classifier:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from app.environment import PROJECT
 from app.errors import ConfigError
+from app.launch.application_check import own_application, own_index
 from app.launch.grpc_port import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
@@ -33,7 +34,7 @@ class ServeConfig:
     """Ray Serve's options and the application's settings; every change returns another one.
 
     ``content`` is what Serve takes (:meth:`as_dict`), read-only however deep; the other fields are
-    parsed from it. The application is the first one: a file may have others beside it.
+    parsed from it. The application is Tandem's: a file may have others beside it.
     """
 
     content: Mapping[str, Any]
@@ -65,22 +66,22 @@ class ServeConfig:
 
         Where it names no host, the service is on loopback; Serve's own default is all interfaces.
         """
-        from app.launch.config_check import check_content  # it imports ray
+        from app.launch.config_check import checked_content  # it imports ray
 
         if not isinstance(content, dict):
             raise ConfigError(
                 f"{source} is empty or not a mapping; see serve_config.yaml in the project"
             )
-        check_content(content, source)
+        checked = checked_content(content, source)
         return cls._parsed(
-            {**content, "http_options": ON_LOOPBACK | content.get("http_options", {})}
+            {**checked, "http_options": ON_LOOPBACK | checked.get("http_options", {})}
         )
 
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Self:
         return cls(
             content=_frozen(content),
-            settings=Settings.model_validate(content["applications"][0].get("args", {})),
+            settings=Settings.model_validate(own_application(content).get("args", {})),
             http=HttpOptions.of(content["http_options"]),
             grpc_port=grpc_port(content),
         )
@@ -94,6 +95,11 @@ class ServeConfig:
     def application_names(self) -> list[str]:
         """The names of all applications, as Serve has them."""
         return [application.get("name", "default") for application in self.content["applications"]]
+
+    @property
+    def name(self) -> str:
+        """The application's name, as Serve has it."""
+        return str(self._application().get("name", "default"))
 
     @property
     def deployments(self) -> list[Mapping[str, Any]]:
@@ -112,7 +118,7 @@ class ServeConfig:
     @property
     def url(self) -> str:
         """Where this machine reaches the application."""
-        where = f"{self.http.local_host}:{self.http.port}"
+        where = self.http.address(self.http.port)
         return f"{self.http.scheme}://{where}{self.route_prefix.rstrip('/')}"
 
     @property
@@ -197,12 +203,12 @@ class ServeConfig:
         return self._parsed(content)
 
     def _application(self) -> dict[str, Any]:
-        application: dict[str, Any] = _thawed(self.content["applications"][0])
+        application: dict[str, Any] = _thawed(own_application(self.content))
         return application
 
     def _with_application(self, **changed: Any) -> Self:
         content = self.as_dict()
-        content["applications"][0] |= _thawed(changed)
+        content["applications"][own_index(content)] |= _thawed(changed)
         return self._parsed(content)
 
 

@@ -5,21 +5,23 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from ray.serve.config import AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ServeDeploySchema
 
 from app.errors import ConfigError
+from app.launch.application_check import check_application, check_listeners, own_application
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 
 # Options of a newer Ray, which an older one leaves out (app/calls/ray_features.py warns of it).
 NEWER_OPTIONS = ("max_surge_percent",)
-SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
 POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 
 
-def check_content(content: Mapping[str, Any], source: str) -> None:
+def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Check every key and value against Serve's schema and ours.
+
+    Return what the schema made of it: a number that was written as text is a number there.
 
     Raises:
         ConfigError: it names ``source``, and every surprise at once.
@@ -30,30 +32,34 @@ def check_content(content: Mapping[str, Any], source: str) -> None:
     if not content.get("applications"):
         raise ConfigError(f"{source} has no applications; see serve_config.yaml in the project")
     try:
-        ServeDeploySchema.model_validate(content)
-        for application in content["applications"]:
-            settings = Settings.model_validate(application.get("args", {}))
+        checked = _as_validated(content)
+        for application in checked["applications"]:
             ScalingOptions.model_validate(_policy_kwargs(application))
-            _check_grace(application, settings, source)
+        ours = own_application(checked)
+        settings = Settings.model_validate(ours.get("args", {}))
+        check_listeners(checked, settings)
+        check_application(ours, settings)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_told(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.message}") from error
+    return checked
 
 
-def _check_grace(application: Mapping[str, Any], settings: Settings, source: str) -> None:
-    """Refuse deployments whose replicas, in an update, would end before their requests' time."""
-    grace_s = {"Gateway": None} | {
-        deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
-        for deployment in application.get("deployments", [])
-    }
-    for name, given_s in grace_s.items():
-        waits_s = SERVE_DEFAULT_GRACE_S if given_s is None else given_s
-        if waits_s < settings.request_timeout_s:
-            default = " (Serve's default)" if given_s is None else ""
-            raise ConfigError(
-                f"{source}: {name} has a graceful_shutdown_timeout_s of {waits_s:g}{default}, and "
-                f"a request has a request_timeout_s of {settings.request_timeout_s:g} s: an update "
-                "would cut answers that are still in time; raise the first, or lower the second"
-            )
+def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content as Serve's schema has it, without what the file leaves to defaults."""
+    schema = ServeDeploySchema.model_validate(content)
+    checked = schema.model_dump(mode="json", exclude_unset=True)
+    for application in checked["applications"]:
+        for deployment in application.get("deployments", []):
+            if scaling := deployment.get("autoscaling_config"):  # the schema takes any mapping too
+                is_auto = deployment.get("num_replicas") == "auto"
+                auto: AutoscalingConfig = AutoscalingConfig.default()  # type: ignore[no-untyped-call]
+                defaults = auto.model_dump(exclude_unset=True) if is_auto else {}
+                whole = AutoscalingConfig.model_validate(defaults | scaling)
+                dumped = whole.model_dump(mode="json", exclude_unset=True)
+                deployment["autoscaling_config"] = {name: dumped[name] for name in scaling}
+    return checked
 
 
 def _told(error: ValidationError) -> str:

@@ -1,5 +1,7 @@
 """The part of Serve's ``http_options`` that ``tandem serve`` acts on itself: address and TLS."""
 
+import ipaddress
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,11 +10,12 @@ from typing import Any, Self
 
 from app.access.client_tls import no_passphrase, reason
 from app.errors import ConfigError
+from app.launch.ports import joined
 
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
-ALL_INTERFACES = "0.0.0.0"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches all interfaces
+HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,18 @@ class HttpOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Take from Serve's options what is needed here."""
+        """Take from Serve's options what is needed here.
+
+        Raises:
+            ConfigError: a host that is none.
+
+        """
         known = {field.name for field in fields(cls)}
+        if not HOST.fullmatch(options["host"]):
+            raise ConfigError(
+                f"http_options.host is {options['host']!r}: give an address, as 127.0.0.1 or ::1; "
+                "0.0.0.0 and :: are all interfaces"
+            )
         return cls(**{name: value for name, value in options.items() if name in known})
 
     @property
@@ -45,12 +58,19 @@ class HttpOptions:
     @property
     def local_host(self) -> str:
         """The address under which this machine reaches the service."""
-        return "127.0.0.1" if self.host == ALL_INTERFACES else self.host
+        return LOOPBACK.get(self.host, self.host)
 
     @property
     def is_on_loopback(self) -> bool:
         """Whether only this machine reaches the service."""
-        return self.host in LOOPBACK
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def address(self, port: int) -> str:
+        """Return the address and a port under which this machine reaches the service."""
+        return joined(self.local_host, port)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,21 @@ OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT an
 _given: set[int] = set()
 
 
+def joined(host: str, port: int) -> str:
+    """Return a host and a port as addresses have them: IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_distinct(ports: Mapping[str, int | None]) -> None:
+    """Raise :class:`ConfigError` if two options, by name, have the same port; None has none."""
+    owners: dict[int, str] = {}
+    for option, port in ports.items():
+        if port is not None and (other := owners.setdefault(port, option)) != option:
+            raise ConfigError(
+                f"{other} and {option} are both {port}: give one of them another port"
+            )
+
+
 def check_port(host: str, port: int, option: str = "--port") -> None:
     """Raise :class:`ConfigError` unless ``host:port`` can be listened on."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -24,7 +40,7 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"cannot listen on {host}:{port}: {reason}{_owner(port)}; "
+                f"cannot listen on {joined(host, port)}: {reason}{_owner(port)}; "
                 f"stop what uses it, or choose another port with {option}"
             ) from error
 

@@ -14,6 +14,7 @@ import psutil
 from app.compute.child_process import Child
 from app.environment import PROJECT
 from app.errors import ConfigError, NotReadyError
+from app.launch.cluster_address import check_address, ending_on_signal
 from app.launch.forks.running import CLIENT
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
@@ -83,8 +84,10 @@ def joined_ray(address: str) -> Iterator[None]:
     """Connect to a cluster that somebody else started."""
     import ray
 
+    check_address(address)
     try:
-        _init_ray(address=address)
+        with ending_on_signal("stopped; the cluster did not answer, and nothing was deployed"):
+            _init_ray(address=address)
     except ConnectionError as error:
         raise ConfigError(
             f"no Ray cluster at {address}: {error}; start one with ray start --head"

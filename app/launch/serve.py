@@ -1,7 +1,7 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -11,20 +11,20 @@ from rich.markup import escape
 from app.accuracy_gate import check_accuracy
 from app.compute.child_process import Child
 from app.environment import has_haproxy
-from app.errors import ConfigError
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.graph.task import check_task
 from app.launch.capacity import check_capacity, oversubscribed
+from app.launch.cluster_address import LOCAL
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, deployed, wait_ready, wants_key
 from app.launch.folders import with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
+from app.launch.front import put_haproxy_in_front
 from app.launch.grpc_port import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
-from app.launch.http_options import tls_of
 from app.launch.isolated_environment import fast_serve
-from app.launch.ports import check_port, metrics_port
+from app.launch.ports import check_distinct, check_port, metrics_port
 from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_features import check_installed_ray
 from app.launch.run_folder import RAY
@@ -56,6 +56,8 @@ class ServeOptions:
 
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
+    if options.address == LOCAL:  # Ray's own name for one that is started
+        options = replace(options, address=None)
     is_joining = options.address is not None
     for line in leave_out_unusable():
         _warn(line)
@@ -67,7 +69,7 @@ def run_service(options: ServeOptions) -> None:
         for warning in check_installed_ray(is_joining=is_joining):
             _warn(warning)
         config = _checked_config(options)
-        behind_haproxy = _put_haproxy_in_front(config, options, haproxy)
+        behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         ray = _ray(options, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray, ExitStack() as stack:
@@ -104,43 +106,8 @@ def _grpc_probe(
         return None
     is_ours = options.address is None and has_haproxy()
     local = f"unix:{haproxy.local_grpc_socket}"
-    target = local if is_ours else f"{config.http.local_host}:{config.grpc_port}"
-    return GrpcProbe(target, config.application_names[0])
-
-
-def _put_haproxy_in_front(
-    config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand
-) -> ServeConfig:
-    """Tell HAProxy what it does in Serve's place; return the configuration that is left to Serve.
-
-    Raises:
-        ConfigError: nobody would do the TLS that http_options ask for, or not for gRPC.
-
-    """
-    haproxy.write(max_requests=config.settings.max_concurrent_requests)
-    tls = tls_of(config.http)
-    if tls is None:
-        return config
-    if has_haproxy():
-        if options.address is not None:
-            raise ConfigError(
-                "http_options.ssl_... with --address: the HAProxy of a cluster's Serve does no "
-                "TLS; put something that does in front, or start the cluster and this command "
-                "with RAY_SERVE_ENABLE_HA_PROXY=0"
-            )
-        haproxy.write(tls, config.settings.max_concurrent_requests)
-        return config.without_tls()
-    if tls.clients is not None:
-        raise ConfigError(
-            f"http_options.ssl_ca_certs ({tls.clients}) without HAProxy: Serve's own proxy lets in "
-            "clients without a certificate all the same; leave it out, or use HAProxy"
-        )
-    if config.grpc_port is not None:
-        raise ConfigError(
-            "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
-            "Serve's own proxy does TLS for HTTP alone; leave one of them out"
-        )
-    return config
+    target = local if is_ours else config.http.address(config.grpc_port)
+    return GrpcProbe(target, config.name)
 
 
 def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> AbstractContextManager[None]:
@@ -160,7 +127,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     )
     config = _with_access(config, options)
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
-        _check_ports(config)
+        _check_ports(config, options.metrics_port)
         read_keys(config.settings)  # on a cluster its nodes have the keys
     check_shared_memory(config, is_joining=options.address is not None)
     settings = config.settings
@@ -198,7 +165,9 @@ def _with_access(config: ServeConfig, options: ServeOptions) -> ServeConfig:
     return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
 
 
-def _check_ports(config: ServeConfig) -> None:
+def _check_ports(config: ServeConfig, asked_metrics_port: int | None) -> None:
+    ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
+    check_distinct(ports | {"--metrics-port": asked_metrics_port})
     host = config.http.host  # HAProxy's, for both
     check_port(host, config.http.port)
     if config.grpc_port is not None:
@@ -214,7 +183,7 @@ def _welcome(config: ServeConfig, *, has_keys: bool) -> None:
         key = f"--cert CLIENT.pem --key CLIENT.key {key}"
     console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
     if config.grpc_port is not None:
-        where = f"{http.local_host}:{config.grpc_port}"
+        where = http.address(config.grpc_port)
         console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
     console.print(f"metrics: {', '.join(metrics_urls())}")
     if not http.is_on_loopback:

@@ -1,5 +1,6 @@
 """The edits of HAProxy's addresses: where it listens, in clear or with TLS."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,29 @@ def on_loopback(ports: tuple[int, int]) -> Edit:
         patterns=tuple(rf"^ *bind 127\.0\.0\.1:{port}$" for port in ports),
         absent=f"^ *bind .*:{either}$",
         unless=rf"^ *bind 127\.0\.0\.1:{either}$",
+    )
+
+
+def listening_on(host: str, port: int, grpc_port: int | None) -> list[Edit]:
+    """Return the edits by which clients reach the service at ``host``.
+
+    Serve is told 127.0.0.1, where HAProxy reaches the Gateways: they would listen at ``host`` too,
+    past HAProxy's limits, or, with an IPv6 address, where HAProxy does not look.
+    """
+    return [
+        _moved("the address that clients reach", HTTP, port, host, ""),
+        *([_moved("the address of gRPC", GRPC, grpc_port, host, " proto h2")] if grpc_port else []),
+    ]
+
+
+def _moved(purpose: str, frontend: str, port: int, host: str, words: str) -> Edit:
+    local = rf"127\.0\.0\.1:{port}"
+    return Edit(
+        purpose,
+        (HTTP_BIND if frontend == HTTP else GRPC_BIND,),
+        rf"s/^( *bind ){local}({words})$/\1{host}:{port}\2/",
+        patterns=(rf"^ *bind {re.escape(host)}:{port}( |$)",),
+        per=rf"^{frontend}$",
     )
 
 

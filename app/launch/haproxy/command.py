@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import resource
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -63,16 +63,22 @@ class HaproxyCommand:
         self.local_socket = script.with_name("local.sock")
         self.local_grpc_socket = script.with_name("local-grpc.sock")
 
-    def write(self, tls: Tls | None = None, max_requests: int | None = None) -> None:
+    def write(
+        self,
+        tls: Tls | None = None,
+        max_requests: int | None = None,
+        moved: Sequence[Edit] = (),
+    ) -> None:
         """Write the command; with ``tls`` the service's port speaks only TLS.
 
         ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
+        ``moved`` are the edits of where it listens, if Serve is told another address.
 
         Raises:
             ConfigError: HAProxy is not installed, or Serve's template has no place for an edit.
 
         """
-        binary, edits = haproxy_binary(), self._all(tls, max_requests)
+        binary, edits = haproxy_binary(), [*moved, *self._all(tls, max_requests)]
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_text(sed_script(edits), "ascii")

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.errors import ConfigError
-from app.launch.config_check import check_content
+from app.launch.config_check import checked_content
 from app.setting_values import check_redis_client
 from app.settings import Settings
 
@@ -41,7 +41,7 @@ def test_what_is_refused(name, value, says):
 def test_a_file_with_a_bad_cache_is_refused_without_its_password():
     application = {"import_path": "app.main:build", "args": {"cache": "redis://:s3cret@c:x/1"}}
     with pytest.raises(ConfigError, match="its port is no number") as caught:
-        check_content({"applications": [application]}, "serve_config.yaml")
+        checked_content({"applications": [application]}, "serve_config.yaml")
     assert "s3cret" not in str(caught.value)
 
 

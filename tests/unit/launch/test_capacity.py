@@ -43,7 +43,8 @@ def test_the_message_names_both_numbers() -> None:
     [
         ({}, 1),  # Serve's default is a CPU
         ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
-        ({"autoscaling_config": {"min_replicas": 1, "initial_replicas": 2}}, 2),
+        ({"num_replicas": "auto", "autoscaling_config": {"initial_replicas": 2}}, 2),
+        ({"autoscaling_config": {"min_replicas": "2", "max_replicas": "3"}}, 2),
         ({"num_replicas": "auto"}, 1),
         ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 2),
     ],

@@ -101,7 +101,7 @@ def test_without_tls_no_option_of_it_is_left():
     assert config.without_tls().url == "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize(("prefix", "path"), [("/", ""), ("/images", "/images"), (None, "")])
+@pytest.mark.parametrize(("prefix", "path"), [("/", ""), ("/images", "/images")])
 def test_the_application_is_where_its_route_is(prefix, path):
     content = with_key(GOOD, ("applications", 0), "route_prefix", prefix)
     assert ServeConfig.of(content).url == f"http://127.0.0.1:8000{path}"

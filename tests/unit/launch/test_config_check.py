@@ -6,8 +6,8 @@ import pytest
 from ray import serve
 
 from app.errors import ConfigError
+from app.launch.application_check import SERVE_DEFAULT_GRACE_S
 from app.launch.config import ServeConfig
-from app.launch.config_check import SERVE_DEFAULT_GRACE_S
 from tests.support.configurations import APPLICATION, GOOD, ROOT, SHIPPED, with_key, write
 
 
@@ -144,3 +144,108 @@ def test_every_shipped_configuration_waits_for_its_requests(path):
         grace_s = deployment.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_GRACE_S)
         # Serve lets a replica have new requests for another second.
         assert grace_s >= config.settings.request_timeout_s + 1, deployment["name"]
+
+
+OTHER = {"name": "other", "route_prefix": "/other", "import_path": "their.module:app"}
+
+
+def test_numbers_that_are_text_are_numbers_from_then_on(tmp_path):
+    gateway = {
+        "name": "Gateway",
+        "graceful_shutdown_timeout_s": "12",
+        "max_ongoing_requests": "512",
+        "ray_actor_options": {"num_cpus": "0.5"},
+        "autoscaling_config": {"min_replicas": "1", "max_replicas": "2"},
+    }
+    content = with_key(GOOD, ("applications", 0), "deployments", [gateway])
+    content = with_key(content, ("http_options",), "port", "8100")
+    config = ServeConfig.read(write(tmp_path, content))
+    assert config.http.port == 8100
+    assert config.deployment("Gateway") == {
+        "name": "Gateway",
+        "graceful_shutdown_timeout_s": 12.0,
+        "max_ongoing_requests": 512,
+        "ray_actor_options": {"num_cpus": 0.5},
+        "autoscaling_config": {"min_replicas": 1, "max_replicas": 2},
+    }
+
+
+def test_another_application_has_arguments_of_its_own(tmp_path):
+    """Wherever ours stands in the file."""
+    other = OTHER | {"args": {"port": 1}, "deployments": [{"name": "Gateway"}]}
+    content = GOOD | {"applications": [other, *GOOD["applications"]]}
+    config = ServeConfig.read(write(tmp_path, content))
+    assert (config.name, config.url) == ("tandem", "http://127.0.0.1:8000")
+    changed = config.with_arguments(max_files=3).as_dict()["applications"]
+    assert changed[0] == other
+    assert changed[1]["args"] == {"model_set": "imagenette", "max_files": 3}
+
+
+def test_a_key_that_stands_twice(tmp_path):
+    path = write(tmp_path, GOOD)
+    path.write_text(path.read_text() + "http_options:\n  port: 1\n", "utf-8")
+    with pytest.raises(ConfigError, match="'http_options' stands twice"):
+        ServeConfig.read(path)
+
+
+GATEWAY = {"name": "Gateway"}
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "says"),
+    [
+        ((), "proxy_location", "Disabled", "nobody would listen for clients; take EveryNode"),
+        ((), "applications", [OTHER], "no application has import_path: app.main:build"),
+        (("http_options",), "request_timeout_s", 10, "http_options.request_timeout_s is 10, and"),
+        ((), "grpc_options", {"request_timeout_s": 3}, "grpc_options.request_timeout_s is 3, and"),
+        (("applications", 0), "deployments", [GATEWAY, GATEWAY], "deployments has Gateway twice"),
+        (("applications", 0), "route_prefix", "images", "ends with none: '/images'"),
+        (("applications", 0), "route_prefix", "/images/", "ends with none: '/images'"),
+        (("applications", 0), "route_prefix", "/{x}", "has no place in a path"),
+        (("applications", 0), "route_prefix", None, "route_prefix: null"),
+        (DEPLOYMENT, "max_ongoing_requests", 127, "args.max_concurrent_requests is 128"),
+        (
+            DEPLOYMENT,
+            "user_config",
+            {"max_batchsize": 4},
+            "Gateway: user_config.max_batchsize: Extra inputs are not permitted; it has max_batch_",
+        ),
+        (DEPLOYMENT, "user_config", {"max_batch_size": 0}, "greater than or equal to 1"),
+        (DEPLOYMENT, "user_config", {"max_queued_images": 3}, "a form may fill"),
+        (
+            ("applications", 0),
+            "deployments",
+            [{"name": "Decoder", "user_config": {"max_batch_size": 4}}],
+            "Decoder takes no user_config",
+        ),
+        (
+            (*DEPLOYMENT, "autoscaling_config"),
+            "max_replicas",
+            0,
+            "max_replicas",
+        ),
+    ],
+)
+def test_what_serve_would_take_in_silence_and_the_service_stumble_over(
+    tmp_path, place, key, value, says
+):
+    path = write(tmp_path, with_key(GOOD, place, key, value))
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig.read(path)
+    assert caught.value.message.startswith(f"{path}: ")
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ((), "proxy_location", "HeadOnly"),
+        (("http_options",), "request_timeout_s", 60),
+        (("applications", 0), "route_prefix", "/a/b"),
+        (DEPLOYMENT, "max_ongoing_requests", 128),
+        (DEPLOYMENT, "user_config", {"max_batch_size": 4}),
+    ],
+)
+def test_what_is_well(tmp_path, place, key, value):
+    content = with_key(GOOD, place, key, value)
+    assert ServeConfig.read(write(tmp_path, content)).as_dict() == content

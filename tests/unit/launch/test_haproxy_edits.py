@@ -8,7 +8,7 @@ from ray.serve._private import haproxy_templates
 
 from app.errors import ConfigError
 from app.launch.haproxy import command
-from app.launch.haproxy.addresses import on_loopback, with_tls
+from app.launch.haproxy.addresses import listening_on, on_loopback, with_tls
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
 from app.launch.haproxy.edits import always, for_clusters, unlogged
@@ -20,6 +20,7 @@ EDITS = [
     unlogged(),
     on_loopback((9101, 8404)),
     *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),
+    *listening_on("::", 8000, 9000),
     *refusals(7),
     *for_clusters(),
 ]

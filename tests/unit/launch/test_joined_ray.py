@@ -4,13 +4,21 @@ tests/integration/test_shared_serve.py deploys beside the applications of others
 back.
 """
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 import ray
 
 from app.errors import ConfigError
 from app.launch.ray_cluster import joined_ray
 
-ADDRESS = "127.0.0.1:6379"
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where somebody listens, as a cluster's head does."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        yield f"127.0.0.1:{head.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -22,25 +30,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def test_it_is_joined_and_left(calls: list[str]) -> None:
-    with joined_ray(ADDRESS):
-        assert calls == [f"join {ADDRESS}"]
+def test_it_is_joined_and_left(calls: list[str], address: str) -> None:
+    with joined_ray(address):
+        assert calls == [f"join {address}"]
     assert calls[1:] == ["leave"]
 
 
-def test_an_error_meanwhile_leaves_it_too(calls: list[str]) -> None:
-    with pytest.raises(KeyError), joined_ray(ADDRESS):
+def test_an_error_meanwhile_leaves_it_too(calls: list[str], address: str) -> None:
+    with pytest.raises(KeyError), joined_ray(address):
         raise KeyError
     assert calls[1:] == ["leave"]
 
 
-def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def refuse(**_: object) -> None:
         raise ConnectionError("refused")
 
     monkeypatch.setattr(ray, "init", refuse)
     with (
-        pytest.raises(ConfigError, match=rf"no Ray cluster at {ADDRESS}: refused; .*ray start"),
-        joined_ray(ADDRESS),
+        pytest.raises(ConfigError, match=rf"no Ray cluster at {address}: refused; .*ray start"),
+        joined_ray(address),
     ):
         pass

@@ -83,6 +83,7 @@ def test_ray_is_started_and_joined_from_the_projects_own_folder(monkeypatch, for
     """Its workers import from there first: not another program's "app" of a working folder."""
     folders = []
     monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: folders.append(Path.cwd()))
+    monkeypatch.setattr(ray_cluster, "check_address", lambda _: None)
     monkeypatch.chdir(tmp_path)
     with local_ray(0, forks, FOLDER), joined_ray("auto"):
         assert Path.cwd() == tmp_path

@@ -8,9 +8,9 @@ import uvicorn
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
+from app.launch.front import put_haproxy_in_front
 from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
 from app.launch.http_options import HttpOptions, Tls, tls_of
-from app.launch.serve import ServeOptions, _put_haproxy_in_front
 from tests.support.certificates import Root
 from tests.support.haproxy_configs import write_serves_config
 
@@ -132,24 +132,23 @@ def test_the_service_speaks_tls_in_serves_place(signed, tmp_path, monkeypatch):
     config = served(options(signed))
     assert config.url.startswith("https:")
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
-    left = _put_haproxy_in_front(config, ServeOptions(), command)
+    left = put_haproxy_in_front(config, command, is_joining=False)
     assert left.as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "ssl crt" in (tmp_path / "edits.sed").read_text()
     assert left.url.startswith("http:")
-    assert _put_haproxy_in_front(left, ServeOptions(), command) == left
+    assert put_haproxy_in_front(left, command, is_joining=False) == left
     assert "ssl crt" not in (tmp_path / "edits.sed").read_text()
 
 
 def test_a_clusters_haproxy_does_none(signed, tmp_path, monkeypatch):
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
     config = served(options(signed))
-    joining = ServeOptions(address="auto")
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
-        _put_haproxy_in_front(config, joining, command)
+        put_haproxy_in_front(config, command, is_joining=True)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     # Serve's own proxy takes them.
-    assert _put_haproxy_in_front(config, joining, command) == config
+    assert put_haproxy_in_front(config, command, is_joining=True) == config
     assert config.url.startswith("https:")
 
 
@@ -158,7 +157,7 @@ def test_serves_own_proxy_does_none_for_grpc(signed, tmp_path, monkeypatch):
     config = served(options(signed)).with_overrides(grpc_port=9000)
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
-        _put_haproxy_in_front(config, ServeOptions(), command)
+        put_haproxy_in_front(config, command, is_joining=False)
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
@@ -171,4 +170,4 @@ def test_serves_own_proxy_asks_no_client_for_a_certificate(
     config = served(options(signed, ssl_ca_certs=root.path))
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))
     with pytest.raises(ConfigError, match="lets in clients without a certificate all the same"):
-        _put_haproxy_in_front(config, ServeOptions(address=address), command)
+        put_haproxy_in_front(config, command, is_joining=address is not None)

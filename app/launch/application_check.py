@@ -1,0 +1,124 @@
+"""What Serve would take in silence, and the service would stumble over: refused before Ray starts.
+
+Each of these functions raises :class:`ConfigError`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.errors import ConfigError
+from app.setting_values import QueueConfig, check_form_fits
+from app.settings import Settings
+
+IMPORT_PATH = "app.main:build"  # of our application; a file may have others beside it
+SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
+WITHOUT_USER_CONFIG = ("Decoder", "Combiner")
+
+
+def own_index(content: Mapping[str, Any]) -> int:
+    """Return which application of a configuration is ours: the first of this import_path."""
+    applications = content["applications"]
+    for index, application in enumerate(applications):
+        if application["import_path"] == IMPORT_PATH:
+            return index
+    raise ConfigError(
+        f"no application has import_path: {IMPORT_PATH}; see serve_config.yaml in the project"
+    )
+
+
+def own_application(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return our application's part of a configuration."""
+    application: Mapping[str, Any] = content["applications"][own_index(content)]
+    return application
+
+
+def check_listeners(content: Mapping[str, Any], settings: Settings) -> None:
+    """Check the options of what listens for clients, which all applications share."""
+    if content.get("proxy_location") == "Disabled":
+        raise ConfigError(
+            "proxy_location: Disabled: nobody would listen for clients; take EveryNode or HeadOnly"
+        )
+    for options in ("http_options", "grpc_options"):
+        limit_s = (content.get(options) or {}).get("request_timeout_s")
+        if limit_s is not None and limit_s <= settings.request_timeout_s:
+            raise ConfigError(
+                f"{options}.request_timeout_s is {limit_s:g}, and args.request_timeout_s "
+                f"{settings.request_timeout_s:g}: Serve would answer first, and not in this "
+                "service's form; leave out the first"
+            )
+
+
+def check_application(application: Mapping[str, Any], settings: Settings) -> None:
+    """Check the options of our application and its deployments."""
+    deployments = application.get("deployments", [])
+    counts = Counter(deployment["name"] for deployment in deployments)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"deployments has {twice[0]} twice: the second would win; leave one out")
+    check_route_prefix(application.get("route_prefix", "/"))
+    _check_grace(deployments, settings)
+    for deployment in deployments:
+        if deployment["name"] == "Gateway":
+            _check_ongoing(deployment, settings)
+        if deployment.get("user_config"):
+            _check_user_config(deployment, settings)
+
+
+def check_route_prefix(prefix: str | None) -> None:
+    """Check where the application's paths begin."""
+    if prefix is None:
+        raise ConfigError("route_prefix: null: nobody could reach the service; leave it out, or /")
+    if not prefix.startswith("/") or (prefix != "/" and prefix.endswith("/")):
+        right = f"/{prefix.strip('/')}"
+        raise ConfigError(
+            f"route_prefix is {prefix!r}: it begins with a slash and ends with none: {right!r}"
+        )
+    if wrong := set(prefix) & set("{}?# \"'<>"):
+        raise ConfigError(f"route_prefix is {prefix!r}: {min(wrong)!r} has no place in a path")
+
+
+def _check_grace(deployments: list[Mapping[str, Any]], settings: Settings) -> None:
+    """Refuse deployments whose replicas, in an update, would end before their requests' time."""
+    grace_s = {"Gateway": None} | {
+        deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
+        for deployment in deployments
+    }
+    for name, own_s in grace_s.items():
+        waits_s = SERVE_DEFAULT_GRACE_S if own_s is None else own_s
+        if waits_s < settings.request_timeout_s:
+            default = " (Serve's default)" if own_s is None else ""
+            raise ConfigError(
+                f"{name} has a graceful_shutdown_timeout_s of {waits_s:g}{default}, and a request "
+                f"has a request_timeout_s of {settings.request_timeout_s:g} s: an update would cut "
+                "answers that are still in time; raise the first, or lower the second"
+            )
+
+
+def _check_ongoing(gateway: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse a Gateway that Serve would call full before the Gateway says so itself."""
+    ongoing, ours = gateway.get("max_ongoing_requests"), settings.max_concurrent_requests
+    if ongoing is not None and ongoing < ours:
+        raise ConfigError(
+            f"Gateway has max_ongoing_requests of {ongoing}, and args.max_concurrent_requests is "
+            f"{ours}: Serve would refuse first, and not in this service's form; raise the first, "
+            "or lower the second"
+        )
+
+
+def _check_user_config(deployment: Mapping[str, Any], settings: Settings) -> None:
+    name = deployment["name"]
+    if name in WITHOUT_USER_CONFIG:
+        raise ConfigError(f"{name} takes no user_config: give it to the Gateway or to a member")
+    try:
+        asked = QueueConfig.model_validate(deployment["user_config"])
+        if asked.max_queued_images is not None:
+            check_form_fits(asked.max_queued_images, settings.max_files)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        known = ", ".join(QueueConfig.model_fields)
+        raise ConfigError(f"{name}: user_config.{where}: {first['msg']}; it has {known}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}: user_config: {error}") from error

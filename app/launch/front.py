@@ -1,0 +1,52 @@
+"""What HAProxy does in Serve's place: TLS, and the address that clients reach."""
+
+from app.environment import has_haproxy
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
+from app.launch.haproxy.addresses import listening_on
+from app.launch.haproxy.command import HaproxyCommand
+from app.launch.http_options import Tls, tls_of
+
+GATEWAYS_HOST = "127.0.0.1"  # where HAProxy reaches them on one machine
+
+
+def put_haproxy_in_front(
+    config: ServeConfig, haproxy: HaproxyCommand, *, is_joining: bool
+) -> ServeConfig:
+    """Tell HAProxy what it does in Serve's place; return the configuration that is left to Serve.
+
+    Raises:
+        ConfigError: nobody would do the TLS that http_options ask for, or not for gRPC.
+
+    """
+    http, tls = config.http, tls_of(config.http)
+    max_requests = config.settings.max_concurrent_requests
+    if is_joining or not has_haproxy():
+        if tls is not None:
+            _check_without_ours(config, tls)
+        haproxy.write(max_requests=max_requests)
+        return config
+    is_moved = http.host != GATEWAYS_HOST
+    moved = listening_on(http.host, http.port, config.grpc_port) if is_moved else []
+    haproxy.write(tls, max_requests, moved)
+    return config.without_tls().with_http_options(host=GATEWAYS_HOST)
+
+
+def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
+    """Refuse TLS that Serve's own proxy, or a cluster's HAProxy, does not do."""
+    if has_haproxy():
+        raise ConfigError(
+            "http_options.ssl_... with --address: the HAProxy of a cluster's Serve does no TLS; "
+            "put something that does in front, or start the cluster and this command with "
+            "RAY_SERVE_ENABLE_HA_PROXY=0"
+        )
+    if tls.clients is not None:
+        raise ConfigError(
+            f"http_options.ssl_ca_certs ({tls.clients}) without HAProxy: Serve's own proxy lets in "
+            "clients without a certificate all the same; leave it out, or use HAProxy"
+        )
+    if config.grpc_port is not None:
+        raise ConfigError(
+            "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
+            "Serve's own proxy does TLS for HTTP alone; leave one of them out"
+        )

@@ -1,0 +1,81 @@
+"""The address that clients reach is HAProxy's; Serve and the Gateways stay on 127.0.0.1."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
+from app.launch.front import put_haproxy_in_front
+from app.launch.haproxy.command import HaproxyCommand
+from tests.support.certificates import Root
+from tests.support.configurations import GOOD
+from tests.support.haproxy_configs import PORTS, write_serves_config
+
+HOSTS = ("::1", "::", "127.0.0.1", "0.0.0.0", "localhost")
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HaproxyCommand:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    return HaproxyCommand(tmp_path / "haproxy.sh", PORTS)
+
+
+def binds(command: HaproxyCommand, folder: Path, grpc_port: int) -> list[str]:
+    """Return where HAProxy listens for clients, by the file that it then takes as valid."""
+    file = write_serves_config(folder / "haproxy.cfg", grpc_port=grpc_port)
+    edits = command.path.with_name("edits.sed")
+    subprocess.run(["sed", "-i", "-E", "-f", edits, file], check=True)
+    checked = subprocess.run([command.path, "-c", "-f", file], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    lines = [line.split() for line in file.read_text().splitlines()]
+    others = ("unix@", *(f"127.0.0.1:{port}" for port in PORTS))
+    return [w[1] for w in lines if w[:1] == ["bind"] and not w[1].startswith(others)]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_haproxy_alone_listens_at_the_host(
+    command: HaproxyCommand, tmp_path: Path, host: str
+) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(host=host, grpc_port=9000)
+    left = put_haproxy_in_front(asked, command, is_joining=False)
+    assert left.http.host == "127.0.0.1"
+    assert binds(command, tmp_path, 9000) == [f"{host}:8000", f"{host}:9000"]
+
+
+def test_with_tls_too(command: HaproxyCommand, tmp_path: Path) -> None:
+    signed = Root(tmp_path).sign("service")
+    files = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
+    config = ServeConfig.of(GOOD).with_http_options(**files)
+    asked = config.with_overrides(host="::", grpc_port=9000)
+    put_haproxy_in_front(asked, command, is_joining=False)
+    assert binds(command, tmp_path, 9000) == [":::8000", ":::9000"]
+    assert (tmp_path / "haproxy.cfg").read_text().count("bind :::") == 2
+
+
+def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0")
+    assert put_haproxy_in_front(asked, command, is_joining=True) == asked
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "is_on_loopback"),
+    [
+        ("::1", "http://[::1]:8000", True),
+        ("::", "http://[::1]:8000", False),
+        ("0.0.0.0", "http://127.0.0.1:8000", False),
+        ("127.0.0.2", "http://127.0.0.2:8000", True),
+        ("localhost", "http://localhost:8000", True),
+        ("10.0.0.7", "http://10.0.0.7:8000", False),
+    ],
+)
+def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
+    config = ServeConfig.of(GOOD).with_overrides(host=host)
+    assert config.url == url
+    assert config.http.is_on_loopback is is_on_loopback
+
+
+def test_an_empty_host_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
+        ServeConfig.of(GOOD).with_overrides(host="")
