@@ -62,7 +62,7 @@ def _generate(load: Load, pipe: Connection) -> None:
     samples = uvloop.run(_closed_loop(load, requests))
     taken, spent = time.perf_counter() - started, time.process_time() - before
     files = load.target.files_per_request
-    pipe.send(Run("closed", load.clients, taken, samples, spent, None, files))
+    pipe.send(Run("closed", load.clients, taken, samples, spent, files_per_request=files))
 
 
 def _period(target: Target) -> int:
