@@ -79,7 +79,7 @@ def application(folder: Path, place: str) -> dict[str, Any]:
                     {
                         "name": name,
                         "max_surge_percent": 100,
-                        "max_ongoing_requests": 64,
+                        "max_ongoing_requests": 128,
                         "graceful_shutdown_timeout_s": 12,
                         "ray_actor_options": {"num_cpus": share},
                     }
