@@ -43,6 +43,14 @@ def config(tmp_path: Path) -> Path:
             "allow_unverified": True,
             "trace_exporter": "none",
         }
+        application["deployments"] += [
+            {
+                "name": name,
+                "graceful_shutdown_timeout_s": 12,
+                "ray_actor_options": {"num_cpus": 0.1},
+            }
+            for name in ("sure", "unsure")
+        ]
     return tmp_path / "serve_config.yaml"
 
 
