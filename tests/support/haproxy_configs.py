@@ -7,6 +7,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from app.launch.grpc_port import ADD_SERVICER
+from app.launch.haproxy.command import max_connections
 
 APPLICATION = "tandem"
 PORTS = (9101, 8404)  # of the metrics and the statistics
@@ -54,6 +55,7 @@ def write_serves_config(
     """
     config = HAProxyConfig(
         log_target=log_target,
+        maxconn=max_connections(),  # Ray 2.59 has 20,000, for which many machines have no files
         metrics_port=ports[0],
         stats_port=ports[1],
         socket_path=str(path.parent / "admin.sock"),

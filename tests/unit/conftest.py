@@ -17,17 +17,19 @@ from tests.support.instruments import Instruments
 
 
 @pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_environment() -> Iterator[None]:
+    with patch.dict(os.environ):
+        yield
+
+
+# After the environment's fixture: monkeypatch may bring back a variable that a start has set, so
+# it has to be undone first.
+@pytest.fixture(autouse=True)
+def no_cluster(same_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a unit test called ray.init; such a test belongs to integration/")
 
     monkeypatch.setattr(ray, "init", refuse)
-
-
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    with patch.dict(os.environ):
-        yield
 
 
 @pytest.fixture

@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve.schema import DeploymentSchema
 
 from app.launch.config import ServeConfig
 
 ROOT = Path(__file__).parents[3]
 STAGES = ("Decoder", "resnet50", "densenet169")  # that serve_config.yaml has in the Gateway
 
-# Serve's own 25 % elsewhere: a second whole set of replicas would not find the CPUs.
-SURGE = {"Gateway.max_surge_percent"}
+# Serve's own 25 % elsewhere: a second whole set of replicas would not find the CPUs. Ray 2.59 has
+# no such option, and it is left out there.
+SURGE = {"Gateway.max_surge_percent"} & {f"Gateway.{k}" for k in DeploymentSchema.model_fields}
 EVERY_HUNDREDTH = {"tracing_config.sampling_ratio"}
 XEON = (
     EVERY_HUNDREDTH

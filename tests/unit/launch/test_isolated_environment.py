@@ -68,7 +68,7 @@ def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None
             file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
             assert file.parent == command.path.parent
             secrets.append(file.read_text())
-        monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
     assert len(set(secrets)) == 2
     assert all(len(secret) == 64 for secret in secrets)
 
