@@ -12,7 +12,7 @@ class Flight(Generic[V]):
     """One computation. ``value`` is what came of it, once it has ended; None, if nothing to share.
 
     ``was_answered`` tells, without a value, whether its request got an answer that is its own only
-    (degraded, a fault). Else it failed or was cancelled, and another request should try.
+    (a member had too little time). Else it failed or was cancelled, and another should try.
     """
 
     __slots__ = ("_ended", "key", "lane", "value", "was_answered")

@@ -5,12 +5,16 @@ from typing import Literal, NamedTuple, Protocol
 
 from app.caching.flights import Flight, Flights
 from app.caching.s3_fifo import S3Fifo
-from app.caching.values import Rows
+from app.caching.values import Outcome, Rows
+from app.messages import Fault
 from app.queueing.priority import Lane
 
 CACHE_CONTROL = "cache-control"
 # use: read and store; renew: store, do not read (no-cache); off: neither (no-store).
 CacheUse = Literal["use", "renew", "off"]
+
+
+ImageFlight = Flight[Outcome | Fault]
 
 
 class SharedStore(Protocol):
@@ -29,7 +33,7 @@ class Found(NamedTuple):
     """What there is of a key: rows, or a computation, which is the caller's own or another's."""
 
     rows: Rows | None = None
-    flight: Flight[Rows] | None = None
+    flight: ImageFlight | None = None
     is_own: bool = False
 
 
@@ -42,7 +46,7 @@ class ResponseCache:
     def __init__(self, max_bytes: int, shared: SharedStore | None = None) -> None:
         self._shared = shared
         self._store: S3Fifo[Rows] = S3Fifo(max_bytes)
-        self._flights: Flights[Rows] = Flights()
+        self._flights: Flights[Outcome | Fault] = Flights()
 
     @property
     def num_bytes(self) -> int:
@@ -74,7 +78,7 @@ class ResponseCache:
         if self._shared is not None:
             self._shared.write(key, rows)
 
-    async def fetch(self, flights: Mapping[int, Flight[Rows] | None]) -> dict[int, Rows]:
+    async def fetch(self, flights: Mapping[int, ImageFlight | None]) -> dict[int, Rows]:
         """Return what others kept, for computations of the caller's own, by their numbers.
 
         Those computations are ended with it. One that is None is to be done in any case.
@@ -88,22 +92,22 @@ class ResponseCache:
             if rows is not None:
                 fetched[number] = rows
                 self._store.put(flight.key, rows, rows.nbytes)
-                self.end(flight, rows)
+                self.end(flight, Outcome(rows))
         return fetched
 
     def end(
-        self, flight: Flight[Rows], rows: Rows | None = None, *, answered: bool = False
+        self, flight: ImageFlight, outcome: Outcome | Fault | None = None, *, answered: bool = False
     ) -> None:
         """End a computation of one's own, for all that wait for it.
 
         Args:
             flight: the computation; if it has ended, nothing happens.
-            rows: what came of it; None: nothing that others may have.
-            answered: without rows, whether the caller's request had an answer of its own. Those
-                that wait then compute for themselves, all at once; else the first takes over.
+            outcome: what came of it; None: nothing that others may have.
+            answered: without an outcome, whether the caller's request had an answer of its own.
+                Those that wait then compute, all at once; else the first takes over.
 
         """
-        self._flights.end(flight, rows, was_answered=answered)
+        self._flights.end(flight, outcome, was_answered=answered)
 
 
 def cache_use_of(cache_control: str | None) -> CacheUse:

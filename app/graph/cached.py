@@ -4,11 +4,12 @@ It stands before the Decoder, so a hit costs a hash of the file and the ordering
 Every file of a request is looked up by itself; what is left goes through the ensemble together.
 """
 
-from app.caching.flights import Flight
+from collections import Counter
+
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
-from app.caching.response_cache import ResponseCache
-from app.caching.values import Rows, RowsFormat
+from app.caching.response_cache import ImageFlight, ResponseCache
+from app.caching.values import Outcome, Rows, RowsFormat
 from app.environment import MIB
 from app.functions.loading import identities
 from app.graph.ensemble import Ensemble
@@ -38,10 +39,10 @@ def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> G
 def _shared(
     ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
 ) -> RedisStore:
-    num_rows, num_classes = len(ensemble.member_names), model_set.manifest.num_classes
-    if settings.combine is not None:
-        num_rows += 1
-    form = RowsFormat(keys.fingerprint, num_rows, num_classes)
+    num_members = len(ensemble.member_names)
+    # The operator's combine has a row of its own; a cascade, which excludes it, may ask one member.
+    nums_rows = (num_members, 1) if ensemble.cascade else (num_members + (not ensemble.averages),)
+    form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
     prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
     return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
 
@@ -54,6 +55,7 @@ class CachedEnsemble:
     ) -> None:
         self.ensemble, self.cache, self.keys = ensemble, cache, keys
         self._model_set = model_set
+        self._averages = ensemble.averages
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
@@ -64,13 +66,16 @@ class CachedEnsemble:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
 
-    def answer_of(self, rows: Rows, request: ClassifyRequest, caching: Interval) -> Classified:
-        """Return the answer that these rows are; the timings are the request's."""
-        names = self.ensemble.member_names
-        num_members = len(names)
-        members = dict(zip(names, rows[:num_members, None], strict=True))  # each (1, C)
-        is_averaged = len(rows) == num_members
-        row = average(members, self._weights)[0] if is_averaged else rows[num_members]
+    def answer_of(
+        self, outcome: Outcome, request: ClassifyRequest, caching: Interval
+    ) -> Classified:
+        """Return the answer that this comes to; the timings are the request's."""
+        rows, missing = outcome
+        asked = [name for name in self.ensemble.member_names if name not in missing]
+        num_members = len(rows) if self._averages else len(rows) - 1
+        answered, skipped = asked[:num_members], asked[num_members:]
+        members = dict(zip(answered, rows[:num_members, None], strict=True))  # each (1, C)
+        row = average(members, self._weights)[0] if self._averages else rows[num_members]
         combined = Combined.of(
             row,
             {name: row[0] for name, row in members.items()},
@@ -80,7 +85,7 @@ class CachedEnsemble:
         )
         timings = request.observer.timings_of_cached(caching)
         name, request_id = self._model_set.name, request.request_id
-        answer = classified(combined, name, (), {}, request_id, timings, is_cached=True)
+        answer = classified(combined, name, skipped, missing, request_id, timings, is_cached=True)
         if request.tensors is not None:
             answer = with_row(answer, row)
         request.observer.classified(answer, combined.entropy)
@@ -94,7 +99,9 @@ class _Run:
         self._graph, self._cache, self._request = graph, graph.cache, request
         self._answers: dict[int, Classified | Fault] = {}
         self._keys: list[bytes] = []
-        self._caching = Interval()  # of the first round, or the last one that looked
+        self._caching = Interval()
+        self._is_noted = False
+        self._found: dict[int, str] = {}
         # Files that this request computes for itself, whoever else may be at it.
         self._alone: set[int] = set()
         if request.cache_use == "renew":
@@ -109,23 +116,29 @@ class _Run:
         self._caching = Interval(observer.elapsed_ms())
         self._keys = await self._graph.keys.of(files)
         left = list(range(len(files)))
-        while left:
-            left = await self._round(left)
+        try:
+            while left:
+                left = await self._round(left)
+            self._end_lookup()
+        finally:
+            record_lookups(Counter(self._found.values()))
         record_state(self._cache.num_bytes, self._cache.take_evicted())
         return [self._answers[place] for place in range(len(files))]
 
     async def _round(self, left: list[int]) -> list[int]:
         """Answer what can be; return what another request was computing in vain."""
-        own: dict[int, Flight[Rows] | None] = {}
-        others: dict[int, Flight[Rows]] = {}
+        own: dict[int, ImageFlight | None] = {}
+        others: dict[int, ImageFlight] = {}
         hits = self._look_up(left, own, others)
         try:
             hits |= await self._cache.fetch(own)
             misses = {place: flight for place, flight in own.items() if place not in hits}
-            self._note_lookups(len(hits), len(misses), len(others))
+            self._found |= dict.fromkeys(hits, "hit") | dict.fromkeys(misses, "miss")
+            self._found |= dict.fromkeys(others, "shared")
             for place, rows in hits.items():
-                self._answer(place, rows)
+                self._answer(place, Outcome(rows))
             if misses:
+                self._end_lookup()
                 await self._compute(misses)
         finally:  # of what has no answer now, another request takes over
             for flight in own.values():
@@ -136,8 +149,8 @@ class _Run:
     def _look_up(
         self,
         left: list[int],
-        own: dict[int, Flight[Rows] | None],
-        others: dict[int, Flight[Rows]],
+        own: dict[int, ImageFlight | None],
+        others: dict[int, ImageFlight],
     ) -> dict[int, Rows]:
         """Return what is kept, by place; the rest is this request's to compute, or others' are."""
         hits = {}
@@ -152,23 +165,24 @@ class _Run:
                 (own if found.is_own else others)[place] = found.flight
         return hits
 
-    async def _compute(self, own: dict[int, Flight[Rows] | None]) -> None:
+    async def _compute(self, own: dict[int, ImageFlight | None]) -> None:
         """Send these files through the ensemble, keep what is whole, and tell those that wait."""
         request = self._request
         if len(own) < len(request.files):
             request = request._replace(files=[request.files[place] for place in own])
         ensemble = self._graph.ensemble
         computed = await ensemble.compute(request)
-        answers, whole = ensemble.answers(request, computed), ensemble.whole_rows(request, computed)
+        answers = ensemble.answers(request, computed)
+        outcomes = ensemble.outcomes(request, computed)
         for number, (place, flight) in enumerate(own.items()):
             self._answers[place] = answers[number]
-            rows = whole.get(number)
-            if rows is not None:
-                self._cache.keep(self._keys[place], rows)
+            outcome = outcomes.get(number)
+            if isinstance(outcome, Outcome) and not outcome.missing:
+                self._cache.keep(self._keys[place], outcome.rows)
             if flight is not None:
-                self._cache.end(flight, rows, answered=True)
+                self._cache.end(flight, outcome, answered=True)
 
-    async def _share(self, place: int, flight: Flight[Rows]) -> bool:
+    async def _share(self, place: int, flight: ImageFlight) -> bool:
         """Answer a file with what another computation comes to; False if it came to nothing."""
         await flight.wait()
         if flight.value is not None:
@@ -178,15 +192,19 @@ class _Run:
             self._alone.add(place)
         return False
 
-    def _answer(self, place: int, rows: Rows) -> None:
+    def _answer(self, place: int, outcome: Outcome | Fault) -> None:
+        if isinstance(outcome, Fault):
+            self._answers[place] = outcome
+            return
         caching = Interval(self._caching.start_ms, self._request.observer.elapsed_ms())
-        self._answers[place] = self._graph.answer_of(rows, self._request, caching)
+        self._answers[place] = self._graph.answer_of(outcome, self._request, caching)
 
-    def _note_lookups(self, num_hits: int, num_misses: int, num_others: int) -> None:
-        """End the request's interval of looking up, and record what it found."""
-        observer = self._request.observer
-        self._caching.end_ms = observer.elapsed_ms()
-        found = {"hit": num_hits, "miss": num_misses, "shared": num_others}
-        attributes = {f"tandem.cache.{name}": number for name, number in found.items()}
-        observer.stage_ended("cache", self._caching, attributes)
-        record_lookups(found)
+    def _end_lookup(self) -> None:
+        """End the request's interval of looking up, once, and record what it found."""
+        if self._is_noted:
+            return
+        self._is_noted = True
+        self._caching.end_ms = self._request.observer.elapsed_ms()
+        found = Counter(self._found.values())
+        attributes = {f"tandem.cache.{name}": found[name] for name in ("hit", "miss", "shared")}
+        self._request.observer.stage_ended("cache", self._caching, attributes)

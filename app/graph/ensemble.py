@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.caching.values import Outcome
 from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with, load_function
 from app.functions.stages import OwnPreprocess
 from app.graph.cascade import Cascade, cascade_of
-from app.graph.members import MemberResults, Members
+from app.graph.members import MemberResults, Members, says_nothing_of_others
 from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage
 from app.graph.task import check_task
 from app.graph.views import viewed
-from app.messages import Combined, Decoded
+from app.messages import Combined, Decoded, Fault
 from app.responses import Classified, classified
 from app.settings import Settings
 from models.ensemble import Probabilities
@@ -55,7 +56,7 @@ class Ensemble:
         self._fingerprint = model_set.fingerprint(settings.precision)
         inputs = model_set.manifest.inputs
         own_combine = load_function(settings, "combine")  # which the Combiner calls
-        self._averages = own_combine is None
+        self.averages = own_combine is None
         self._combined_fingerprint = fingerprint_with(self._fingerprint, own_combine)
         self._preprocess = OwnPreprocess.of(settings, model_set.manifest)
         if self._preprocess is not None:
@@ -106,25 +107,25 @@ class Ensemble:
         in_order = iter(answers)
         return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
 
-    def whole_rows(self, request: ClassifyRequest, computed: Computed) -> dict[int, Probabilities]:
-        """Return what all members said of a file, by its place in the request: copies.
+    def outcomes(self, request: ClassifyRequest, computed: Computed) -> dict[int, Outcome | Fault]:
+        """Return what another request for a file would come to as well, by its place in this one.
 
-        (M, C) float32, in the order of ``member_names``. With a combine of the operator's own the
-        ensemble's row comes after them: (M + 1, C). Files that a member is missing for, or was
-        skipped, are left out.
+        The rows are copies, in the order of ``member_names``. With a combine of the operator's own
+        the ensemble's row comes after them. What hangs on this request alone is left out.
         """
-        good = [i for i in range(len(request.files)) if i not in computed.decoded.faults]
-        whole = {}
+        faults = computed.decoded.faults
+        outcomes: dict[int, Outcome | Fault] = {i: f for i, f in faults.items() if f.status < 500}
+        good = [i for i in range(len(request.files)) if i not in faults]
         for result, images in zip(computed.results, computed.combined, strict=True):
-            if result.skipped or result.missing:
+            if says_nothing_of_others(result.missing):
                 continue
-            of_members = [result.answers[name].probabilities for name in self.member_names]
+            answered = [name for name in self.member_names if name in result.answers]
             for row, position in enumerate(result.images):
-                rows = [probabilities[row] for probabilities in of_members]
+                rows = [result.answers[name].probabilities[row] for name in answered]
                 if (own := images[row].row) is not None:
                     rows.append(own)
-                whole[good[position]] = np.stack(rows)
-        return whole
+                outcomes[good[position]] = Outcome(np.stack(rows), result.missing)
+        return outcomes
 
     def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
@@ -153,7 +154,7 @@ class Ensemble:
     async def _combine(self, result: MemberResults, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in result.answers.items()}
         tensors = request.tensors
-        if tensors is not None and tensors.member is not None and not self._averages:
+        if tensors is not None and tensors.member is not None and not self.averages:
             return self._of_one(tensors.member, rows, request)
         combined = await self._combiner.combine(
             rows, request.top_k, request.left_s, request.threshold

@@ -100,6 +100,11 @@ class AllOrOneFailed:
             self.over.set_result(None)
 
 
+def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
+    """Whether members are missing for their request's sake: it left them no time, or is large."""
+    return not {LATE, DeadlineError.code, OverloadedError.code}.isdisjoint(missing.values())
+
+
 def has_succeeded(task: asyncio.Future[Any]) -> bool:
     """Whether a task ended with a result."""
     return task.done() and not task.cancelled() and task.exception() is None

@@ -134,6 +134,8 @@ class FakeDecoder:
         self.raises: BaseException | None = None
         self.fingerprint = ""
         self.lanes: list[Lane] = []
+        self.num_files = 0
+        self.gate: asyncio.Event | None = None
         self.calls_at_once = 1
 
     async def decode(
@@ -145,6 +147,9 @@ class FakeDecoder:
         takes_heavy: bool = True,
     ) -> Decoded:
         self.lanes.append(lane)
+        self.num_files += len(files)
+        if self.gate:
+            await self.gate.wait()
         if self.raises:
             raise self.raises
         good = [f for f in files if f.startswith((b"good", b"\x89PNG"))]

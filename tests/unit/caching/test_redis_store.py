@@ -14,7 +14,7 @@ from tests.support.fake_redis import FakeRedis
 from tests.support.virtual_loop import run_virtually
 
 ADDRESS = RedisAddress.of("redis://user:s3cret@cache:6379/1")
-FORM = RowsFormat("0123456789ab", 2, 3)
+FORM = RowsFormat("0123456789ab", (2,), 3)
 ROWS = np.float32([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]])
 KEYS = [bytes([number]) * 32 for number in range(4)]
 
@@ -53,7 +53,8 @@ async def test_what_was_written_is_read(shared):
 
 
 @pytest.mark.parametrize(
-    "poison", [b"", b"x", bytes(FORM.num_bytes), FORM.pack(KEYS[1], ROWS), "a text", 7]
+    "poison",
+    [b"", b"x", bytes(len(FORM.pack(KEYS[1], ROWS))), FORM.pack(KEYS[1], ROWS), "a text", 7],
 )
 async def test_a_poisoned_value_is_a_miss(shared, poison):
     await shared.write(KEYS[0])

@@ -9,27 +9,28 @@ from hypothesis.extra.numpy import arrays
 from app.caching.values import VALUE_HEAD, RowsFormat
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
-FORM = RowsFormat("0123456789ab", 2, 3)
+FORM = RowsFormat("0123456789ab", (1, 2), 3)  # one: of a cascade
 ROWS = np.float32([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]])
+NUM_BYTES = len(FORM.pack(KEY, ROWS))
 BOUNDED = settings(max_examples=300, database=None)
 PROBABILITY = st.floats(0, 1, width=32)
 
 
 @BOUNDED
 @given(
-    rows=arrays(np.float32, (2, 3), elements=PROBABILITY), key=st.binary(min_size=32, max_size=32)
+    rows=arrays(np.float32, st.sampled_from([(1, 3), (2, 3)]), elements=PROBABILITY),
+    key=st.binary(min_size=32, max_size=32),
 )
 def test_what_was_packed_is_read_to_the_last_bit(rows, key):
     data = FORM.pack(key, rows)
-    assert len(data) == FORM.num_bytes
     read = FORM.read(key, data)
     assert read is not None
-    assert read.dtype == np.float32
+    assert (read.dtype, read.shape) == (np.float32, rows.shape)
     assert read.tobytes() == rows.tobytes()
 
 
 @BOUNDED
-@given(data=st.binary(max_size=2 * FORM.num_bytes))
+@given(data=st.binary(max_size=2 * NUM_BYTES))
 def test_any_bytes_are_a_miss(data):
     assert FORM.read(KEY, data) is None
 
@@ -48,15 +49,18 @@ def test_a_value_with_one_bit_changed_is_a_miss():
         assert FORM.read(KEY, bytes(changed)) is None, place
 
 
+def test_a_value_with_a_number_of_rows_that_no_image_has_is_a_miss():
+    assert RowsFormat("0123456789ab", (2,), 3).read(KEY, FORM.pack(KEY, ROWS[:1])) is None
+
+
 def test_another_images_value_is_a_miss():
     assert FORM.read(OTHER_KEY, FORM.pack(KEY, ROWS)) is None
 
 
 @pytest.mark.parametrize(
-    "other", [RowsFormat("ba9876543210", 2, 3), RowsFormat("0123456789ab", 3, 2)]
+    "other", [RowsFormat("ba9876543210", (2,), 3), RowsFormat("0123456789ab", (3,), 2)]
 )
 def test_a_value_of_another_set_or_shape_is_a_miss(other):
-    assert other.num_bytes == FORM.num_bytes
     assert other.read(KEY, FORM.pack(KEY, ROWS)) is None
 
 

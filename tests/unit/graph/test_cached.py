@@ -72,6 +72,7 @@ async def test_faults_are_not_kept(cached):
         assert isinstance(fault, Fault)
     (fault, same) = await cached.classify(b"bad", b"bad")
     assert fault == same
+    assert cached.decoder.num_files == 3  # one of a form's two
 
 
 async def test_errors_are_not_kept(cached):
@@ -93,16 +94,16 @@ async def test_degraded_answers_are_not_kept(tiny_set):
     assert all(answer.cached is None for answer in answers if answer.degraded)
 
 
-async def test_answers_of_a_cascade_that_skipped_members_are_not_kept(tiny_set):
+async def test_answers_of_a_cascade_are_kept_whether_it_skipped_members_or_not(tiny_set):
     cached = Cached(tiny_set, cascade_margin=0.5)
-    for _ in range(2):  # the first member is sure of it: 0.8 and 0.1
-        (skipped,) = await cached.classify(ONE)
-        assert skipped.skipped_members == ["unsure"]
-        assert skipped.cached is None
-    (whole,) = await cached.classify(TWO)
-    (hit,) = await cached.classify(TWO)
-    assert (whole.cached, hit.cached) == (None, True)
-    assert without_timings(whole) == without_timings(hit)
+    answers = {file: (await cached.classify(file))[0] for file in (ONE, TWO)}
+    skipped = [answers[file].skipped_members for file in (ONE, TWO)]
+    assert skipped == [["unsure"], None]  # of the first image the first member is sure
+    for file, computed in answers.items():
+        (hit,) = await cached.classify(file)
+        assert (computed.cached, hit.cached) == (None, True)
+        assert without_timings(computed) == without_timings(hit)
+    assert cached.num_computed == 2
 
 
 async def test_a_client_that_wants_a_new_answer(cached):

@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from app.errors import NotReadyError, OverloadedError
+from app.metrics.table import CACHE_LOOKUPS, STAGE_MS
+from app.responses import Classified
 from tests.support.cached_service import ONE, TWO, Cached, without_timings
+from tests.support.fakes import NOT_AN_IMAGE
+from tests.support.instruments import Instruments
 
 
 async def test_identical_images_under_way_are_computed_once(cached):
@@ -50,10 +54,72 @@ async def test_a_waiter_that_goes_leaves_the_first_alone(cached):
     assert (await first)[0].cached is None
 
 
-async def test_those_that_wait_for_a_degraded_answer_compute_all_at_once(tiny_set):
+async def shared(cached: Cached, file: bytes) -> list[Classified]:
+    """Return the answers of three requests for one image, of which one computes."""
+    gate = cached.hold()
+    requests = [asyncio.create_task(cached.classify(file)) for _ in range(3)]
+    while not cached.members["sure"].asked:
+        await asyncio.sleep(0)
+    gate.set()
+    return [answer for (answer,) in await asyncio.gather(*requests)]
+
+
+async def test_those_that_wait_beside_a_cascade_share_its_answer(tiny_set, told: Instruments):
+    answers = await shared(Cached(tiny_set, cascade_margin=0.5), ONE)
+    assert [answer.cached for answer in answers] == [None, True, True]
+    assert [answer.skipped_members for answer in answers] == [["unsure"]] * 3
+    assert len({repr(without_timings(answer)) for answer in answers}) == 1
+    assert told.of(CACHE_LOOKUPS) == {("miss",): 1, ("shared",): 2}
+
+
+@pytest.mark.parametrize("combine", [None, "tests.support.own_functions:vote"])
+async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(
+    tiny_set, told: Instruments, combine
+):
+    cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0, combine=combine)
+    cached.members["unsure"].raises = NotReadyError("gone")
+    answers = await shared(cached, ONE)
+    assert [answer.cached for answer in answers] == [None, True, True]
+    assert [answer.missing_members for answer in answers] == [{"unsure": "not_ready"}] * 3
+    assert len({repr(without_timings(answer)) for answer in answers}) == 1
+    assert cached.num_computed == 1
+    (later,) = await cached.classify(ONE)
+    assert later.cached is None
+    assert told.of(CACHE_LOOKUPS) == {("miss",): 2, ("shared",): 2}
+
+
+async def test_those_that_wait_for_a_file_that_is_no_image_share_its_fault(cached):
+    cached.decoder.gate = asyncio.Event()
+    requests = [asyncio.create_task(cached.classify(b"bad")) for _ in range(3)]
+    while not cached.decoder.num_files:
+        await asyncio.sleep(0)
+    cached.decoder.gate.set()
+    answers = await asyncio.gather(*requests)
+    assert answers == [[NOT_AN_IMAGE]] * 3
+    assert cached.decoder.num_files == 1
+
+
+async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(
+    cached, told: Instruments
+):
+    gate = cached.hold()
+    requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
+    await cached.until_asked()
+    cached.members["sure"].raises = OverloadedError("full")
+    gate.set()
+    await asyncio.gather(*requests, return_exceptions=True)
+    assert told.of(CACHE_LOOKUPS) == {("miss",): 3}
+    times = {stage: n for (stage, _), n in told.observed(STAGE_MS).items()}
+    assert "cache" not in times  # none of them had an answer
+    cached.members["sure"].raises = None
+    await cached.classify(ONE)
+    assert told.of(CACHE_LOOKUPS) == {("miss",): 4}
+
+
+async def test_those_that_wait_for_one_that_left_members_no_time_compute_all_at_once(tiny_set):
     cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
     gate = cached.hold()
-    cached.members["unsure"].raises = NotReadyError("gone")
+    cached.members["unsure"].raises = OverloadedError("full")
     requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
     await cached.until_asked()
     second_gate = cached.hold()

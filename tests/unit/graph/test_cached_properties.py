@@ -59,11 +59,16 @@ class Unsteady(FakeMember):
     fails=st.sets(st.integers(0, 6), max_size=4),
     turns=st.integers(0, 3),
     policy=st.sampled_from(["all", "any"]),
+    margin=st.sampled_from([None, 0.2]),  # of which the third file is sure
 )
-def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy):
+def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy, margin):
     async def play() -> None:
         options = Settings(
-            model_set=str(tiny_set), cache="local", answer_policy=policy, member_patience_s=0.0
+            model_set=str(tiny_set),
+            cache="local",
+            answer_policy=policy,
+            member_patience_s=0.0,
+            cascade_margin=margin,
         )
         members = {"sure": Unsteady(fails, turns), "unsure": Unsteady(set(), turns)}
         service = service_of(options, FakeDecoder(), members, Combiner(options))
@@ -96,6 +101,9 @@ def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy)
         graph = service._graph
         assert isinstance(graph, CachedEnsemble)
         assert len(graph.cache._flights) == 0
+        kept = {name: graph.cache.read(graph.keys.key(data)) for name, data in FILES.items()}
+        num_rows = {name: len(rows) for name, rows in kept.items() if rows is not None}
+        assert num_rows == {name: 1 if margin and name == 2 else 2 for name in num_rows}
 
     asyncio.run(play())
 
@@ -107,5 +115,6 @@ def check(answer: object, name: int) -> None:
     assert not isinstance(answer, Fault)
     found = {p.label: p.probability for p in answer.predictions}
     assert found == dict(zip(LABELS, np.float32(ROWS[4 + name]).tolist(), strict=True))
-    assert not (answer.cached and answer.degraded)
-    assert answer.degraded or len(answer.members) == 2
+    absent = {*(answer.skipped_members or ()), *(answer.missing_members or ())}
+    assert {*answer.members} == {"sure", "unsure"} - absent
+    assert answer.degraded == bool(answer.missing_members)

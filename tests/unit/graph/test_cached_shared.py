@@ -26,9 +26,11 @@ ONE, TWO = b"good", b"good two"
 class Gateway:
     """One of those that share ``redis``."""
 
-    def __init__(self, tiny_set, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, tiny_set, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch, **options: object
+    ) -> None:
         monkeypatch.setattr("app.caching.redis_store.client_of", lambda _: redis)
-        settings = Settings(model_set=str(tiny_set), cache=ADDRESS)
+        settings = Settings(model_set=str(tiny_set), cache=ADDRESS, **options)
         self.members = {"sure": FakeMember(), "unsure": FakeMember((0.5, 0.3, 0.2))}
         self.service = service_of(settings, FakeDecoder(), self.members, Combiner(settings))
         graph = self.service._graph
@@ -108,6 +110,15 @@ async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, t
     assert results == {"failed", "unwritten"}
 
 
+async def test_what_a_cascade_was_sure_of_is_shared(tiny_set, redis, monkeypatch):
+    one, other = (Gateway(tiny_set, redis, monkeypatch, cascade_margin=0.3) for _ in range(2))
+    one.members["sure"].rows = other.members["sure"].rows = {len(TWO): (0.5, 0.4, 0.1)}
+    assert await one.cached(ONE, TWO) == [False, False]
+    assert await other.cached(ONE, TWO) == [True, True]
+    assert one.members["unsure"].seen == [[len(TWO)]]
+    assert other.num_computed == 0
+
+
 async def test_what_a_client_wants_anew_is_written_and_not_read(gateways, redis):
     one, other, third = gateways
     assert await one.cached(ONE, cache_use="renew") == [False]
@@ -141,6 +152,6 @@ def test_without_redis_there_is_no_store():
     cache = ResponseCache(1000)
     assert asyncio.run(cache.fetch({0: None})) == {}
     store = RedisStore(
-        RedisAddress.of(ADDRESS), RowsFormat("", 1, 1), "", record_redis, lambda _: FakeRedis()
+        RedisAddress.of(ADDRESS), RowsFormat("", (1,), 1), "", record_redis, lambda _: FakeRedis()
     )
     asyncio.run(store.written())  # of nothing
