@@ -18,7 +18,7 @@ from app.graph.probabilities import with_row
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
 from app.messages import Combined, Fault
-from app.metrics.cache import record_lookups, record_redis, record_state
+from app.metrics.requests import record_lookups, record_redis, record_state
 from app.responses import Classified, classified
 from app.setting_values import RedisAddress
 from app.settings import Settings

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.metrics.answers import StageDuration, observe_stages, record_answers, stage_tags
 from app.metrics.meter import meter
+from app.metrics.requests import StageDuration, observe_stages, record_answers, stage_tags
 from app.responses import Classified, StageTiming, Timings
 from app.tracing.parents import current_parent
 from app.tracing.spans import Value, record

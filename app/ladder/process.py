@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from app.compute.child_process import Child, last_words
+from app.ladder.power import PackagePower
 from app.ladder.store import Store, write_whole
-from app.metrics.rapl import PackagePower
 from calibration.ladder.rung import RungError, RungResult, RungTask, read_result
 
 WORKER = "calibration.ladder.worker"

@@ -20,11 +20,11 @@ from app.bench.samples import summarise
 from app.compute.child_process import Child, last_words
 from app.errors import ConfigError
 from app.ladder.job import LadderJob
+from app.ladder.power import PackagePower
 from app.ladder.process import child
 from app.ladder.store import Store, write_whole
 from app.launch.config import ServeConfig, default_config
 from app.launch.ports import free_port
-from app.metrics.rapl import PackagePower
 from calibration.ladder.rung import Figures, RungOptions, RungResult
 
 START_S = 240.0

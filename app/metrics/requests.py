@@ -1,7 +1,22 @@
-"""Metrics of requests: count and latency by route and status."""
+"""Metrics of requests, of their answers, and of what the response cache had of them."""
 
-from app.metrics.meter import meter
-from app.metrics.table import REQUEST_MS, REQUESTS
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from app.metrics.meter import Tags, meter
+from app.metrics.table import (
+    ANSWERS,
+    CACHE_BYTES,
+    CACHE_EVICTIONS,
+    CACHE_LOOKUPS,
+    CACHE_REDIS,
+    ENTROPY,
+    REQUEST_MS,
+    REQUESTS,
+    SKIPPED,
+    STAGE_MS,
+)
+from app.responses import Classified
 
 INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
@@ -17,6 +32,7 @@ CLASSIFY = frozenset(
     }
 )
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
+StageDuration = tuple[Tags, float]  # ms
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:
@@ -29,3 +45,45 @@ def _record_answered(route: str, status: int, duration_ms: float) -> None:
     meter.count(REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
+
+
+@cache
+def stage_tags(stage: str, member: str | None) -> Tags:
+    """Return the tags of a stage's durations."""
+    return (("stage", stage), ("member", member or "none"))
+
+
+def record_answers(
+    answers: Sequence[Classified], entropy: float, durations: list[StageDuration]
+) -> None:
+    """Record the images of one request: ``entropy`` is the sum of theirs, 0..1 each."""
+    observe_stages(durations)
+    for answer in answers:
+        agreed = "yes" if answer.agreement else "no"
+        agreed = "alone" if len(answer.members) == 1 else agreed
+        meter.count(ANSWERS, agreed=agreed, degraded="yes" if answer.degraded else "no")
+        for member in answer.skipped_members or ():
+            meter.count(SKIPPED, member=member)
+    meter.count(ENTROPY, by=entropy)
+
+
+def observe_stages(durations: list[StageDuration]) -> None:
+    """Record how long stages took for a request or an image."""
+    meter.observe_all(STAGE_MS, durations)
+
+
+def record_lookups(images: Mapping[str, int]) -> None:
+    """Count a request's images by what the cache had of them."""
+    for result, number in images.items():
+        meter.count(CACHE_LOOKUPS, number, result=result)
+
+
+def record_redis(result: str, number: int) -> None:
+    """Count images by what came of looking for them in Redis, or of writing them there."""
+    meter.count(CACHE_REDIS, number, result=result)
+
+
+def record_state(num_bytes: int, num_evicted: int) -> None:
+    """Record what a cache holds, and how many images it has evicted since it was last asked."""
+    meter.set(CACHE_BYTES, num_bytes)
+    meter.count(CACHE_EVICTIONS, num_evicted)

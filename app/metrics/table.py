@@ -171,27 +171,5 @@ PROCESS_CPU_MS = Metric("tandem_process_cpu_ms", "counter", "CPU time of the rep
 PROCESS_MEMORY = Metric(
     "tandem_process_memory_bytes", "gauge", "resident memory of the replica's process"
 )
-NODE_CPU = Metric(
-    "tandem_node_cpu_utilization",
-    "gauge",
-    "of all cores, 0..1, mean of the last samples; every replica of a node tells the same",
-    ("node",),
-)
-NODE_CPU_VARIANCE = Metric(
-    "tandem_node_cpu_variance",
-    "gauge",
-    "variance of tandem_node_cpu_utilization's samples, one a second",
-    ("node",),
-)
-NODE_MEMORY = Metric(
-    "tandem_node_memory_used_bytes", "gauge", "memory that is not available", ("node",)
-)
-PACKAGE_WATTS = Metric(
-    "tandem_node_package_watts",
-    "gauge",
-    "power of a CPU package, from RAPL",
-    ("node", "package"),
-    when="RAPL is there and may be read",
-)
 
 METRICS = tuple(value for value in dict(globals()).values() if isinstance(value, Metric))

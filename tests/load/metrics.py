@@ -18,22 +18,15 @@ from machine import describe
 from ray import serve
 from result_file import write_result
 
-from app.metrics.answers import observe_stage, record_answers
 from app.metrics.member import MemberMetrics
 from app.metrics.replica import start_metrics
-from app.metrics.requests import record_request
+from app.metrics.requests import observe_stages, record_answered, record_answers, stage_tags
 from app.queueing.batch_records import ExecutedBatch, QueueReport
 from app.responses import Classified, MemberOpinion, Prediction, StageTiming, Timings
 
 MEMBERS = ("resnet50", "densenet169")
 EXPORTED_AFTER_S = 12.0  # Ray tells what it has every ten seconds
 AGENT = "ray::DashboardAgent"
-
-
-class Route:
-    """What the scope of a photo's request has."""
-
-    path = "/v1/classify"
 
 
 @serve.deployment
@@ -44,12 +37,12 @@ class Recorder:
         """Record images; return the seconds and the process's CPU seconds that it took."""
         start_metrics()
         members = [MemberMetrics(name, lambda: QueueReport(0, 0.0, 1, 1, 1.0)) for name in MEMBERS]
-        answer, scope = _answer(), {"route": Route()}
+        answer = _answer()
         started, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(num_images):
-            record_answers([answer], [0.1])
-            observe_stage("encode", 0.05)
-            record_request(scope, 200, 40.0)
+            record_answers([answer], 0.1, [])
+            observe_stages([(stage_tags("encode", None), 0.05)])
+            record_answered("/v1/classify", 200, 40.0)
             for member in members:
                 member.executed(ExecutedBatch(0.0, 0.02, (0,)))
         return {"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu_s}

@@ -21,7 +21,7 @@ BREAKS = [
     ("layers", "app/http/body.py", "from app.grpc import call"),
     (
         "layers",
-        "app/metrics/rapl.py",
+        "app/metrics/meter.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from app.http import errors",
     ),
     ("calibration-layers", "calibration/sets/fold.py", "from calibration.training import recipe"),

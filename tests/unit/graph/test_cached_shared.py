@@ -11,7 +11,7 @@ from app.deployments.combiner import Combiner
 from app.graph.cached import CachedEnsemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.metrics.cache import record_redis
+from app.metrics.requests import record_redis
 from app.metrics.table import CACHE_LOOKUPS, CACHE_REDIS
 from app.setting_values import RedisAddress
 from app.settings import Settings
