@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TypeVar
 
 import psutil
 
@@ -22,20 +21,14 @@ LATE_S = 30.0  # beyond a run's time and its requests' own, before it is given u
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is; the first says that the child begins."""
 
-    elapsed_s: float
-    num_done: int
-    num_failed: int
-
-
-@dataclass(frozen=True)
-class Started:
-    """The child is there and begins."""
+    elapsed_s: float = 0.0
+    num_done: int = 0
+    num_failed: int = 0
 
 
 ReportProgress = Callable[[Progress], None]
-T = TypeVar("T", Started, Run)
 
 
 def run_load(
@@ -47,34 +40,37 @@ def run_load(
         ConfigError: the generator died, or did not end in time.
 
     """
+    before: dict[str, float] | None = None
+    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + LATE_S
     with FunctionChild("the load generator", _generate, load) as child:
-        _receive(child, load, report, until=Started)  # the service rests while the child starts
-        before = cpu_seconds(service) if service else {}
-        run = _receive(child, load, report, until=Run)
+        while isinstance(message := _next(child, load, deadline), Progress):
+            if before is None:  # the service rested while the child started
+                before = cpu_seconds(service) if service else {}
+            report(message)
+    run = message
     run.files_per_request = load.target.files_per_request
     if service is not None:
-        after = cpu_seconds(service)
+        after, before = cpu_seconds(service), before or {}
         run.service_cpu_s = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
     return run
 
 
-def _receive(child: FunctionChild, load: Load, report: ReportProgress, until: type[T]) -> T:
-    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + LATE_S
-    while (message := child.receive(deadline)) is not None:
-        if isinstance(message, until):
-            return message
-        report(message)
-    raise ConfigError(
-        f"the load generator gave no result within {load.duration_s:g} s and its requests' time; "
-        "does the service close its connections, and is nothing else busy on this machine?"
-    )
+def _next(child: FunctionChild, load: Load, deadline: float) -> Progress | Run:
+    message: Progress | Run | None = child.receive(deadline)
+    if message is None:
+        raise ConfigError(
+            f"the load generator gave no result within {load.duration_s:g} s and its requests' "
+            "time; does the service close its connections, and is nothing else busy on this "
+            "machine?"
+        )
+    return message
 
 
 def _generate(load: Load, pipe: Connection) -> None:
     """Run in the child: load, progress now and then, at the end the run."""
     samples: list[Sample] = []
     heard = _Heard(samples, pipe)
-    pipe.send(Started())
+    pipe.send(Progress())
     before = time.process_time()
     if load.rate:
         arrivals = poisson_arrivals(load.rate, load.duration_s, load.seed).tolist()

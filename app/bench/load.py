@@ -1,6 +1,8 @@
 """A load: who sends what to which service, the photos, and when an open loop's requests arrive."""
 
+import glob
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from app.bench.client import Target
-from app.bench.files import find_files
 from app.errors import ConfigError
+from models.errors import TandemError
+from models.image_files import images_below
 
 MAX_ARRIVALS = 2_000_000
 MAX_BYTES = 512 * 2**20  # of photos held in memory; more are left out
+
+
+class NothingToClassifyError(TandemError):
+    """No image among the given paths."""
+
+    code = "nothing_to_classify"
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,26 @@ def poisson_arrivals(rate: float, duration_s: float, seed: int) -> npt.NDArray[n
     times = np.cumsum(rng.exponential(1 / rate, num_drawn))
     arrivals: npt.NDArray[np.float64] = times[times < duration_s]
     return arrivals
+
+
+def find_files(paths: list[str]) -> Iterator[Path]:
+    """Yield each file once: as named, every image below a folder, or what a glob matches."""
+    seen: set[Path] = set()
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            files = images_below(path)
+            if not files:
+                raise NothingToClassifyError(f"no JPEG, PNG or WebP in {path}; name another folder")
+        elif path.exists():
+            files = [path]
+        else:
+            # The text is the user's glob, relative or absolute: Path.glob takes no absolute one.
+            matches = glob.glob(text, recursive=True)  # noqa: PTH207
+            files = [Path(match) for match in sorted(matches) if not Path(match).is_dir()]
+            if not files:
+                raise NothingToClassifyError(f"no such file or folder: {text}")
+        yield from (p for p in files if p not in seen and not seen.add(p))  # type: ignore[func-returns-value]
 
 
 def photos_in(folder: Path) -> list[bytes]:

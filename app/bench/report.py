@@ -61,9 +61,8 @@ def _load(summary: Summary) -> str:
 def show_upper_bound(console: Console, limit: UpperBound) -> None:
     """Print every setup that was tried, and the bound."""
     table = Table("streams", "threads each", "batch", "images/s")
-    for tried in limit.setups:
-        setup, rate = tried.setup, f"{tried.images_per_s:.1f}"
-        cells = (str(setup.streams), str(setup.threads), str(setup.batch_size), rate)
+    for setup, rate in limit.setups.items():
+        cells = (str(setup.streams), str(setup.threads), str(setup.batch_size), f"{rate:.1f}")
         table.add_row(*cells, style="bold" if setup == limit.best else "")
     console.print(table)
     console.print(

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from app.access.api_keys import sent_key
 from app.access.client_tls import ClientTls
-from app.bench.files import find_files
 from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ def classify(
     client_key: ClientKey = None,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
+    from app.bench.load import find_files
+
     files, tls = list(find_files(paths)), ClientTls(ca, client_cert, client_key)
     with _client(url, sent_key(key_file), tls) as client:
         wanted = Wanted(top_k, threshold)

@@ -14,8 +14,7 @@ from app.errors import ConfigError
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from collections.abc import Sequence
 
-    from app.planning.costs import Form
-    from app.planning.forms import PlannedForm
+    from app.planning.costs import Form, PlannedForm
     from app.planning.plan import Costs, Plan, Requirements
 
 out = Console(soft_wrap=True, highlight=False)
@@ -50,8 +49,7 @@ def plan(
     what tandem bench measured on a machine like your nodes. From the record the
     forms of the graph are compared: whole, members apart, all stages apart.
     """
-    from app.planning.costs import planned_costs, read_costs
-    from app.planning.forms import compare_forms
+    from app.planning.costs import compare_forms, planned_costs, read_costs
     from app.planning.plan import Requirements
     from app.planning.plan import plan as make_plan
     from models.model_set import load_model_set

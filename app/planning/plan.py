@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from app.bench.load import poisson_arrivals
 from app.errors import ConfigError
-from app.planning.simulated_service import Service, SimStage
-from app.planning.simulator import Simulation
+from app.planning.simulator import Service, SimStage, Simulation
 
 HTTP_MS = 2.8  # of one image beyond its stages (share-floor-plan.json, overhead_ms now)
 # Of one replica, at most (configs/xeon-one-socket.yaml); fewer where a node is filled better so.
@@ -214,15 +213,15 @@ def _simulated_p99_ms(
         name: SimStage(
             ms,
             costs.cores(name),
-            initial=per_node[name] * nodes,
-            max_batch_size=MAX_BATCH_SIZE if name in heavy else 1,
+            per_node[name] * nodes,
+            MAX_BATCH_SIZE if name in heavy else 1,
         )
         for name, ms in costs.cpu_ms.items()
     }
     wanted_s = WARM_UP_S + max(COUNTED_S, COUNTED_IMAGES / rate)
     seconds = min(wanted_s, MAX_SIMULATED_IMAGES / rate)
     arrivals = poisson_arrivals(rate, seconds, seed).tolist()
-    outcome = Simulation(Service(stages, costs.steps), seed=seed).run(arrivals, seconds)
+    outcome = Simulation(Service(stages, costs.steps), seed).run(arrivals)
     if outcome.refused or outcome.late:
         return math.inf
     return HTTP_MS + outcome.p99_ms(since=min(WARM_UP_S, seconds / 4))

@@ -16,9 +16,10 @@ class Bound:
         model_set = load_model_set(name)
         self._bodies = bodies
         self.limit = measure_upper_bound(model_set, bodies, rounds=3, seconds=1.5)
-        setups = sorted(self.limit.setups, key=lambda found: -found.images_per_s)[:KEPT]
-        self._rates = [found.images_per_s for found in setups]
-        self._pipelines = [InProcessPipeline(model_set, "INT8", found.setup) for found in setups]
+        rates = self.limit.setups
+        setups = sorted(rates, key=lambda setup: -rates[setup])[:KEPT]
+        self._rates = [rates[setup] for setup in setups]
+        self._pipelines = [InProcessPipeline(model_set, "INT8", setup) for setup in setups]
 
     def measure(self, seconds: float) -> float:
         """Return the best setup's images/s now; ``seconds`` are shared by the setups."""

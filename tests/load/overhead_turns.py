@@ -15,9 +15,9 @@ from thread_cpu import by_thread, thread_seconds, watched
 
 from app.bench.client import Target
 from app.bench.load import Load
-from app.bench.one_image import OneImage
 from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise
+from app.bench.upper_bound import OneImage
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 

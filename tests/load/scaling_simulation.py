@@ -1,8 +1,8 @@
 """Our autoscaling and Serve's default: ``python tests/load/scaling_simulation.py --json FILE``.
 
-Both get the same loads. Simulated (app/planning/simulator.py), so it takes a minute and no cluster.
-The stages are those of configs/cluster.yaml with the costs of tests/load/results/ladder.json.
-Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
+Both get the same loads. Simulated (tests/support/scaled_simulation.py), so it takes a minute and no
+cluster. The stages are those of configs/cluster.yaml with the costs of
+tests/load/results/ladder.json. Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
 """
 
 import json
@@ -19,9 +19,14 @@ from machine import ROOT, describe
 from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
-from app.planning.simulated_service import Service, SimStage, SimulationOutcome
-from app.planning.simulator import Autoscaler, Simulation
 from app.scaling.policy import ScalingOptions
+from tests.support.scaled_simulation import (
+    Autoscaler,
+    ScaledOutcome,
+    ScaledService,
+    ScaledSimulation,
+    ScaledStage,
+)
 from tests.support.simulated_policy import PolicyAutoscaler
 
 COST_MS = {"Gateway": 6.2, "Decoder": 5.1, "resnet50": 18.9, "densenet169": 18.4}
@@ -40,7 +45,7 @@ LOADS: dict[str, tuple[float, float, Rate]] = {  # seconds, highest rate, rate
     "diurnal": (1200, 800, lambda at: 440 - 360 * math.cos(2 * math.pi * at / 1200)),
     "spike": (480, 1000, lambda at: 1000 if 120 <= at < 140 else 200),
 }
-POLICIES: dict[str, Callable[[Service], Autoscaler]] = {
+POLICIES: dict[str, Callable[[ScaledService], Autoscaler]] = {
     "tandem": PolicyAutoscaler,
     "serve default": lambda service: ServeDefault(service, TARGET_ONGOING),
 }
@@ -56,7 +61,7 @@ def main(
     for load, (seconds, highest, rate) in LOADS.items():
         arrivals = _poisson(rate, highest, seconds, seed)
         for policy, make in POLICIES.items():
-            run = Simulation(service, make(service), seed).run(arrivals, seconds)
+            run = ScaledSimulation(service, make(service), seed).run(arrivals, seconds)
             outcomes[load, policy] = run
             typer.echo(f"{load}, {policy}: {_summary(load, run)}")
     result = {
@@ -75,7 +80,7 @@ def main(
         _plot(json_file.with_suffix(".png"), outcomes)
 
 
-def _service() -> Service:
+def _service() -> ScaledService:
     """Return the stages of configs/cluster.yaml with its limits."""
     content = yaml.safe_load((ROOT / "configs" / "cluster.yaml").read_text("utf-8"))
     stages = {}
@@ -83,8 +88,8 @@ def _service() -> Service:
         name, scaling = deployment["name"], deployment["autoscaling_config"]
         low, high = scaling["min_replicas"], scaling["max_replicas"]
         batch = 8 if name in ("resnet50", "densenet169") else 1
-        stages[name] = SimStage(COST_MS[name], CORES[name], low, low, high, batch)
-    return Service(stages, (("Gateway",), ("Decoder",), ("resnet50", "densenet169")))
+        stages[name] = ScaledStage(COST_MS[name], CORES[name], low, batch, low, high)
+    return ScaledService(stages, (("Gateway",), ("Decoder",), ("resnet50", "densenet169")))
 
 
 def _poisson(rate: Rate, highest: float, seconds: float, seed: int) -> list[float]:
@@ -96,7 +101,7 @@ def _poisson(rate: Rate, highest: float, seconds: float, seed: int) -> list[floa
     return [at for at, drawn in zip(times, kept, strict=True) if drawn < rate(at)]
 
 
-def _summary(load: str, run: SimulationOutcome) -> dict[str, Any]:
+def _summary(load: str, run: ScaledOutcome) -> dict[str, Any]:
     lost = len(run.refused) + len(run.late)
     found = {
         "images": len(run.answered) + lost,
@@ -109,7 +114,7 @@ def _summary(load: str, run: SimulationOutcome) -> dict[str, Any]:
     return found | (_after_the_step(run) if load == "step" else {})
 
 
-def _after_the_step(run: SimulationOutcome) -> dict[str, float | None]:
+def _after_the_step(run: ScaledOutcome) -> dict[str, float | None]:
     """Say when each thing happened, in s after the step."""
     start, end = int(STEP_AT_S), int(STEP_END_S)
     targets = [tuple(of[second] for of in run.targets.values()) for second in range(end)]
@@ -133,7 +138,7 @@ def _needed(stage: str, rate: float) -> int:
     return math.ceil(rate * COST_MS[stage] / (CORES[stage] * 1e3 * UTILIZATION))
 
 
-def _p99_by_window(run: SimulationOutcome, seconds: float) -> list[float]:
+def _p99_by_window(run: ScaledOutcome, seconds: float) -> list[float]:
     """Return the p99 in ms of what arrived in each window; NaN where nothing was answered."""
     windows: list[list[float]] = [[] for _ in range(math.ceil(seconds / WINDOW_S))]
     for arrived, latency in run.answered:
@@ -142,7 +147,7 @@ def _p99_by_window(run: SimulationOutcome, seconds: float) -> list[float]:
     return [float(np.percentile(of, 99)) * 1e3 if of else math.nan for of in windows]
 
 
-def _plot(path: Path, outcomes: dict[tuple[str, str], SimulationOutcome]) -> None:
+def _plot(path: Path, outcomes: dict[tuple[str, str], ScaledOutcome]) -> None:
     figure = Figure(figsize=(13, 8))
     axes = figure.subplots(4, len(LOADS), sharex="col")
     rows = ("offered, images/s", "ready replicas, all stages", "images under way", "p99, ms")

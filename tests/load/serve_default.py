@@ -15,8 +15,7 @@ from ray.serve.autoscaling_policy import (
 )
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from app.planning.simulated_service import Service
-from app.planning.simulator import SimReplica
+from tests.support.scaled_simulation import ScaledReplica, ScaledService
 
 RECORD_SHARE = 0.2  # RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR
 
@@ -24,7 +23,7 @@ RECORD_SHARE = 0.2  # RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR
 class ServeDefault:
     """The default policy for each stage by itself, ``targets`` requests under way a replica."""
 
-    def __init__(self, service: Service, targets: Mapping[str, float]) -> None:
+    def __init__(self, service: ScaledService, targets: Mapping[str, float]) -> None:
         front = service.steps[0][0]
         self._stages = {
             name: _DefaultStage(
@@ -40,7 +39,7 @@ class ServeDefault:
         self._front = front
 
     def decide(
-        self, now: float, running: Mapping[str, Sequence[SimReplica]], targets: Mapping[str, int]
+        self, now: float, running: Mapping[str, Sequence[ScaledReplica]], targets: Mapping[str, int]
     ) -> Mapping[str, int]:
         ongoing = {name: sum(r.num_ongoing for r in of) for name, of in running.items()}
         ongoing[self._front] = sum(ongoing.values())  # a request is the Gateway's all the while

@@ -2,28 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 
-from app.planning.simulated_service import Service
-from app.planning.simulator import SimReplica, known
 from app.scaling.demand import StageMeter, demand
 from app.scaling.policy import ScalingOptions, StageState, State, decide
+from tests.support.scaled_simulation import ScaledReplica, ScaledService
 
 
 class PolicyAutoscaler:
     """Measures and decides with the same code as :mod:`app.scaling.serve_policy`."""
 
-    def __init__(self, service: Service, options: ScalingOptions | None = None) -> None:
+    def __init__(self, service: ScaledService, options: ScalingOptions | None = None) -> None:
         self._service, self._options = service, options or ScalingOptions.model_validate({})
         self._meters = {name: StageMeter() for name in service.stages}
         self._state = State()
 
     def decide(
-        self, now: float, running: Mapping[str, Sequence[SimReplica]], targets: Mapping[str, int]
+        self, now: float, running: Mapping[str, Sequence[ScaledReplica]], targets: Mapping[str, int]
     ) -> Mapping[str, int]:
         """Return the replicas of every stage."""
         stages = {}
         for name, stage in self._service.stages.items():
             meter = self._meters[name]
-            meter.update({id(r): list(known(r, now)) for r in running[name]}, now)
+            meter.update({id(r): list(r.known(now)) for r in running[name]}, now)
             cpu_ms = meter.cpu_ms() or stage.cpu_ms
             limits = (stage.min_replicas, stage.max_replicas)
             stages[name] = StageState(cpu_ms, stage.cores, *limits, targets[name])

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from app.bench.files import NothingToClassifyError
-from app.bench.load import drawn_photos
+from app.bench.load import NothingToClassifyError, drawn_photos
 from app.bench.upper_bound import Setup, setups
 from app.errors import ConfigError
 from tests.support.command_line import tandem

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from app.bench.report import show_runs, show_upper_bound
 from app.bench.samples import Summary
-from app.bench.upper_bound import Setup, SetupResult, UpperBound
+from app.bench.upper_bound import Setup, UpperBound
 from app.tune.report import show as show_tuning
 from calibration.commands import quantize
 from calibration.quantization.quantize import Quantized
@@ -90,7 +90,7 @@ def test_bench_of_a_large_service_and_of_one_that_is_overrun():
 
 def test_bench_limit():
     best = Setup(batch_size=16, streams=128, threads=1)
-    found = UpperBound("INT8", 4, best, 12345.6, 40.1, [SetupResult(best, 12345.6)])
+    found = UpperBound("INT8", 4, best, 12345.6, 40.1, {best: 12345.6})
     text = printed(lambda console: show_upper_bound(console, found))
     assert_whole(text, "streams", "threads", "batch", "images/s", "128", "12345.6")
 

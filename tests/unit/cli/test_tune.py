@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from app.bench.files import NothingToClassifyError
+from app.bench.load import NothingToClassifyError
 from app.cli import tune as command
 from app.errors import ConfigError
 from app.launch.config import ServeConfig

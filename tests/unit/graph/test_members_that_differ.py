@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bench.one_image import OneImage
-from app.bench.upper_bound import InProcessPipeline, Setup
+from app.bench.upper_bound import InProcessPipeline, OneImage, Setup
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder

@@ -8,7 +8,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from app.bench import one_image, upper_bound
+from app.bench import upper_bound
 from app.cli.models import _problems_running
 from app.deployments import classifier
 from app.settings import Settings
@@ -110,7 +110,7 @@ def evaluate(model_set: ModelSet, precision: Precision) -> None:
         (serve, "INT8", "bf16"),
         (serve, "FP16", "bf16"),
         (bound, "INT8", "bf16"),
-        (one_image.OneImage, "INT8", "bf16"),
+        (upper_bound.OneImage, "INT8", "bf16"),
         (verify, "INT8", "bf16"),
         (evaluate, "INT8", "bf16"),
         (evaluate, "FP16", "f32"),  # what INT8 is compared with is the same for every set

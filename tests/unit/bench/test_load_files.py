@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.files import NothingToClassifyError, find_files
+from app.bench.load import NothingToClassifyError, find_files
 from tests.support.image_folder import write_image_folder
 
 
