@@ -2,7 +2,8 @@
 
 Both get the same loads. Simulated (tests/support/scaled_simulation.py), so it takes a minute and no
 cluster. The stages are those of configs/cluster.yaml with the costs of
-tests/load/results/ladder.json. Writes JSON and, beside it, a plot of rate, replicas, images under way and p99.
+tests/load/results/ladder.json. Writes JSON and, beside it, a plot of rate, replicas,
+images under way and p99.
 """
 
 import json
