@@ -14,42 +14,30 @@ from app.errors import ConfigError
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-Url = Annotated[str, typer.Option(help="a running service")]
-Concurrency = Annotated[
-    str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
-]
-Rate = Annotated[
-    str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
-]
-Files = Annotated[int, typer.Option(help="photos a request, in a form", min=1)]
-Duration = Annotated[
-    float, typer.Option(help="s of each run; --limit: 3 x a fifth a setup", min=0.1)
-]
-WarmUp = Annotated[float, typer.Option(help="s of 8 clients before, not counted", min=0)]
-ObjectiveMs = Annotated[float, typer.Option(help="goodput: answered within this", min=0)]
-Seed = Annotated[int, typer.Option(help="of the arrival times")]
-UpperBound = Annotated[
-    bool, typer.Option("--limit", help="no server: what this machine can do in one process")
-]
-LimitSet = Annotated[str, typer.Option(help="of --limit")]
-LimitPrecision = Annotated[str, typer.Option(help="of --limit: INT8 or FP16")]
-
 
 def bench(
-    url: Url = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
     images: Images = None,
-    concurrency: Concurrency = None,
-    rate: Rate = None,
-    files: Files = 1,
-    duration: Duration = 10.0,
-    warm_up: WarmUp = 3.0,
-    objective_ms: ObjectiveMs = 100,
-    seed: Seed = 20,
+    concurrency: Annotated[
+        str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
+    ] = None,
+    files: Annotated[int, typer.Option(help="photos a request, in a form", min=1)] = 1,
+    duration: Annotated[
+        float, typer.Option(help="s of each run; --limit: 3 x a fifth a setup", min=0.1)
+    ] = 10.0,
+    warm_up: Annotated[float, typer.Option(help="s of 8 clients before, not counted", min=0)] = 3.0,
+    objective_ms: Annotated[float, typer.Option(help="goodput: answered within this", min=0)] = 100,
+    seed: Annotated[int, typer.Option(help="of the arrival times")] = 20,
     json_file: JsonFile = None,
     plot: Plot = None,
-    limit: UpperBound = False,
-    model_set: LimitSet = "imagenette",
-    precision: LimitPrecision = "INT8",
+    limit: Annotated[
+        bool, typer.Option("--limit", help="no server: what this machine can do in one process")
+    ] = False,
+    model_set: Annotated[str, typer.Option(help="of --limit")] = "imagenette",
+    precision: Annotated[str, typer.Option(help="of --limit: INT8 or FP16")] = "INT8",
     key_file: KeyFile = None,
     ca: Roots = None,
     client_cert: ClientCert = None,

@@ -19,28 +19,21 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
 
 out = Console(soft_wrap=True, highlight=False)
 
-Rate = Annotated[float, typer.Option(help="images/s that arrive")]
-P99Ms = Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")]
-NodeCores = Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not")]
-SurviveNodes = Annotated[int, typer.Option(help="nodes that may die at a time")]
-ModelSetOption = Annotated[str, typer.Option(help="name of a set, or its folder")]
-CostsFile = Annotated[
-    Path | None,
-    typer.Option("--costs", help="of tandem bench --json, on a machine like your nodes"),
-]
-Apart = Annotated[
-    bool, typer.Option("--apart", help="stages as deployments of their own (configs/cluster.yaml)")
-]
-
 
 def plan(
-    rate: Rate = 800.0,
-    p99_ms: P99Ms = 100.0,
-    node_cores: NodeCores = 32,
-    survive_nodes: SurviveNodes = 1,
-    model_set: ModelSetOption = "imagenette",
-    costs: CostsFile = None,
-    apart: Apart = False,
+    rate: Annotated[float, typer.Option(help="images/s that arrive")] = 800.0,
+    p99_ms: Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")] = 100.0,
+    node_cores: Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not")] = 32,
+    survive_nodes: Annotated[int, typer.Option(help="nodes that may die at a time")] = 1,
+    model_set: Annotated[str, typer.Option(help="name of a set, or its folder")] = "imagenette",
+    costs: Annotated[
+        Path | None,
+        typer.Option("--costs", help="of tandem bench --json, on a machine like your nodes"),
+    ] = None,
+    apart: Annotated[
+        bool,
+        typer.Option("--apart", help="stages as deployments of their own (configs/cluster.yaml)"),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Say how many nodes and replicas a load takes, from what an image costs.

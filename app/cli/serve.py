@@ -5,40 +5,30 @@ from typing import Annotated
 
 import typer
 
-Port = Annotated[int | None, typer.Option(min=1, max=65535)]
-ModelSet = Annotated[str | None, typer.Option(help="name of a set, or its folder")]
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
-]
-Host = Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")]
-Address = Annotated[
-    str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
-]
-AllowUnverified = Annotated[
-    bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
-]
-ApiKeysFile = Annotated[
-    Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
-]
-GrpcPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
-]
-
 
 def serve(
-    model_set: ModelSet = None,
-    config: ConfigFile = None,
-    host: Host = None,
-    port: Port = None,
-    address: Address = None,
-    allow_unverified: AllowUnverified = False,
-    metrics_port: MetricsPort = None,
-    api_keys_file: ApiKeysFile = None,
-    grpc_port: GrpcPort = None,
+    model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    address: Annotated[
+        str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
+    ] = None,
+    allow_unverified: Annotated[
+        bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
+    ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
+    ] = None,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 

@@ -25,26 +25,21 @@ NOTHING = (
     "or name its trace_dir with --dir"
 )
 
-RequestId = Annotated[
-    str | None,
-    typer.Argument(help="X-Request-ID or trace id; without it, the last requests are listed"),
-]
-Folder = Annotated[
-    Path | None, typer.Option("--dir", help="of spans  (default: the setting trace_dir's default)")
-]
-Export = Annotated[
-    Path | None, typer.Option(help="write the trace as JSON that Jaeger's page opens")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="the spans as JSON")]
-Last = Annotated[int, typer.Option(min=1, help="how many requests are listed")]
-
 
 def trace(
-    request_id: RequestId = None,
-    folder: Folder = None,
-    export: Export = None,
-    as_json: AsJson = False,
-    last: Last = 20,
+    request_id: Annotated[
+        str | None,
+        typer.Argument(help="X-Request-ID or trace id; without it, the last requests are listed"),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", help="of spans  (default: the setting trace_dir's default)"),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="write the trace as JSON that Jaeger's page opens")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the spans as JSON")] = False,
+    last: Annotated[int, typer.Option(min=1, help="how many requests are listed")] = 20,
 ) -> None:
     """Draw a request's timeline; without a request, list the last ones.
 

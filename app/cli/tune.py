@@ -23,32 +23,25 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
 PLOTS = (".png", ".svg")
 
-P99Ms = Annotated[
-    float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
-]
-ModelSetOption = Annotated[
-    str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="configuration to tune; else serve_config.yaml")
-]
-Write = Annotated[
-    Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
-]
-Seconds = Annotated[float, typer.Option(help="s of each run; there are some 100")]
-Force = Annotated[bool, typer.Option("--force", help="overwrite the file of --write")]
-
 
 def tune(
-    p99_ms: P99Ms = None,
+    p99_ms: Annotated[
+        float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
+    ] = None,
     images: Images = None,
-    model_set: ModelSetOption = None,
-    config: ConfigFile = None,
-    write: Write = None,
+    model_set: Annotated[
+        str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="configuration to tune; else serve_config.yaml")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
+    ] = None,
     json_file: JsonFile = None,
     plot: Plot = None,
-    seconds: Seconds = 2.0,
-    force: Force = False,
+    seconds: Annotated[float, typer.Option(help="s of each run; there are some 100")] = 2.0,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file of --write")] = False,
 ) -> None:
     """Find the replicas, streams, threads and batch sizes that suit this machine.
 

@@ -20,7 +20,7 @@ Answer = Callable[[Any], Awaitable[Any]]
 def is_local(call: GrpcCall) -> bool:
     """Whether a call is known to come from a program on this machine.
 
-    Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
+    Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.front`).
     """
     return is_loopback_peer(call.peer) and asks_for_itself(call.joined)
 

@@ -57,7 +57,7 @@ def is_local(scope: Scope) -> bool:
     """Whether a request is known to come from a program on this machine.
 
     Its connection may be HAProxy's, which listens on loopback then
-    (:mod:`app.launch.shared_memory`).
+    (:mod:`app.launch.front`).
     """
     client, headers = scope.get("client"), Headers(scope)
     if client is None or not is_loopback(client[0]):

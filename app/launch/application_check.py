@@ -4,7 +4,7 @@ Each of these functions raises :class:`ConfigError`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +15,8 @@ from app.settings import Settings
 
 IMPORT_PATH = "app.main:build"  # of our application; a file may have others beside it
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
+SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that gives none
+ALL_CORES = ("Gateway",)  # below one CPU these use every core of the machine
 WITHOUT_USER_CONFIG = ("Decoder", "Combiner")
 
 
@@ -122,3 +124,50 @@ def _check_user_config(deployment: Mapping[str, Any], settings: Settings) -> Non
         raise ConfigError(f"{name}: user_config.{where}: {first['msg']}; it has {known}") from error
     except ValueError as error:
         raise ConfigError(f"{name}: user_config: {error}") from error
+
+
+def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
+    """Raise :class:`ConfigError` if the initial replicas do not fit one machine.
+
+    They may need ``cpus`` CPUs at most, and be no more than ``max_replicas_per_node`` of each.
+    """
+    for deployment in deployments:
+        name, least = deployment["name"], _num_replicas(deployment)
+        most = deployment.get("max_replicas_per_node")
+        if most is not None and least > most:
+            raise ConfigError(
+                f"the configuration asks for {least} replicas of {name}, {most} of them on a node: "
+                "this is one machine; take configs/laptop.yaml, or raise max_replicas_per_node"
+            )
+    needed = {d["name"]: _num_replicas(d) * _num_cpus(d) for d in deployments}
+    if (total := sum(needed.values())) > cpus:
+        shares = ", ".join(f"{name} {share:g}" for name, share in needed.items())
+        raise ConfigError(
+            f"the configuration asks for {total:g} CPUs ({shares}), this machine has {cpus}: take "
+            "configs/laptop.yaml, lower num_replicas or num_cpus, or let tandem tune write one"
+        )
+
+
+def oversubscribed(deployments: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say which replicas would use the same cores; None if none would."""
+    for deployment in deployments:
+        name, replicas = deployment["name"], _num_replicas(deployment)
+        share = _num_cpus(deployment)
+        if name in ALL_CORES and replicas > 1 and share < 1:
+            return (
+                f"{replicas} replicas of {name} have {share:g} of a CPU each, and each would use "
+                "all cores of its machine: give whole num_cpus (and affinity: true), or one replica"
+            )
+    return None
+
+
+def _num_replicas(deployment: Mapping[str, Any]) -> int:
+    scaling = deployment.get("autoscaling_config") or {}
+    least = scaling.get("initial_replicas") or scaling.get("min_replicas", 1)
+    asked = deployment.get("num_replicas")
+    return int(asked) if isinstance(asked, int) else int(least)  # "auto" scales
+
+
+def _num_cpus(deployment: Mapping[str, Any]) -> float:
+    asked = (deployment.get("ray_actor_options") or {}).get("num_cpus")
+    return SERVE_DEFAULT_CPUS if asked is None else float(asked)

@@ -13,13 +13,15 @@ from typing import Any, Self
 from app.environment import PROJECT
 from app.errors import ConfigError
 from app.launch.application_check import own_application, own_index
-from app.launch.grpc_port import grpc_port, with_grpc
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest
 from models.strict_yaml import YamlError, read_yaml
 
 CONFIG_NAME = "serve_config.yaml"
+ADD_SERVICER = "app.grpc.servicer.add_servicer"
+# What a file may name instead: with it a message is received before anybody is asked.
+GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
 ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # where the file says nothing
 
 
@@ -210,6 +212,28 @@ class ServeConfig:
         content = self.as_dict()
         content["applications"][own_index(content)] |= _thawed(changed)
         return self._parsed(content)
+
+
+def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
+    """Return the configuration with the interface on ``port``; None leaves the file's own."""
+    options = dict(content.get("grpc_options", {}))
+    functions = options.get("grpc_servicer_functions", [])
+    if port is not None:
+        options |= {"port": port, "grpc_servicer_functions": [ADD_SERVICER]}
+    elif GENERATED in functions:
+        own = [ADD_SERVICER if name == GENERATED else name for name in functions]
+        options["grpc_servicer_functions"] = own
+    else:
+        return content
+    return {**content, "grpc_options": options}
+
+
+def grpc_port(content: dict[str, Any]) -> int | None:
+    """Return the port that gRPC will have; None if it is off."""
+    from ray.serve.schema import gRPCOptionsSchema
+
+    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
+    return options.port if options.grpc_servicer_functions else None
 
 
 def _frozen(value: Any) -> Any:

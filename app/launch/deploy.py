@@ -10,7 +10,6 @@ import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.grpc_port import GrpcProbe
 from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 
@@ -19,6 +18,12 @@ ReportProgress = Callable[[str], None]
 RAISED = re.compile(
     r"^(?:models|app)\.[\w.]+: (?P<ours>.*)|^(?P<other>[\w.]+(?:Error|Exception): .*)", re.MULTILINE
 )
+# What does not get there: HAProxy knows no replica yet (NOT_FOUND), or none that listens.
+ON_THE_WAY = ("NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN")
+GRPC_ANSWERS_WITHIN_S = 5.0
+# Beside tandem.proto's: a replica's server answers UNIMPLEMENTED before the application hears of
+# it, so nothing is counted. HAProxy itself answers Healthz while it knows of no replica.
+READY_METHOD = "/tandem.v1.Ensemble/Ready"
 
 
 def deploy(config: ServeConfig) -> None:
@@ -68,6 +73,26 @@ def client_of(url: str, socket: Path | None = None) -> httpx.Client:
         verify=False,  # nothing is sent, and the certificate has the name others know it by
         limits=httpx.Limits(max_keepalive_connections=0),  # HAProxy is reloaded meanwhile
     )
+
+
+class GrpcProbe:
+    """A call of a method that does not exist, to ``target`` as grpcio names addresses."""
+
+    def __init__(self, target: str, application: str) -> None:
+        self._target, self._metadata = target, (("application", application),)
+
+    def reaches_application(self) -> bool:
+        """Ask once, on a connection of its own, since HAProxy is reloaded meanwhile."""
+        import grpc
+
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        with grpc.insecure_channel(self._target, options) as channel:
+            call = channel.unary_unary(READY_METHOD)
+            try:
+                call(b"", timeout=GRPC_ANSWERS_WITHIN_S, metadata=self._metadata)
+            except grpc.RpcError as error:
+                return error.code().name not in ON_THE_WAY
+        return True
 
 
 def wait_ready(

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from app.environment import REGIONS_FOLDER, set_environment
 from app.launch.config import ServeConfig
 from app.launch.http_options import SSL_FILES
 
@@ -55,3 +56,15 @@ def _why_not(config: ServeConfig, name: str) -> str | None:
     except OSError as error:
         return f"cannot write to {folder} ({error.strerror})"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to {folder}"
+
+
+def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
+    """Make the folder that all Gateways of this run share, and tell them by the environment.
+
+    It is in the run's own folder, which only this user enters and which goes with the run. Must be
+    called before Ray starts.
+    """
+    if config.settings.shared_memory:
+        folder = run_dir / "regions"
+        folder.mkdir(mode=0o700)
+        set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))

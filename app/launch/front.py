@@ -1,4 +1,4 @@
-"""What HAProxy does in Serve's place: TLS, and the address that clients reach."""
+"""What HAProxy does in Serve's place: TLS, the address that clients reach, and who they may be."""
 
 from app.environment import has_haproxy
 from app.errors import ConfigError
@@ -49,4 +49,25 @@ def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
         raise ConfigError(
             "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
             "Serve's own proxy does TLS for HTTP alone; leave one of them out"
+        )
+
+
+def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
+    """Raise :class:`ConfigError` if it is on, and callers need not be on this machine.
+
+    A Gateway behind HAProxy sees HAProxy's address alone, for both protocols: what is known of
+    callers is known by where HAProxy listens.
+    """
+    if not config.settings.shared_memory:
+        return
+    if is_joining:
+        raise ConfigError(
+            "shared_memory: true with --address: a cluster's Gateways do not know on which machine "
+            "a caller is; leave the setting out, or serve without --address"
+        )
+    if not config.http.is_on_loopback:
+        raise ConfigError(
+            f"shared_memory: true, and the service listens on {config.http.host}: callers of other "
+            "machines have no memory in common with it; use --host 127.0.0.1, or leave the setting "
+            "out"
         )

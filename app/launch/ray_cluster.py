@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 import psutil
 
 from app.compute.child_process import Child
-from app.environment import PROJECT
+from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
-from app.launch.cluster_address import check_address, ending_on_signal
 from app.launch.forks.running import CLIENT
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
+from app.launch.stop_request import ending_on_signal
 from models.cpus import available_cpus
 from models.errors import TandemError
 
@@ -27,6 +28,10 @@ TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
 ANSWERS_WITHIN_S = 3.0  # a controller that is well
 POLL_EVERY_S = 0.1
+LOCAL, AUTO = "local", "auto"  # Ray's own names for addresses
+HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+CONNECTS_WITHIN_S = 5.0
+CURRENT = "ray_current_cluster"  # the file in which Ray keeps where this machine's cluster is
 
 
 def _init_ray(**options: Any) -> None:
@@ -51,7 +56,7 @@ def local_ray(metrics_port: int, forks: Child, folder: Path) -> Iterator[None]:
             forks.end()
         with only_what_one_machine_needs(CLIENT), _start_failures_told():
             _init_ray(
-                address="local",
+                address=LOCAL,
                 num_cpus=max(MIN_CPUS, available_cpus()),
                 include_dashboard=False,
                 _temp_dir=str(folder),
@@ -96,6 +101,41 @@ def joined_ray(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raise :class:`ConfigError` if an address is none, or nobody listens there.
+
+    Ray itself waits for minutes for a cluster that is not there, and hears no signal meanwhile.
+    """
+    where = _of_auto() if address == AUTO else address
+    if where is None:
+        return  # Ray looks at the processes of this machine, and says so if there is none
+    parts = HOST_AND_PORT.fullmatch(where)
+    if parts is None:
+        raise ConfigError(
+            f"--address {address}: {where} is no address; give auto, or HOST:PORT of the cluster's "
+            "head node, as ray start --head prints it"
+        )
+    try:
+        host, port = parts["host"].strip("[]"), int(parts["port"])
+        with socket.create_connection((host, port), CONNECTS_WITHIN_S):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray cluster at {where}: {getattr(error, 'strerror', None) or error}; start one "
+            "with ray start --head"
+        ) from error
+
+
+def _of_auto() -> str | None:
+    """Return what Ray takes for ``auto``: a variable, or the last cluster of this machine."""
+    if (named := environment_value("RAY_ADDRESS")) not in (None, AUTO):
+        return named
+    place = environment_value("RAY_TMPDIR", "TMPDIR") or "/tmp"
+    with contextlib.suppress(OSError):
+        return Path(place, "ray", CURRENT).read_text("utf-8").strip() or None
+    return None
 
 
 def metrics_urls() -> list[str]:

@@ -14,21 +14,18 @@ from app.environment import has_haproxy
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.graph.task import check_task
-from app.launch.capacity import check_capacity, oversubscribed
-from app.launch.cluster_address import LOCAL
+from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
-from app.launch.deploy import client_of, deployed, wait_ready, wants_key
-from app.launch.folders import with_absolute_paths, without_unwritable
+from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
+from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
-from app.launch.front import put_haproxy_in_front
-from app.launch.grpc_port import GrpcProbe
+from app.launch.front import check_shared_memory, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_distinct, check_port, metrics_port
-from app.launch.ray_cluster import MIN_CPUS, joined_ray, local_ray, metrics_urls
+from app.launch.ray_cluster import LOCAL, MIN_CPUS, joined_ray, local_ray, metrics_urls
 from app.launch.ray_features import check_installed_ray
 from app.launch.run_folder import RAY
-from app.launch.shared_memory import check_shared_memory, make_regions_folder
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.trace_variables import leave_out_unusable
@@ -143,11 +140,11 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         _warn(verdict.message)
     config = config.fitted_to(model_set.manifest)
     if options.address is None:
-        check_capacity(config, max(MIN_CPUS, available_cpus()))
+        check_capacity(config.deployments, max(MIN_CPUS, available_cpus()))
         config, warnings = without_unwritable(with_absolute_paths(config))
         for warning in warnings:
             _warn(warning)
-    if crowded := oversubscribed(config):
+    if crowded := oversubscribed(config.deployments):
         _warn(crowded)
     return config
 

@@ -39,13 +39,6 @@ class LoadRequest:
 
 
 @dataclass(frozen=True)
-class ReplicaReady:
-    """The networks are compiled; ``num_bytes`` of memory are used."""
-
-    num_bytes: int
-
-
-@dataclass(frozen=True)
 class LoadMeasured:
     """What a run gave; the ramp is not in it."""
 
@@ -80,7 +73,7 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
     try:
         graph = assemble(settings)
         bodies: list[bytes] = pickle.loads(photos.read_bytes())
-        pipe.send(ReplicaReady(psutil.Process().memory_info().rss))
+        pipe.send(psutil.Process().memory_info().rss)  # the networks are compiled
         with asyncio.Runner() as runner:
             while True:
                 load = pipe.recv()

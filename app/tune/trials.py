@@ -3,22 +3,65 @@
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 import psutil
 
+from app.compute.child_process import FunctionChild
+from app.errors import ConfigError
 from app.settings import Settings
 from app.tune.candidates import BATCH_SIZES, Candidate, ReplicaLayout
 from app.tune.pareto import RunResult
-from app.tune.process import ReplicaProcess
-from app.tune.replica import LoadRequest
+from app.tune.replica import REQUEST_S, LoadMeasured, LoadRequest, ReplicaFailed, serve_loads
 
+START_S = 600.0  # to compile every batch size of every member, on a slow machine without a cache
+LATE_S = 15.0  # beyond a run's time and its requests' own
+REMEDY = "free some memory, or try on fewer cores: taskset -c 0-3 tandem tune"
 REPLICA_BYTES = 1200 * 2**20  # taken for one until one was seen
 RESERVE_BYTES = 512 * 2**20  # left to the machine
 GROWTH = 1.15  # a replica's memory after runs, over that at its start
+
+
+class ReplicaProcess(FunctionChild):
+    """A child that runs the graph on ``cores``; it has nothing to clean up when it is ended."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cores: Sequence[int],
+        photos: Path,
+        run: Callable[..., None] = serve_loads,
+    ) -> None:
+        super().__init__("a replica", run, settings, tuple(cores), photos, remedy=REMEDY)
+
+    def wait_ready(self) -> int:
+        """Wait until its networks are compiled; return the bytes of memory that it uses.
+
+        Raises:
+            ConfigError: they could not be, or the process died or says nothing.
+
+        """
+        return int(self._answer(START_S))
+
+    def measured(self, load: LoadRequest) -> LoadMeasured:
+        """Wait for what a load gave that was sent, as :meth:`wait_ready` does."""
+        measured: LoadMeasured = self._answer(2 * load.seconds + REQUEST_S + LATE_S)
+        return measured
+
+    def _answer(self, timeout_s: float) -> Any:
+        message = self.receive(time.monotonic() + timeout_s)
+        if isinstance(message, ReplicaFailed):
+            raise ConfigError(f"a replica failed: {message.message}")
+        if message is None:
+            raise ConfigError(
+                f"a replica said nothing for {timeout_s:g} s; is the machine out of memory, or "
+                "busy with something else?"
+            )
+        return message
 
 
 class Trials:
@@ -46,12 +89,7 @@ class Trials:
     def __enter__(self) -> "Trials":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for layout in list(self._running):
             self._stop(layout)
         self._folder.cleanup()
@@ -74,8 +112,8 @@ class Trials:
         loads = [LoadRequest(share, seconds, most) for share in shares if share]
         asked = list(zip(replicas, loads, strict=False))  # the last may have no clients
         for replica, load in asked:
-            replica.ask(load)
-        answers = [replica.answer(load) for replica, load in asked]
+            replica.send(load)
+        answers = [replica.measured(load) for replica, load in asked]
         latencies_ms = np.concatenate([answer.latencies_ms for answer in answers])
         p50, p99 = np.percentile(latencies_ms, (50, 99))
         return RunResult(sum(answer.throughput for answer in answers), float(p50), float(p99))
@@ -101,7 +139,7 @@ class Trials:
         for own in cores:
             self._running[layout].append(ReplicaProcess(settings, own, self._photos))
         for replica in self._running[layout][first:]:
-            num_bytes = round(GROWTH * replica.wait_ready().num_bytes)
+            num_bytes = round(GROWTH * replica.wait_ready())
             self._replica_bytes = max(self._replica_bytes, num_bytes)
 
     def _make_room(self, layout: ReplicaLayout) -> bool:
@@ -113,7 +151,7 @@ class Trials:
 
     def _stop(self, layout: ReplicaLayout) -> None:
         for replica in self._running.pop(layout):
-            replica.stop()
+            replica.end()
 
 
 def cores_of(layout: ReplicaLayout, cores: Sequence[int]) -> list[Sequence[int]]:

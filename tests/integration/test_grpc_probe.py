@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
-from app.launch.grpc_port import GrpcProbe
+from app.launch.deploy import GrpcProbe
 from app.launch.haproxy.command import HaproxyCommand
 from tests.support.haproxy_configs import APPLICATION, write_serves_config
 

@@ -6,7 +6,7 @@ from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from app.launch.grpc_port import ADD_SERVICER
+from app.launch.config import ADD_SERVICER
 from app.launch.haproxy.command import max_connections
 
 APPLICATION = "tandem"

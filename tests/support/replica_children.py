@@ -5,7 +5,7 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from app.tune.replica import ReplicaFailed, ReplicaReady
+from app.tune.replica import ReplicaFailed
 
 
 def dies_at_start(*_: object) -> None:
@@ -13,7 +13,7 @@ def dies_at_start(*_: object) -> None:
 
 
 def dies_when_loaded(_settings: object, _cores: object, _photos: object, pipe: Connection) -> None:
-    pipe.send(ReplicaReady(1))
+    pipe.send(1)
     pipe.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 

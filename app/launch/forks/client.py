@@ -8,7 +8,6 @@ not the one it has imported everything under), the script does the work itself, 
 It runs before anything is imported, so it imports the standard library's least.
 """
 
-import array
 import json
 import os
 import runpy
@@ -67,10 +66,8 @@ def request(target: str | None, arguments: list[str]) -> dict[str, object]:
 
 
 def _send(connection: socket.socket, content: dict[str, object]) -> None:
-    streams = array.array("i", (0, 1, 2))
     body = json.dumps(content).encode()
-    length = len(body).to_bytes(LENGTH_BYTES, "big")
-    connection.sendmsg([length], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES, "big")], [0, 1, 2])
     connection.sendall(body)
 
 

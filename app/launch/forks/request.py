@@ -1,6 +1,5 @@
 """What a client asks the fork server for, and how a fork becomes it."""
 
-import array
 import json
 import os
 import signal
@@ -40,17 +39,12 @@ def received(client: socket.socket) -> ForkRequest:
         OSError, ValueError, KeyError: it does not come whole in time, or is none.
 
     """
-    streams = array.array("i")
-    size = NUM_STREAMS * streams.itemsize
-    head, ancillary, _, _ = client.recvmsg(LENGTH_BYTES, socket.CMSG_SPACE(size))
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            streams.frombytes(content[: len(content) // streams.itemsize * streams.itemsize])
+    head, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, NUM_STREAMS)
     try:
         body = json.loads(_exactly(client, int.from_bytes(head, "big")))
         if len(streams) != NUM_STREAMS:
             raise ValueError(f"{len(streams)} streams")
-        return ForkRequest(**body, streams=list(streams))
+        return ForkRequest(**body, streams=streams)
     except BaseException:
         for stream in streams:
             os.close(stream)

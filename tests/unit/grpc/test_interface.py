@@ -16,7 +16,7 @@ from app.grpc import tandem_pb2 as messages
 from app.grpc.call import code_of, number_of
 from app.grpc.request import PREFIX_METADATA, announced_bytes, timeout_s_of
 from app.grpc.servicer import add_servicer
-from app.launch.grpc_port import ADD_SERVICER, grpc_port, with_grpc
+from app.launch.config import ADD_SERVICER, grpc_port, with_grpc
 from models.errors import TandemError
 
 ROOT = Path(__file__).parents[3]

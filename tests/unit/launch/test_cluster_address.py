@@ -1,29 +1,13 @@
 """An address of a cluster that is none, or at which nobody listens, is a line and no waiting."""
 
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.errors import ConfigError
-from app.launch.cluster_address import check_address
-
-# Python's own handler runs only between two steps of Python: here there is none.
-SCRIPT = """
-import ctypes, signal
-from app.launch.cluster_address import ending_on_signal
-signal.signal(signal.SIGINT, lambda *_: None)
-with ending_on_signal("before"):
-    pass
-with ending_on_signal("the last word"):
-    print("connecting", flush=True)
-    while True:
-        ctypes.CDLL(None).sleep(60)
-"""
+from app.launch.ray_cluster import check_address
 
 
 def test_somebody_listens() -> None:
@@ -63,13 +47,3 @@ def test_auto_is_the_last_cluster_which_may_be_gone(
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(ConfigError, match="--address auto: nonsense is no address"):
         check_address("auto")
-
-
-def test_a_signal_ends_what_hears_none() -> None:
-    command = [sys.executable, "-c", SCRIPT]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout.readline() == "connecting\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == "the last word\n"

@@ -1,11 +1,14 @@
 """Files and folders of a configuration: absolute, and written to only where they can be."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.environment import REGIONS_FOLDER
 from app.launch.config import ServeConfig
-from app.launch.folders import with_absolute_paths, without_unwritable
+from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.settings import Settings
 
 
@@ -84,3 +87,13 @@ def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path)
         Settings.model_rebuild(force=True)
     (warning,) = warnings
     assert warning.startswith("compile_cache: this account has no home folder: ")
+
+
+def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, monkeypatch):
+    monkeypatch.setenv(REGIONS_FOLDER, "another run's")
+    make_regions_folder(config(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    make_regions_folder(config(shared_memory=True), tmp_path)
+    folder = Path(os.environ[REGIONS_FOLDER])
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -7,12 +7,13 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.front import put_haproxy_in_front
+from app.launch.front import check_shared_memory, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from tests.support.certificates import Root
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import PORTS, write_serves_config
 
+SHIPPED = ServeConfig.read(Path("serve_config.yaml"))
 HOSTS = ("::1", "::", "127.0.0.1", "0.0.0.0", "localhost")
 
 
@@ -79,3 +80,24 @@ def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopb
 def test_an_empty_host_is_none() -> None:
     with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
         ServeConfig.of(GOOD).with_overrides(host="")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_shared_memory_of_a_listener_on_loopback(host):
+    check_shared_memory(
+        SHIPPED.with_overrides(host=host).with_arguments(shared_memory=True), is_joining=False
+    )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
+def test_shared_memory_of_a_listener_that_others_reach_is_refused(host):
+    changed = SHIPPED.with_overrides(host=host)
+    check_shared_memory(changed, is_joining=False)
+    with pytest.raises(ConfigError, match=f"listens on {host}: callers of other machines"):
+        check_shared_memory(changed.with_arguments(shared_memory=True), is_joining=False)
+
+
+def test_shared_memory_of_a_cluster_is_refused():
+    check_shared_memory(SHIPPED, is_joining=True)
+    with pytest.raises(ConfigError, match="with --address"):
+        check_shared_memory(SHIPPED.with_arguments(shared_memory=True), is_joining=True)

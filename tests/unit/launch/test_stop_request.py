@@ -2,11 +2,26 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from app.launch.stop_request import SIGNALS, StopRequest
+
+# Python's own handler runs only between two steps of Python: here there is none.
+SCRIPT = """
+import ctypes, signal
+from app.launch.stop_request import ending_on_signal
+signal.signal(signal.SIGINT, lambda *_: None)
+with ending_on_signal("before"):
+    pass
+with ending_on_signal("the last word"):
+    print("connecting", flush=True)
+    while True:
+        ctypes.CDLL(None).sleep(60)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +53,13 @@ def test_a_hang_up_that_was_ignored_is_not_ours(number: signal.Signals, is_ours:
         os.kill(os.getpid(), number)
         assert stop.is_asked is is_ours
     assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_a_signal_ends_what_hears_none() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "connecting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == "the last word\n"

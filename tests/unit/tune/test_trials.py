@@ -11,11 +11,10 @@ import pytest
 from app.deployments.assembly import assemble
 from app.errors import ConfigError
 from app.settings import Settings
-from app.tune import process
+from app.tune import trials as module
 from app.tune.candidates import Candidate, ReplicaLayout, candidates
-from app.tune.process import ReplicaProcess
-from app.tune.replica import LoadRequest, closed_loops
-from app.tune.trials import Trials, cores_of
+from app.tune.replica import LoadMeasured, LoadRequest, closed_loops
+from app.tune.trials import ReplicaProcess, Trials, cores_of
 from tests.support import replica_children
 from tests.support.tiny_networks import picture
 
@@ -39,10 +38,10 @@ def told(run, *, is_loaded: bool = False) -> str:
         with pytest.raises(ConfigError) as caught:  # noqa: PT012
             replica.wait_ready()
             assert is_loaded
-            replica.ask(LOAD)
-            replica.answer(LOAD)
+            replica.send(LOAD)
+            replica.measured(LOAD)
     finally:
-        replica.stop()
+        replica.end()
     return str(caught.value)
 
 
@@ -57,7 +56,7 @@ def test_a_replica_that_ends_or_fails():
 
 
 def test_a_replica_that_hangs(new_children, monkeypatch):
-    monkeypatch.setattr(process, "START_S", 0.2)
+    monkeypatch.setattr(module, "START_S", 0.2)
     assert "said nothing for 0.2 s" in told(replica_children.hangs)
     assert new_children() == []
 
@@ -112,18 +111,18 @@ class Fake:
         Fake.running += 1
         self._compiled = settings.batch_sizes
 
-    def wait_ready(self) -> process.ReplicaReady:
-        return process.ReplicaReady(100 * 2**20)
+    def wait_ready(self) -> int:
+        return 100 * 2**20
 
-    def ask(self, load: LoadRequest) -> None:
+    def send(self, load: LoadRequest) -> None:
         self.load = load
         Fake.asked.append((self._compiled, load.max_batch_size))
 
-    def answer(self, load: LoadRequest) -> process.LoadMeasured:
+    def measured(self, load: LoadRequest) -> LoadMeasured:
         assert load == self.load
-        return process.LoadMeasured(10.0 * load.clients, [float(load.clients)])
+        return LoadMeasured(10.0 * load.clients, [float(load.clients)])
 
-    def stop(self) -> None:
+    def end(self) -> None:
         Fake.running -= 1
 
 
