@@ -23,8 +23,6 @@ HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve start
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
 BUFFER_BYTES = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
-# How the names of the variables begin that Python and its libraries need.
-OF_DECODING = ("PATH", "PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "OMP_", "OPENCV_", "OPENBLAS_")
 RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
 # What HAProxy had under way when it was replaced; Serve's own default, which clusters have.
 HARD_STOP_AFTER_S = 120
@@ -208,11 +206,6 @@ def remove_from_environment(name: str) -> None:
 def whole_environment() -> dict[str, str]:
     """Return all of the environment."""
     return dict(os.environ)
-
-
-def decoding_environment() -> dict[str, str]:
-    """Return what a process needs that decodes strangers' files: no keys, tokens or addresses."""
-    return {name: value for name, value in os.environ.items() if name.startswith(OF_DECODING)}
 
 
 def replace_environment(values: Mapping[str, str]) -> None:

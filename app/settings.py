@@ -191,35 +191,19 @@ class Settings(BaseModel):
     trace_mib: int = Field(64, ge=1, description="of traces in trace_dir; the oldest go")
 
     @model_validator(mode="after")
-    def _a_body_has_room(self) -> Self:
-        if self.max_bytes_in_flight < self.max_body_bytes:
-            raise ValueError(
-                f"max_bytes_in_flight is {self.max_bytes_in_flight}, max_body_bytes "
-                f"{self.max_body_bytes}: one body must have room; raise the first"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_picture_has_room(self) -> Self:
-        if self.max_heavy_pixels < self.max_full_pixels:
-            raise ValueError(
-                f"max_heavy_pixels is {self.max_heavy_pixels}, max_full_pixels "
-                f"{self.max_full_pixels}: one picture must have room; raise the first"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_form_has_room(self) -> Self:
+    def _settings_fit_each_other(self) -> Self:
+        for what, of_all, of_each in (
+            ("body", "max_bytes_in_flight", "max_body_bytes"),
+            ("picture", "max_heavy_pixels", "max_full_pixels"),
+        ):
+            room, needed = getattr(self, of_all), getattr(self, of_each)
+            if room < needed:
+                raise ValueError(
+                    f"{of_all} is {room}, {of_each} {needed}: one {what} must have room; raise the "
+                    "first"
+                )
         check_form_fits(self.max_queued_images, self.max_files)
-        return self
-
-    @model_validator(mode="after")
-    def _traces_have_somewhere_to_go(self) -> Self:
         check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
-        return self
-
-    @model_validator(mode="after")
-    def _a_cascade_averages(self) -> Self:
         if self.combine is not None and self.cascade_margin is not None:
             raise ValueError(
                 f"combine is {self.combine} and cascade_margin {self.cascade_margin:g}: a cascade "

@@ -1,7 +1,7 @@
 """Runs of ``tandem bench``: one load after another, or the upper bound."""
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What all runs share."""
-
-    target: Target
-    duration_s: float
-    warm_up_s: float
-    objective_ms: float
-    seed: int
-    plot: Path | None
 
 
 def run_upper_bound(
@@ -58,42 +46,47 @@ def run_upper_bound(
 
 
 def run_loads(
-    loads: tuple[list[float], list[float]], options: BenchOptions, *, quiet: bool
+    planned: Sequence[Load],
+    *,
+    warm_up_s: float,
+    objective_ms: float,
+    plot_file: Path | None,
+    quiet: bool,
 ) -> dict[str, Any]:
-    """Run the loads (numbers of clients, rates), show them unless ``quiet``; return plain values.
+    """Run loads of one target, show them unless ``quiet``; return plain values.
 
     Raises:
         ConfigError: nobody is ready at the target's address.
 
     """
-    target = options.target
+    target = planned[0].target
     model_set, service = _served(target), service_root(target.url)
-    planned = [Load(target, options.duration_s, clients=int(n)) for n in loads[0]]
-    planned += [Load(target, options.duration_s, rate=rate, seed=options.seed) for rate in loads[1]]
     summaries = []
     with err.status("warming up") as status:
-        if options.warm_up_s:
-            run_load(Load(target, options.warm_up_s, clients=8), None)
+        if warm_up_s:
+            run_load(Load(target, warm_up_s, clients=8), None)
         for load in planned:
             what = f"{load.rate:g} requests/s" if load.rate else f"{load.clients} clients"
 
-            def report(progress: Progress, what: str = what) -> None:
+            def report(
+                progress: Progress, what: str = what, duration_s: float = load.duration_s
+            ) -> None:
                 failed = f", {progress.num_failed} failed" if progress.num_failed else ""
                 status.update(
-                    f"{what}: {progress.elapsed_s:.0f} of {options.duration_s:g} s, "
+                    f"{what}: {progress.elapsed_s:.0f} of {duration_s:g} s, "
                     f"{progress.num_done} answered{failed}"
                 )
 
-            summaries.append(summarise(run_load(load, service, report), options.objective_ms))
+            summaries.append(summarise(run_load(load, service, report), objective_ms))
     if not quiet:
-        show_runs(out, summaries, options.objective_ms)
-    if options.plot is not None:
-        plot(options.plot, summaries, options.objective_ms)
+        show_runs(out, summaries, objective_ms)
+    if plot_file is not None:
+        plot(plot_file, summaries, objective_ms)
     return {
         "url": target.url,
         "files_per_request": target.files_per_request,
         "model_set": model_set,
-        "objective_ms": options.objective_ms,
+        "objective_ms": objective_ms,
         "knee_requests_per_s": knee(summaries),
         "runs": [s.as_json() for s in summaries],
     }

@@ -1,7 +1,8 @@
 """``tandem bench``: loads a running service, or measures this machine's upper bound (--limit)."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +12,9 @@ from app.access.client_tls import ClientTls
 from app.cli.options import ClientCert, ClientKey, Images, JsonFile, KeyFile, Plot, Roots
 from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
+
+if TYPE_CHECKING:  # imported where it is used: tandem --help does not wait for it
+    from app.bench.load import Load
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -49,7 +53,8 @@ def bench(
     whose own cost is told. Exit code 1: nothing was answered.
     """
     from app.bench.client import Target
-    from app.bench.runs import BenchOptions, run_loads, run_upper_bound
+    from app.bench.load import Load
+    from app.bench.runs import run_loads, run_upper_bound
 
     for path in (json_file, plot):
         check_can_write(path)
@@ -58,7 +63,6 @@ def bench(
     if limit:
         result = run_upper_bound(bodies, model_set, precision, duration, quiet=quiet)
     else:
-        loads = _loads(concurrency, rate)
         target = Target(
             url.rstrip("/"),
             bodies,
@@ -66,8 +70,13 @@ def bench(
             headers=key_headers(key_file),
             tls=ClientTls(ca, client_cert, client_key),
         )
-        options = BenchOptions(target, duration, warm_up, objective_ms, seed, plot)
-        result = run_loads(loads, options, quiet=quiet)
+        result = run_loads(
+            _loads(Load(target, duration, seed=seed), concurrency, rate),
+            warm_up_s=warm_up,
+            objective_ms=objective_ms,
+            plot_file=plot,
+            quiet=quiet,
+        )
     write_json(json_file, facts | result)
     if not limit and not any(run["num_ok"] for run in result["runs"]):
         err.print("[red]no request was answered[/]")
@@ -84,11 +93,14 @@ def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
     return bodies, {"machine": describe_machine(), "images": told, "num_images": len(bodies)}
 
 
-def _loads(concurrency: str | None, rate: str | None) -> tuple[list[float], list[float]]:
-    """Return the numbers of clients of the closed loops, and the rates of the open ones."""
+def _loads(like: "Load", concurrency: str | None, rate: str | None) -> "list[Load]":
+    """Return the closed loops, then the open ones."""
+    if not (concurrency or rate):
+        concurrency = "1,8,16"
     clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
     rates = numbers(rate, "--rate") if rate else []
-    return (clients, rates) if clients or rates else ([1.0, 8.0, 16.0], [])
+    closed = [replace(like, clients=int(number)) for number in clients]
+    return closed + [replace(like, rate=number) for number in rates]
 
 
 def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:

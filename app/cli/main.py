@@ -1,5 +1,7 @@
 """The ``tandem`` command line: every command, and how errors become one line and an exit code."""
 
+import os
+import sys
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
@@ -14,10 +16,11 @@ from app.cli.ladder import ladder
 from app.cli.models import models_app
 from app.cli.plan import plan
 from app.cli.serve import serve
-from app.cli.standard_streams import open_standard_streams
 from app.cli.trace import trace
 from app.cli.tune import tune
 from models.errors import TandemError
+
+STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
 
 app = typer.Typer(
     help="An image-classification ensemble on CPUs: INT8 networks as a Ray Serve graph.",
@@ -25,14 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
-app.command()(classify)
-app.command()(bench)
-app.command()(tune)
-app.command()(ladder)
-app.command()(plan)
-app.command()(trace)
-app.command()(environment)
+for _command in (serve, classify, bench, tune, ladder, plan, trace, environment):
+    app.command()(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it
@@ -62,3 +59,21 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             console.print(escape(note))
         raise SystemExit(2) from None
+
+
+def open_standard_streams() -> None:
+    """Let those that are closed (``2>&-``) be nothing's.
+
+    Otherwise the next file or connection that is opened would have their number, and what is
+    started would write its errors into it.
+    """
+    for name, number, mode in STREAMS:
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))

@@ -156,11 +156,8 @@ def as_json(
 ) -> dict[str, Any]:
     """Return plain values."""
     return {
-        "rate": needs.rate,
+        **vars(needs),
         "predictions_per_s": needs.rate * len(costs.members),
-        "p99_ms": needs.p99_ms,
-        "node_cores": needs.node_cores,
-        "survive_nodes": needs.survive_nodes,
         "nodes": found.nodes,
         "simulated_p99_ms": round(found.p99_ms, 1),
         "stages": {

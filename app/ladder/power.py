@@ -6,16 +6,10 @@ told: no figure is not a figure of zero.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 POWERCAP = Path("/sys/class/powercap")
-
-
-class _Reading(NamedTuple):
-    microjoules: int
-    at_s: float
 
 
 class PackagePower:
@@ -25,7 +19,7 @@ class PackagePower:
         self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._last: dict[str, _Reading] = {}
+        self._last: dict[str, tuple[int, float]] = {}  # microjoules, and when
         self._zones = dict(_packages(folder))
         self.watts()
 
@@ -34,29 +28,28 @@ class PackagePower:
         found = {}
         for name, zone in self._zones.items():
             with contextlib.suppress(OSError, ValueError):  # not ours to read
-                now = _Reading(_number(zone / "energy_uj"), self._clock())
-                before = self._last.get(name)
-                self._last[name] = now
-                if before is not None and now.at_s > before.at_s:
-                    used = _used(before.microjoules, now.microjoules, zone)
-                    found[name] = used / 1e6 / (now.at_s - before.at_s)
+                energy, at_s = _number(zone / "energy_uj"), self._clock()
+                before, before_s = self._last.get(name, (energy, at_s))
+                self._last[name] = energy, at_s
+                if at_s > before_s:
+                    # The counter starts again after its largest.
+                    turned = _number(zone / "max_energy_range_uj") if energy < before else 0
+                    found[name] = (energy - before + turned) / 1e6 / (at_s - before_s)
         return found
 
+    def total_watts(self) -> float | None:
+        """Return the power of all packages since the call before; None: it is not shown."""
+        total = sum(self.watts().values())
+        return round(total, 2) if total else None
 
-def _packages(folder: Path) -> list[tuple[str, Path]]:
-    """Return name and folder of the zones that are whole packages, not a part or the platform."""
-    found = []
+
+def _packages(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and folder of the zones that are whole packages, not a part or the platform."""
     for zone in sorted(folder.glob("intel-rapl:*")):
         with contextlib.suppress(OSError):
             name = (zone / "name").read_text("ascii").strip()
             if zone.name.count(":") == 1 and name.startswith("package"):
-                found.append((name, zone))
-    return found
-
-
-def _used(before: int, now: int, zone: Path) -> int:
-    """Return the microjoules between two readings; the counter starts again after its largest."""
-    return now - before if now >= before else now - before + _number(zone / "max_energy_range_uj")
+                yield name, zone
 
 
 def _number(file: Path) -> int:

@@ -56,19 +56,22 @@ def run_task(
                 is_measuring = True
                 deadline = time.monotonic() + 3 * task.seconds + END_LIMIT_S
             elif event == "measured":
-                watts = sum(power.watts().values()) or None
+                watts = power.total_watts()
             say(event)
         is_late = time.monotonic() >= deadline
-    if is_late and not result_file.exists():
-        return _too_slow(is_measuring=is_measuring, start_limit_s=start_limit_s)
+    if is_late and not result_file.exists():  # a network too large for so few cores
+        if is_measuring:
+            return _failed("it did not end long after its time: given up")
+        reason = f"it was not ready to run within {start_limit_s:g} s: given up"
+        return RungResult(outcome="skipped", reason=reason)
     try:
         result = read_result(result_file)
     except RungError:
         return _failed(f"its process died ({process.how_ended()}): {last_words(log)}")
-    if result.figures is not None and watts is not None:
-        figures = result.figures.model_copy(update={"watts": round(watts, 2)})
-        result = result.model_copy(update={"figures": figures})
-    return result
+    if result.figures is None:
+        return result
+    figures = result.figures.model_copy(update={"watts": watts})
+    return result.model_copy(update={"figures": figures})
 
 
 def child(line: Sequence[str], printed: IO[bytes]) -> Child:
@@ -86,14 +89,6 @@ def _event(line: bytes) -> str | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(line)["event"])
     return None
-
-
-def _too_slow(*, is_measuring: bool, start_limit_s: float) -> RungResult:
-    """Return the result of a process that was given up: a network too large for so few cores."""
-    if is_measuring:
-        return _failed("it did not end long after its time: given up")
-    reason = f"it was not ready to run within {start_limit_s:g} s: given up"
-    return RungResult(outcome="skipped", reason=reason)
 
 
 def _failed(reason: str) -> RungResult:

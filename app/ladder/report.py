@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +12,7 @@ from rich.table import Table
 from app.ladder.job import LadderJob
 from app.ladder.rungs import Rung
 from calibration.ladder.rung import RungOptions, RungResult
+from models.extras import installed_version
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.
@@ -80,7 +80,8 @@ def as_json(
 ) -> dict[str, Any]:
     """Return everything that was measured, and with what."""
     network = job.network
-    machine = {**machine, "versions": {**machine["versions"], **installed()}}
+    installed = {name: found for name in PACKAGES if (found := installed_version(name))}
+    machine = {**machine, "versions": {**machine["versions"], **installed}}
     return {
         "machine": machine,
         "network": network.name,
@@ -93,17 +94,6 @@ def as_json(
         "published": PUBLISHED,
         "rungs": [row.as_json() for row in rows],
     }
-
-
-def installed() -> dict[str, str]:
-    """Return the versions of the runtimes that are there."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def show(console: Console, job: LadderJob, rows: list[Row]) -> None:

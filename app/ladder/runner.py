@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from app.errors import ConfigError
 from app.ladder.job import LadderJob
@@ -18,13 +17,7 @@ OVERHEAD_S = 15.0  # of a rung besides its measuring, before one was seen
 MADE_ONCE = "prepare-"  # in the names of preparations' results
 
 
-class RunTask(Protocol):
-    """Runs a task in a process of its own (:func:`app.ladder.process.run_task`)."""
-
-    def __call__(self, store: Store, name: str, task: RungTask, say: Say, /) -> RungResult:
-        """Return the task's result, whatever became of the process."""
-
-
+RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # in a process of its own
 RunService = Callable[[LadderJob, Store, float | None], RungResult]
 
 

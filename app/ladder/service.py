@@ -99,7 +99,7 @@ def _measured(job: LadderJob, url: str, pid: int) -> Figures:
     power = PackagePower()
     with _TreeSampler(root, job.cores) as sampled:
         run = run_load(Load(target, seconds, clients=clients), root)
-    watts = sum(power.watts().values()) or None
+    watts = power.total_watts()
     summary = summarise(run, objective_ms=1000)
     if not summary.num_ok or summary.p50_ms is None:
         errors = ", ".join(f"{number} {kind}" for kind, number in summary.errors.items())
@@ -116,7 +116,7 @@ def _measured(job: LadderJob, url: str, pid: int) -> Figures:
         rss_mib=rss_mib,
         num_images=summary.num_ok,
         seconds=summary.duration_s,
-        watts=None if watts is None else round(watts, 2),
+        watts=watts,
     )
 
 

@@ -84,7 +84,7 @@ class ServeConfig:
         return cls(
             content=_frozen(content),
             settings=Settings.model_validate(own_application(content).get("args", {})),
-            http=HttpOptions.of(content["http_options"]),
+            http=HttpOptions.model_validate(content["http_options"]),
             grpc_port=grpc_port(content),
         )
 

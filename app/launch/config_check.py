@@ -40,7 +40,7 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         check_listeners(checked, settings)
         check_application(ours, settings)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_told(error)}") from error
+        raise ConfigError(f"{source}: {_mistakes(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error.message}") from error
     return checked
@@ -62,16 +62,16 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _told(error: ValidationError) -> str:
+def _mistakes(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
-        + (_suggestion(e["loc"][-1], Settings, ScalingOptions) if _is_unknown(e["type"]) else "")
+        + (
+            _suggestion(e["loc"][-1], Settings, ScalingOptions)
+            if e["type"] == "extra_forbidden"
+            else ""
+        )
         for e in error.errors()
     )
-
-
-def _is_unknown(kind: str) -> bool:
-    return kind == "extra_forbidden"
 
 
 def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:

@@ -3,10 +3,10 @@
 import ipaddress
 import re
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from app.access.client_tls import no_passphrase, reason
 from app.errors import ConfigError
@@ -18,9 +18,15 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches a
 HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
 
-@dataclass(frozen=True)
-class HttpOptions:
-    """Where the service listens and whether it speaks TLS, by Serve's own names."""
+class HttpOptions(BaseModel):
+    """Where the service listens and whether it speaks TLS: of Serve's options what is needed here.
+
+    Raises:
+        ConfigError: a host that is none.
+
+    """
+
+    model_config = ConfigDict(frozen=True)
 
     host: str
     port: int
@@ -29,21 +35,15 @@ class HttpOptions:
     ssl_keyfile_password: str | None = None
     ssl_ca_certs: str | None = None
 
+    @field_validator("host")
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Take from Serve's options what is needed here.
-
-        Raises:
-            ConfigError: a host that is none.
-
-        """
-        known = {field.name for field in fields(cls)}
-        if not HOST.fullmatch(options["host"]):
+    def _host_is_one(cls, host: str) -> str:
+        if not HOST.fullmatch(host):
             raise ConfigError(
-                f"http_options.host is {options['host']!r}: give an address, as 127.0.0.1 or ::1; "
+                f"http_options.host is {host!r}: give an address, as 127.0.0.1 or ::1; "
                 "0.0.0.0 and :: are all interfaces"
             )
-        return cls(**{name: value for name, value in options.items() if name in known})
+        return host
 
     @property
     def has_tls(self) -> bool:

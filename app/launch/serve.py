@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.markup import escape
 
@@ -78,8 +77,9 @@ def run_service(options: ServeOptions) -> None:
             with haproxy.check_started_on_error():
                 deploying = deployed_beside_others if is_joining else deployed
                 stack.enter_context(deploying(behind_haproxy))
-            with _client(config, options, haproxy) as client:
-                grpc = _grpc_probe(config, options, haproxy)
+            is_ours = has_haproxy() and not is_joining  # HAProxy, in which there are sockets for us
+            with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
+                grpc = _grpc_probe(config, haproxy if is_ours else None)
                 if is_ready := wait_ready(client, stop, report, grpc=grpc):
                     status.stop()
                     _welcome(config, has_keys=wants_key(client))
@@ -91,19 +91,12 @@ def run_service(options: ServeOptions) -> None:
     console.print("stopped; nothing of it is left running")
 
 
-def _client(config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand) -> httpx.Client:
-    is_ours = options.address is None and has_haproxy()
-    return client_of(config.url, haproxy.local_socket if is_ours else None)
-
-
-def _grpc_probe(
-    config: ServeConfig, options: ServeOptions, haproxy: HaproxyCommand
-) -> GrpcProbe | None:
+def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProbe | None:
+    """Return what asks by way of our own HAProxy's socket, or else of the port."""
     if config.grpc_port is None:
         return None
-    is_ours = options.address is None and has_haproxy()
-    local = f"unix:{haproxy.local_grpc_socket}"
-    target = local if is_ours else config.http.address(config.grpc_port)
+    address = config.http.address(config.grpc_port)
+    target = address if haproxy is None else f"unix:{haproxy.local_grpc_socket}"
     return GrpcProbe(target, config.name)
 
 

@@ -4,24 +4,13 @@ OpenTelemetry raises where it reads them, which is when it is imported: in every
 whether requests are traced or not. Tracing is no reason not to serve.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 
 from app.environment import environment_value, remove_from_environment
 
 Reason = str | None  # why a value cannot be used
-OTLP = "OTEL_EXPORTER_OTLP"
-LIMITS = (
-    "OTEL_ATTRIBUTE_COUNT_LIMIT",
-    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
-    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT",
-    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT",
-    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
-    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT",
-    "OTEL_SPAN_EVENT_COUNT_LIMIT",
-    "OTEL_SPAN_LINK_COUNT_LIMIT",
-)
-TIMEOUTS = (f"{OTLP}_TIMEOUT", f"{OTLP}_TRACES_TIMEOUT")
 COMPRESSIONS = ("gzip", "deflate", "none")
 PROTOCOLS = ("grpc", "http/protobuf")
 
@@ -32,7 +21,7 @@ def leave_out_unusable() -> list[str]:
     One that is empty counts as not set, and goes without a line: OpenTelemetry would raise.
     """
     lines = []
-    for name, check in _checks():
+    for name, check in CHECKS.items():
         value = environment_value(name)
         reason = None if value is None else check(value)
         if value is None or reason is not None:
@@ -40,18 +29,6 @@ def leave_out_unusable() -> list[str]:
         if reason is not None:
             lines.append(f"{name}={value} is left out: {reason}")
     return lines
-
-
-def _checks() -> Iterator[tuple[str, Callable[[str], Reason]]]:
-    yield "OTEL_PROPAGATORS", _propagators
-    yield "OTEL_PYTHON_CONTEXT", lambda name: _installed("context", name)
-    for name in LIMITS:
-        yield name, _limit
-    for name in TIMEOUTS:
-        yield name, _seconds
-    for kind in ("", "TRACES_"):
-        yield f"{OTLP}_{kind}COMPRESSION", lambda value: _either(value, COMPRESSIONS)
-        yield f"{OTLP}_{kind}PROTOCOL", lambda value: _either(value, PROTOCOLS)
 
 
 def _propagators(value: str) -> Reason:
@@ -82,3 +59,23 @@ def _seconds(value: str) -> Reason:
 
 def _either(value: str, known: tuple[str, ...]) -> Reason:
     return None if value.strip().lower() in known else f"{' or '.join(known)} is wanted"
+
+
+CHECKS: dict[str, Callable[[str], Reason]] = {
+    "OTEL_PROPAGATORS": _propagators,
+    "OTEL_PYTHON_CONTEXT": partial(_installed, "context"),
+    "OTEL_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": _limit,
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": _limit,
+    "OTEL_SPAN_EVENT_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_LINK_COUNT_LIMIT": _limit,
+    "OTEL_EXPORTER_OTLP_TIMEOUT": _seconds,
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": _seconds,
+    "OTEL_EXPORTER_OTLP_COMPRESSION": partial(_either, known=COMPRESSIONS),
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": partial(_either, known=COMPRESSIONS),
+    "OTEL_EXPORTER_OTLP_PROTOCOL": partial(_either, known=PROTOCOLS),
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": partial(_either, known=PROTOCOLS),
+}

@@ -38,7 +38,7 @@ def options(signed, **more):
 
 
 def tls(options: dict) -> Tls | None:
-    return tls_of(HttpOptions.of({"port": 8000} | options))
+    return tls_of(HttpOptions.model_validate({"port": 8000} | options))
 
 
 def served(options: dict) -> ServeConfig:
