@@ -90,6 +90,7 @@ class TandemAPI(FastAPI):
     def __init__(self, service: EnsembleService) -> None:
         super().__init__(
             title="Tandem",
+            openapi_url=None,  # app.http.pages has both
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,  # a redirect would not know the scheme that the client used

@@ -1,30 +1,35 @@
-"""Serves the web page and the interface's description, with all assets from this machine."""
+"""Serves the web page and the interface's description, with all assets from this machine.
+
+None of them wants a key, so they cost little: bytes that are kept, an ETag, and so many answers at
+a time.
+"""
 
 import base64
 import hashlib
+import json
+import mimetypes
 import re
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import swagger_ui_bundle
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.errors import OverloadedError
 
 PAGE_DIR = Path(__file__).parent / "page"
+SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
-
-
-class FreshFiles(StaticFiles):
-    """Static files that are asked for again: no old script meets a new page after an upgrade."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["cache-control"] = "no-cache"
-        return response
+# Answers that are being sent: a client that reads slowly holds what it has not read of 1.4 MB.
+MAX_AT_ONCE = 32
+ROUTES_KEPT = 4  # prefixes that pages are kept for; Serve has one
+METHODS = ["GET", "HEAD"]
 
 
 def _headers(scripts: str = "'self'") -> dict[str, str]:
@@ -37,18 +42,64 @@ def _headers(scripts: str = "'self'") -> dict[str, str]:
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
     }
 
 
-@lru_cache(maxsize=4)
-def _index(root: str) -> bytes:
+class Document:
+    """Bytes, and the headers of their answers."""
+
+    def __init__(self, data: bytes, media_type: str, headers: Mapping[str, str]) -> None:
+        self.data, self._media_type = data, media_type
+        self.etag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+        # They are asked for again: no old script meets a new page after an upgrade.
+        self._headers = {**headers, "cache-control": "no-cache", "etag": self.etag}
+
+    def answer(self, request: Request) -> "BoundedResponse":
+        """Return the answer; without a body if the client has these bytes, or wants none."""
+        known = request.headers.get("if-none-match", "")
+        if known == "*" or self.etag in (
+            tag.strip().removeprefix("W/") for tag in known.split(",")
+        ):
+            return BoundedResponse(None, 304, self._headers)
+        answer = BoundedResponse(self.data, 200, self._headers, self._media_type)
+        if request.method == "HEAD":
+            answer.body = b""
+        return answer
+
+
+class BoundedResponse(Response):
+    """An answer of which :data:`MAX_AT_ONCE` are sent at a time by this process."""
+
+    num_sending = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it.
+
+        Raises:
+            OverloadedError: so many are being sent; nothing of this one was.
+
+        """
+        if BoundedResponse.num_sending >= MAX_AT_ONCE:
+            raise OverloadedError(
+                f"{MAX_AT_ONCE} pages and their files are being sent, the limit; ask again soon"
+            )
+        BoundedResponse.num_sending += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            BoundedResponse.num_sending -= 1
+
+
+@lru_cache(ROUTES_KEPT)
+def _index(root: str) -> Document:
     """Return the page of a service whose routes are below ``root``, Serve's route_prefix or ""."""
     text = (PAGE_DIR / "index.html").read_text("utf-8")
-    return text.replace('="/', f'="{escape(root)}/').encode()
+    data = text.replace('="/', f'="{escape(root)}/').encode()
+    return Document(data, "text/html", _headers())
 
 
-def _swagger(root: str) -> HTMLResponse:
+@lru_cache(ROUTES_KEPT)
+def _swagger(root: str) -> Document:
     """Return Swagger UI's page with our own files; its one inline script is allowed by its hash."""
     page = get_swagger_ui_html(
         openapi_url=f"{root}/openapi.json",
@@ -58,10 +109,18 @@ def _swagger(root: str) -> HTMLResponse:
         swagger_favicon_url=f"{root}/page/favicon.svg",
         swagger_ui_parameters={"validatorUrl": None},  # else validator.swagger.io, in some layouts
     )
-    scripts = INLINE_SCRIPT.findall(bytes(page.body).decode())
+    data = bytes(page.body)
+    scripts = INLINE_SCRIPT.findall(data.decode())
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
-    page.headers.update(_headers(" ".join(["'self'", *(f"'sha256-{d}'" for d in digests)])))
-    return page
+    return Document(
+        data, "text/html", _headers(" ".join(["'self'", *(f"'sha256-{d}'" for d in digests)]))
+    )
+
+
+@cache  # of the files that there are
+def _file(path: Path) -> Document:
+    media_type, _ = mimetypes.guess_type(path.name)
+    return Document(path.read_bytes(), media_type or "application/octet-stream", {})
 
 
 def _root(request: Request) -> str:
@@ -69,19 +128,31 @@ def _root(request: Request) -> str:
 
 
 def add_pages(api: FastAPI) -> None:
-    """Add ``/``, ``/docs`` and their files; none of them asks for anything elsewhere."""
-    headers = _headers()
+    """Add ``/``, ``/docs``, their files and the description; nothing is asked for elsewhere."""
+    files = {f"/page/{path.name}": path for path in PAGE_DIR.iterdir() if path.is_file()}
+    files |= {f"/docs/assets/{name}": SWAGGER_DIR / name for name in SWAGGER_FILES}
 
-    @api.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page(request: Request) -> HTMLResponse:
-        answer = HTMLResponse(_index(_root(request)), headers=headers)
-        if request.method == "HEAD":
-            answer.body = b""
-        return answer
+    @api.api_route("/", methods=METHODS, include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return _index(_root(request)).answer(request)
 
-    @api.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> HTMLResponse:
-        return _swagger(_root(request))
+    @api.api_route("/docs", methods=METHODS, include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return _swagger(_root(request)).answer(request)
 
-    api.mount("/page", FreshFiles(directory=PAGE_DIR))
-    api.mount("/docs/assets", StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
+    @api.api_route("/page/{name}", methods=METHODS, include_in_schema=False)
+    @api.api_route("/docs/assets/{name}", methods=METHODS, include_in_schema=False)
+    async def file(request: Request) -> Response:
+        path = files.get(request.scope["path"].removeprefix(_root(request)))
+        if path is None:
+            raise HTTPException(404)
+        return _file(path).answer(request)
+
+    @lru_cache(ROUTES_KEPT)
+    def description(root: str) -> Document:
+        described = api.openapi() | ({"servers": [{"url": root}]} if root else {})
+        return Document(json.dumps(described).encode(), "application/json", {})
+
+    @api.api_route("/openapi.json", methods=METHODS, include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        return description(_root(request)).answer(request)

@@ -1,7 +1,9 @@
 """The page, the documentation, and the description that both can be held to."""
 
+import asyncio
 import json
 import re
+from pathlib import Path
 
 import httpx
 import jsonschema
@@ -9,7 +11,10 @@ import pytest
 
 from app.http.api import create_api
 from app.http.errors import ERRORS
+from app.http.pages import MAX_AT_ONCE, BoundedResponse
 from app.responses import Classified, Results
+
+PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
 
 
 async def test_the_page_and_its_protection(client):
@@ -24,12 +29,76 @@ async def test_the_page_and_its_protection(client):
     assert answer.headers["cache-control"] == "no-cache"
 
 
-async def test_head_of_the_page_has_no_body(client):
-    answer = await client.head("/")
+@pytest.mark.parametrize("path", PATHS)
+async def test_head_has_no_body(client, path):
+    answer = await client.head(path)
     assert answer.status_code == 200
     assert answer.content == b""
-    assert int(answer.headers["content-length"]) > 1000
-    assert "content-security-policy" in answer.headers
+    whole = await client.get(path)
+    assert int(answer.headers["content-length"]) == len(whole.content)
+    assert answer.headers == whole.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_a_client_has_already_is_not_sent_again(client, path):
+    whole = await client.get(path)
+    etag = whole.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"another", {etag}', "*"):
+        answer = await client.get(path, headers={"if-none-match": known})
+        assert (answer.status_code, answer.content) == (304, b"")
+        assert answer.headers["etag"] == etag
+        assert answer.headers["cache-control"] == "no-cache"
+    assert (await client.get(path, headers={"if-none-match": '"another"'})).content == whole.content
+
+
+async def test_pages_are_read_and_rendered_once(client, monkeypatch):
+    first = [(await client.get(path)).content for path in PATHS]
+    for name in ("open", "read_bytes", "read_text"):
+        monkeypatch.delattr(Path, name)
+    monkeypatch.setattr("app.http.pages.get_swagger_ui_html", None)
+    monkeypatch.setattr("app.http.pages.json", None)
+    assert [(await client.get(path)).content for path in PATHS] == first
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_so_many_are_sent_at_a_time(service, path):
+    """Clients that read nothing keep others from pages, and from nothing else."""
+    api = create_api(service)
+    started, is_over = 0, asyncio.Event()
+
+    async def stalled(_: object) -> None:
+        nonlocal started
+        started += 1
+        await is_over.wait()
+
+    async def receive() -> dict[str, str]:
+        raise AssertionError("there is nothing to be read")
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+    async with asyncio.TaskGroup() as group:
+        for _ in range(MAX_AT_ONCE):
+            group.create_task(api({**scope}, receive, stalled))
+        while started < MAX_AT_ONCE:
+            await asyncio.sleep(0)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(api), base_url="http://x"
+        ) as client:
+            answer = await client.get(path)
+            assert answer.status_code == 429
+            assert f"{MAX_AT_ONCE} pages" in answer.json()["error"]["message"]
+            assert (await client.get("/readyz")).status_code == 200
+            assert (await client.post("/v1/classify", content=b"image")).status_code == 200
+            is_over.set()
+            while BoundedResponse.num_sending:
+                await asyncio.sleep(0)
+            assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/none.js", "/page/..%2fpages.py", "/docs/assets/x"]
+)
+async def test_what_is_no_file_of_a_page_is_404(client, path):
+    assert (await client.get(path)).status_code == 404
 
 
 async def test_everything_the_page_names_is_there(client):
