@@ -176,15 +176,11 @@ class ServeConfig:
         and those of members that the set lacks. A member without options takes those of the first
         member that went, so a set of any members is served with the file's intentions.
         """
-        settings = self.settings
-        places = {"Decoder": settings.decoder, "Combiner": settings.combiner}
-        stages = {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
-        is_apart = settings.members == "deployment"
-        members = {member.name for member in manifest.members} if is_apart else set()
+        stages, members = self._stages(), self._members(manifest)
         deployments = [
             d
             for d in self._application().get("deployments", [])
-            if d["name"] not in set(places) - stages
+            if d["name"] not in {"Decoder", "Combiner"} - stages
         ]
         kept = [d for d in deployments if d["name"] in members | stages]
         gone = [d for d in deployments if d["name"] not in members | stages]
@@ -192,6 +188,22 @@ class ServeConfig:
         if gone:
             kept += [{**gone[0], "name": name} for name in sorted(missing)]
         return self._with_application(deployments=kept)
+
+    def all_deployments(self, manifest: Manifest) -> list[Mapping[str, Any]]:
+        """Return the options of all deployments, also of those that are left to Serve's."""
+        names = {deployment["name"] for deployment in self.deployments}
+        unnamed = sorted((self._stages() | self._members(manifest)) - names)
+        return [*self.deployments, *({"name": name} for name in unnamed)]
+
+    def _stages(self) -> set[str]:
+        """Return the stages beside members that are deployments of their own."""
+        places = {"Decoder": self.settings.decoder, "Combiner": self.settings.combiner}
+        return {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
+
+    def _members(self, manifest: Manifest) -> set[str]:
+        """Return the members that are deployments of their own."""
+        is_apart = self.settings.members == "deployment"
+        return {member.name for member in manifest.members} if is_apart else set()
 
     def without_tls(self) -> Self:
         """Take the ssl options away: what Serve gets where HAProxy speaks TLS in its place.

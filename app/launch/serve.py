@@ -133,7 +133,8 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         _warn(verdict.message)
     config = config.fitted_to(model_set.manifest)
     if options.address is None:
-        check_capacity(config.deployments, max(MIN_CPUS, available_cpus()))
+        deployments = config.all_deployments(model_set.manifest)
+        check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         config, warnings = without_unwritable(with_absolute_paths(config))
         for warning in warnings:
             _warn(warning)

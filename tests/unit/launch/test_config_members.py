@@ -2,6 +2,8 @@
 
 import pytest
 
+from app.errors import ConfigError
+from app.launch.application_check import check_capacity
 from app.launch.config import ServeConfig
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
@@ -48,6 +50,22 @@ def test_members_without_any_options_are_left_to_serve(other_manifest):
     for bare, expected in ((apart, ["Decoder"]), (application, [])):
         config = ServeConfig.of({"applications": [bare]})
         assert names(config.fitted_to(other_manifest)) == expected
+
+
+def test_members_without_options_count_with_the_cpus_that_serve_gives_them(other_manifest):
+    """Else Ray waited for them, and said nothing, where the machine has fewer."""
+    arguments = {"decoder": "deployment", "members": "deployment"}
+    application = {"import_path": "app.main:build", "args": arguments}
+    config = ServeConfig.of(
+        {"applications": [application | {"deployments": [{"name": "Decoder"}]}]}
+    )
+    deployments = config.fitted_to(other_manifest).all_deployments(other_manifest)
+    check_capacity(deployments, 5)
+    said = (
+        r"asks for 5 CPUs \(Decoder 1, Gateway 1, first 1, second 1, third 1\), this machine has 4"
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_capacity(deployments, 4)
 
 
 def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
