@@ -1,11 +1,15 @@
-"""What this process's control groups leave it of memory, processes and threads.
+"""What this process's control groups, and its user's limits, leave it of memory and processes.
 
 A limit may stand on any group from its own up to the root: the tightest counts.
 """
 
 import math
+import os
+import resource
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from models.cgroups import PROC, group_folders
 
@@ -34,6 +38,16 @@ def tightest_pids_limit(proc: Path = PROC) -> Limit:
         for folder in group_folders("pids", proc)
     ]
     return min(limits, key=lambda limit: limit.left, default=Limit(math.inf, 0))
+
+
+def user_limit() -> Limit:
+    """Return the limit of processes and threads of this user; root has none."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return Limit(math.inf, 0)
+    processes = psutil.process_iter(["uids", "num_threads"])
+    own = [p.info for p in processes if p.info["uids"] and p.info["uids"].real == os.getuid()]
+    return Limit(most, sum(one["num_threads"] or 1 for one in own))
 
 
 def _memory(folder: Path) -> Limit:

@@ -6,18 +6,24 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from app.compute.child_process import Child
+from app.compute.group_limits import tightest_pids_limit, user_limit
 from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
 from app.launch.forks.running import CLIENT
 from app.launch.ray_features import CONTROLLER, FORKS
-from app.launch.ray_internals import ServeClient, init_ray, only_what_one_machine_needs
+from app.launch.ray_internals import (
+    ServeClient,
+    errors_told_to,
+    init_ray,
+    only_what_one_machine_needs,
+)
 from app.launch.stop_request import ending_on_signal
 from models.cpus import available_cpus
 from models.errors import TandemError
@@ -25,6 +31,10 @@ from models.errors import TandemError
 # Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
 STOP_PATIENCE_S = 12.0
 TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
+# At the start, all threads of Ray's and ours on two cores; more cores need some more.
+MIN_PROCESSES = 250
+DIED = re.compile(r"Worker PID: (\d+).*?Worker exit detail: ([^.]*)", re.DOTALL)
+LONGEST_LINE = 200
 MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
 ANSWERS_WITHIN_S = 3.0  # a controller that is well
 POLL_EVERY_S = 0.1
@@ -45,11 +55,25 @@ def _init_ray(**options: Any) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
+def check_processes() -> None:
+    """Raise :class:`ConfigError` if Ray cannot start within this process's limits of processes."""
+    limits = {"the control group's pids.max": tightest_pids_limit(), "ulimit -u": user_limit()}
+    for name, limit in limits.items():
+        if limit.left < MIN_PROCESSES:
+            raise ConfigError(
+                f"Ray and the service need {MIN_PROCESSES} processes and threads or more, and "
+                f"{name}, {limit.most:g}, leaves {limit.left:g}: raise it (docker run "
+                "--pids-limit, TasksMax of a systemd unit, ulimit -u)"
+            )
+
+
 @contextlib.contextmanager
-def local_ray(metrics_port: int, forks: Child, folder: Path) -> Iterator[None]:
+def local_ray(
+    metrics_port: int, forks: Child, folder: Path, warn: Callable[[str], None]
+) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between.
 
-    Its files are in ``folder``.
+    Its files are in ``folder``; ``warn`` gets a line for each of its processes that dies.
     """
     try:
         if not FORKS.fits():
@@ -64,9 +88,18 @@ def local_ray(metrics_port: int, forks: Child, folder: Path) -> Iterator[None]:
                 # Those would be nobody's job's, and so none of the fork server's.
                 _system_config={"prestart_worker_first_driver": False},
             )
-        yield
+        with errors_told_to(lambda text: warn(in_a_line(text))):
+            yield
     finally:
         _stop_ray(forks)
+
+
+def in_a_line(text: str) -> str:
+    """Return what Ray says of a process that died, 900 characters and more, in a line."""
+    if died := DIED.search(text):
+        pid, why = died.groups()
+        return f"process {pid} of Ray died: {why}; of a replica Serve starts another one"
+    return " ".join(text.split()).partition(". ")[0][:LONGEST_LINE]
 
 
 @contextlib.contextmanager

@@ -41,6 +41,11 @@ LOG_MONITOR = Feature(
     "it uses 0.01 of a core",
     (RayName(NODE, "Node.start_log_monitor"),),
 )
+ERRORS = Feature(
+    "deaths of Ray's processes in a line",
+    "each prints some 900 characters",
+    (RayName("ray._private.worker", "print_to_stdstream", ("data",)),),
+)
 # A Ray of one machine has no use for its dashboard, nor for the autoscaler of nodes.
 ONE_MACHINE = Feature(
     "no dashboard and no autoscaler of nodes",
@@ -63,7 +68,7 @@ FORKS = Feature(
         RayName("ray._private.workers.default_worker", "parser"),
     ),
 )
-LAUNCH_FEATURES = (DEPLOY, CONTROLLER, SIGNALS, LOG_MONITOR, ONE_MACHINE, FORKS)
+LAUNCH_FEATURES = (DEPLOY, CONTROLLER, SIGNALS, LOG_MONITOR, ERRORS, ONE_MACHINE, FORKS)
 
 
 def check_installed_ray(*, is_joining: bool = False) -> list[str]:

@@ -8,11 +8,11 @@ import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from app.launch.ray_features import FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
+from app.launch.ray_features import ERRORS, FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
 
 NOBODY = b"127.0.0.1:9"  # the port of the discard protocol
 
@@ -60,6 +60,22 @@ def _kept_sigterm() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def errors_told_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Hand on what Ray would print of its processes' deaths; on a thread of Ray's."""
+    if not ERRORS.fits():
+        yield
+        return
+    from ray._private import worker
+
+    def told(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        for line in data["lines"]:
+            tell(line)
+
+    with replaced(worker, "print_to_stdstream", told):
+        yield
 
 
 @contextlib.contextmanager

@@ -22,7 +22,14 @@ from app.launch.front import check_shared_memory, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
 from app.launch.ports import check_distinct, check_port, metrics_port
-from app.launch.ray_cluster import LOCAL, MIN_CPUS, joined_ray, local_ray, metrics_urls
+from app.launch.ray_cluster import (
+    LOCAL,
+    MIN_CPUS,
+    check_processes,
+    joined_ray,
+    local_ray,
+    metrics_urls,
+)
 from app.launch.ray_features import check_installed_ray
 from app.launch.run_folder import RAY
 from app.launch.shared_serve import deployed_beside_others
@@ -104,7 +111,7 @@ def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> AbstractC
     if options.address is not None:
         return joined_ray(options.address)
     assert forks is not None  # a Ray of our own has one
-    return local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY)
+    return local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY, _warn)
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:
@@ -135,6 +142,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     if options.address is None:
         deployments = config.all_deployments(model_set.manifest)
         check_capacity(deployments, max(MIN_CPUS, available_cpus()))
+        check_processes()
         config, warnings = without_unwritable(with_absolute_paths(config))
         for warning in warnings:
             _warn(warning)

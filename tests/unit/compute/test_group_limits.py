@@ -1,10 +1,11 @@
 """The tightest limit of all control groups that the process is in."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from app.compute.group_limits import Limit, memory_left, tightest_pids_limit
+from app.compute.group_limits import Limit, memory_left, tightest_pids_limit, user_limit
 from models.cgroups import cpu_quota
 from tests.support.cgroup_files import CgroupFiles
 
@@ -79,6 +80,20 @@ def test_what_is_no_quota_is_none(files, content):
     files.mount_v2("/")
     files.set("v2", "/", cpu__max=content)
     assert cpu_quota(files.proc) == math.inf
+
+
+@pytest.mark.parametrize(("uid", "expected"), [(0, Limit(math.inf, 0)), (7, Limit(250, 12))])
+def test_a_users_own_limit_counts_threads_and_not_for_root(monkeypatch, uid, expected):
+    def process(real: int, num_threads: int | None) -> SimpleNamespace:
+        uids = SimpleNamespace(real=real)
+        return SimpleNamespace(info={"uids": uids, "num_threads": num_threads})
+
+    monkeypatch.setattr("app.compute.group_limits.os.geteuid", lambda: uid)
+    monkeypatch.setattr("app.compute.group_limits.os.getuid", lambda: uid)
+    monkeypatch.setattr("app.compute.group_limits.resource.getrlimit", lambda _: (250, 250))
+    processes = [process(7, 10), process(0, 99), process(7, None), process(7, 1)]
+    monkeypatch.setattr("psutil.process_iter", lambda _: processes)
+    assert user_limit() == expected
 
 
 def test_the_limit_of_processes_with_the_least_left(files):
