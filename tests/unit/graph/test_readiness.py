@@ -123,6 +123,32 @@ async def test_answers_without_a_member_are_not(tiny_set, clock):
     assert len(members["sure"].asked) == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "num_down", "is_ready"),
+    [
+        ("all", 0, True),
+        ("all", 1, False),
+        ("quorum", 1, True),
+        ("quorum", 2, False),
+        ("any", 2, True),
+        ("any", 3, False),
+    ],
+)
+async def test_it_is_ready_while_as_many_members_answer_as_the_policy_wants(
+    tiny_set, policy, num_down, is_ready
+):
+    members = {name: FakeMember() for name in ("first", "second", "third")}
+    settings = Settings(model_set=str(tiny_set), answer_policy=policy, member_patience_s=0)
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    for member in list(members.values())[:num_down]:
+        member.raises = NotReadyError("down")
+    if is_ready:
+        await service.check_ready()
+    else:
+        with pytest.raises(NotReadyError, match="down"):
+            await service.check_ready()
+
+
 async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
     monkeypatch.setattr(app.graph.readiness, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):

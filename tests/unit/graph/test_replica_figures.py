@@ -1,13 +1,15 @@
 """What each stage tells the autoscaling policy of itself."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from app.deployments.assembly import assemble
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
-from app.errors import OverloadedError
+from app.errors import DeadlineError, OverloadedError
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest
+from app.graph.request import ClassifyRequest, ForwardedRequest
 from app.main import build
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -47,6 +49,32 @@ async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
     await service.classify(ClassifyRequest([b"good", b"good"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()
     assert told(service.usage) == (3, 2, 0)
+
+
+async def test_a_refused_form_counts_as_many_images_as_those_before_it(settings):
+    members = {"sure": FakeMember((0.1, 0.8, 0.1))}
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    for _ in range(200):
+        with service.admission.admit():
+            service.admission.holds(64)
+    with service.admission.admit(), pytest.raises(OverloadedError):
+        service.admission.admit().__enter__()
+    assert told(service.usage)[0] == pytest.approx(64, rel=0.01)
+
+
+async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(settings):
+    member = FakeMember((0.1, 0.8, 0.1))
+    service = service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+    request = ClassifyRequest([b"good", b"good"], 1, 0.05, "id", RequestObserver())
+    answers = await service.handle_forwarded(ForwardedRequest.of(request))
+    assert len(answers) == 2
+    assert told(service.usage) == (2, 2, 0)
+    with service.admission.admit(), pytest.raises(OverloadedError):
+        await service.handle_forwarded(ForwardedRequest.of(request))
+    member.gate = asyncio.Event()  # it hangs
+    with pytest.raises(DeadlineError):
+        await service.handle_forwarded(ForwardedRequest.of(request))
+    assert told(service.usage)[2] == 0
 
 
 def test_a_gateway_with_all_stages_expects_their_sum(settings):
