@@ -113,10 +113,11 @@ class Settings(BaseModel):
     cache_mib: int = Field(
         64, ge=1, le=2**16, description="of answers in each Gateway's memory, if cache is set"
     )
-    shared_memory: bool = Field(
+    shared_memory: Literal[False, "unproxied"] = Field(
         False,
-        description="let callers on this machine pass tensors of the Open Inference Protocol in "
-        "shared memory (system shared memory of Triton's); tandem serve on loopback only",
+        description="unproxied: let callers on this machine pass tensors of the Open Inference "
+        "Protocol in shared memory (system shared memory of Triton's); tandem serve on loopback "
+        "only, and with no proxy in front, which would make its callers local",
     )
     compile_cache: Path | None = Field(
         user_folder(user_cache_path, "openvino"), description="compiled networks; null: no cache"
@@ -217,6 +218,17 @@ class Settings(BaseModel):
     def _function_has_a_name(cls, given: str | None) -> str | None:
         if given is not None:
             check_function_name(given)
+        return given
+
+    @field_validator("shared_memory", mode="before")
+    @classmethod
+    def _shared_memory_is_without_a_proxy(cls, given: object) -> object:
+        if given is True:
+            raise ValueError(
+                "true says too little: callers of a proxy on this machine (nginx as it comes) look "
+                "local, and could read and write shared memory; where there is none in front, set "
+                "shared_memory: unproxied"
+            )
         return given
 
     @field_validator("cache")

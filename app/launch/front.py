@@ -62,12 +62,12 @@ def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
         return
     if is_joining:
         raise ConfigError(
-            "shared_memory: true with --address: a cluster's Gateways do not know on which machine "
+            "shared_memory with --address: a cluster's Gateways do not know on which machine "
             "a caller is; leave the setting out, or serve without --address"
         )
     if not config.http.is_on_loopback:
         raise ConfigError(
-            f"shared_memory: true, and the service listens on {config.http.host}: callers of other "
+            f"shared_memory is on, and the service listens on {config.http.host}: callers of other "
             "machines have no memory in common with it; use --host 127.0.0.1, or leave the setting "
             "out"
         )

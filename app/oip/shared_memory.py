@@ -15,7 +15,8 @@ from app.queueing.byte_budget import Share
 from app.settings import Settings
 
 OFF = (
-    "shared memory is off here; send the data itself, or start the service with shared_memory: true"
+    "shared memory is off here; send the data itself, or start the service with shared_memory: "
+    "unproxied"
 )
 LONG_BYTES = 2**20  # what is longer is read on a thread: the event loop answers others meanwhile
 NO_CUDA = (
@@ -65,7 +66,7 @@ def shared_memory_of(settings: Settings) -> SharedMemory:
     folder = environment_value(REGIONS_FOLDER)
     if folder is None:
         raise ConfigError(
-            "shared_memory: true is for tandem serve, which knows that it listens on loopback "
+            "shared_memory is for tandem serve, which knows that it listens on loopback "
             "alone; start the service with it, or leave the setting out"
         )
     return SharedMemory(Regions(Path(folder)))

@@ -95,7 +95,7 @@ def measure(files: list[bytes], rounds: int, seconds: float, sections: list[str]
 def config_with_shared_memory(folder: Path) -> Path:
     """Write serve_config.yaml with ``shared_memory``, and return its path."""
     content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    content["applications"][0].setdefault("args", {})["shared_memory"] = True
+    content["applications"][0].setdefault("args", {})["shared_memory"] = "unproxied"
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(content), "utf-8")
     return path

@@ -90,7 +90,11 @@ def changed_config(folder: Path, name: str = "serve_config.yaml") -> Iterator[di
 def traced_config(folder: Path, endpoint: str, spans: Path) -> Path:
     """Return serve_config.yaml as it is, but for where the traces go, and with shared memory."""
     with changed_config(folder) as content:
-        arguments = {"trace_endpoint": endpoint, "trace_dir": str(spans), "shared_memory": True}
+        arguments = {
+            "trace_endpoint": endpoint,
+            "trace_dir": str(spans),
+            "shared_memory": "unproxied",
+        }
         content["applications"][0]["args"] |= arguments
     return folder / "serve_config.yaml"
 

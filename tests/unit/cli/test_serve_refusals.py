@@ -77,7 +77,7 @@ def test_a_misspelt_key_and_the_right_one(
 def test_shared_memory_where_callers_may_be_elsewhere(
     refused: Refused, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    config = edited_config(tmp_path, "args:", "args:\n      shared_memory: true")
+    config = edited_config(tmp_path, "args:", "args:\n      shared_memory: unproxied")
     assert says in refused("--config", config, *arguments)
 
 

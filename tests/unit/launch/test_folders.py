@@ -93,7 +93,7 @@ def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, 
     monkeypatch.setenv(REGIONS_FOLDER, "another run's")
     make_regions_folder(config(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    make_regions_folder(config(shared_memory=True), tmp_path)
+    make_regions_folder(config(shared_memory="unproxied"), tmp_path)
     folder = Path(os.environ[REGIONS_FOLDER])
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -85,7 +85,8 @@ def test_an_empty_host_is_none() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_shared_memory_of_a_listener_on_loopback(host):
     check_shared_memory(
-        SHIPPED.with_overrides(host=host).with_arguments(shared_memory=True), is_joining=False
+        SHIPPED.with_overrides(host=host).with_arguments(shared_memory="unproxied"),
+        is_joining=False,
     )
 
 
@@ -94,10 +95,10 @@ def test_shared_memory_of_a_listener_that_others_reach_is_refused(host):
     changed = SHIPPED.with_overrides(host=host)
     check_shared_memory(changed, is_joining=False)
     with pytest.raises(ConfigError, match=f"listens on {host}: callers of other machines"):
-        check_shared_memory(changed.with_arguments(shared_memory=True), is_joining=False)
+        check_shared_memory(changed.with_arguments(shared_memory="unproxied"), is_joining=False)
 
 
 def test_shared_memory_of_a_cluster_is_refused():
     check_shared_memory(SHIPPED, is_joining=True)
     with pytest.raises(ConfigError, match="with --address"):
-        check_shared_memory(SHIPPED.with_arguments(shared_memory=True), is_joining=True)
+        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=True)

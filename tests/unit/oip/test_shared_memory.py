@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from app.environment import REGIONS_FOLDER
 from app.errors import BadRegionError, ConfigError, NotLocalError, OverloadedError
@@ -32,11 +33,17 @@ def test_only_tandem_serve_on_loopback_has_it(
 ) -> None:
     monkeypatch.delenv(REGIONS_FOLDER, raising=False)
     with pytest.raises(ConfigError, match="is for tandem serve"):
-        shared_memory_of(Settings(shared_memory=True))
+        shared_memory_of(Settings(shared_memory="unproxied"))
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
-    memory = shared_memory_of(Settings(shared_memory=True))
+    memory = shared_memory_of(Settings(shared_memory="unproxied"))
     assert memory.is_on
     assert memory.for_caller(is_local=True).status() == []
+
+
+def test_the_setting_says_that_no_proxy_is_in_front() -> None:
+    with pytest.raises(ValidationError, match="set shared_memory: unproxied"):
+        Settings(shared_memory=True)
+    assert not Settings().shared_memory
 
 
 async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path: Path) -> None:
