@@ -23,14 +23,10 @@ Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched b
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 
 
-def _search(dirs: list[Path] | None) -> tuple[Path, ...]:
-    return search_path(dirs or ())
-
-
 @models_app.command("list")
 def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
     """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
-    sets, problems = _readable(list_folders(_search(model_dir)))
+    sets, problems = _readable(list_folders(search_path(model_dir or ())))
     if as_json:
         typer.echo(json.dumps([{"folder": str(s.folder), **_facts(s.manifest)} for s in sets]))
     else:
@@ -129,7 +125,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare every file of a set with its manifest, and every network's golden answers."""
-    model_set = load_model_set(name, _search(model_dir))
+    model_set = load_model_set(name, search_path(model_dir or ()))
     problems = model_set.problems() or _problems_running(model_set)
     if as_json:
         typer.echo(json.dumps({"set": model_set.name, "ok": not problems, "problems": problems}))

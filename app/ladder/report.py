@@ -11,7 +11,7 @@ from rich.table import Table
 
 from app.ladder.job import LadderJob
 from app.ladder.rungs import Rung
-from calibration.ladder.rung import RungOptions, RungResult
+from calibration.ladder.rung import RungResult
 from models.extras import installed_version
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")
@@ -49,7 +49,7 @@ class Row:
             "speedup_over_first": self.over_first,
             "speedup_over_previous": self.over_previous,
             "prepared_s": result.prepared_s,
-            "options": changed_options(result.chosen),
+            "options": result.chosen.model_dump(mode="json", exclude_defaults=True),
             "notes": list(result.notes),
         }
 
@@ -68,11 +68,6 @@ def rows_of(job: LadderJob, results: Mapping[str, RungResult]) -> list[Row]:
         rows.append(Row(rung, result, round(rate / first, 2), round(rate / previous, 2)))
         previous = rate
     return rows
-
-
-def changed_options(options: RungOptions) -> dict[str, Any]:
-    """Return the options that are not the defaults."""
-    return options.model_dump(mode="json", exclude_defaults=True)
 
 
 def as_json(

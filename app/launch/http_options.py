@@ -46,19 +46,9 @@ class HttpOptions(BaseModel):
         return host
 
     @property
-    def has_tls(self) -> bool:
-        """Whether clients speak https."""
-        return bool(self.ssl_certfile and self.ssl_keyfile)
-
-    @property
     def scheme(self) -> str:
         """What clients speak."""
-        return "https" if self.has_tls else "http"
-
-    @property
-    def local_host(self) -> str:
-        """The address under which this machine reaches the service."""
-        return LOOPBACK.get(self.host, self.host)
+        return "https" if self.ssl_certfile and self.ssl_keyfile else "http"
 
     @property
     def is_on_loopback(self) -> bool:
@@ -70,7 +60,7 @@ class HttpOptions(BaseModel):
 
     def address(self, port: int) -> str:
         """Return the address and a port under which this machine reaches the service."""
-        return joined(self.local_host, port)
+        return joined(LOOPBACK.get(self.host, self.host), port)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -125,14 +125,13 @@ class _Histogram:
 
     def levels(self, name: str, tags: Tags) -> dict[Series, float]:
         """Return the parts' values, cumulative as Prometheus has them: a bucket is all below it."""
-        found: dict[Series, float] = dict(self._buckets(name, tags))
-        found[f"{name}_sum", tags] = self._sum
-        found[f"{name}_count", tags] = sum(self._counts)
-        return found
-
-    def _buckets(self, name: str, tags: Tags) -> Iterator[tuple[Series, float]]:
-        for bound, number in zip(BOUNDS, accumulate(self._counts), strict=True):
-            yield (f"{name}_bucket", (*tags, ("le", bound))), number
+        below = zip(BOUNDS, accumulate(self._counts), strict=True)
+        levels: dict[Series, float] = {
+            (f"{name}_bucket", (*tags, ("le", bound))): number for bound, number in below
+        }
+        levels[f"{name}_sum", tags] = self._sum
+        levels[f"{name}_count", tags] = sum(self._counts)
+        return levels
 
 
 meter = Meter()

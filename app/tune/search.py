@@ -64,13 +64,10 @@ class Search:
             if number == 0:
                 points = self._points()
                 near = {p.candidate for p in points if is_near_front(p, points, SLACK)}
-                self._drop_all_but(near)
+                # The others' points go: one run in a quiet moment would beat medians of several.
+                self._runs = {key: runs for key, runs in self._runs.items() if key[0] in near}
                 kept = [candidate for candidate in kept if candidate in near]
         return self._points()
-
-    def _drop_all_but(self, near: set[Candidate]) -> None:
-        """Forget the others' points: one run in a quiet moment would beat medians of several."""
-        self._runs = {key: runs for key, runs in self._runs.items() if key[0] in near}
 
     def _short_round(self) -> list[Candidate]:
         high = HIGH_LOAD * self._cores
