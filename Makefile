@@ -17,7 +17,7 @@ OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
-.PHONY: help serve tools training-tools test test-ray test-all test-training durations check format proto clean
+.PHONY: help serve tools training-tools release test test-ray test-all test-training durations check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ check: $(VENV)/.test ## lint, format, types, and which way imports go
 format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+release: $(VENV)/.test ## build the distributions into dist/, try them in empty environments, print the tag
+	@.ci/release $(PYTHONS)
 
 proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \

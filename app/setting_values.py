@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import ConfigError
+from models.extras import pip_install
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
 EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"
@@ -66,8 +67,8 @@ def check_redis_client(cache: str) -> None:
     """Raise :class:`ConfigError` if ``cache`` wants Python's client of Redis, and it is missing."""
     if cache.startswith(SCHEMES) and find_spec("redis") is None:
         raise ConfigError(
-            "cache is a Redis, and this Python has no client for one: pip install 'tandem[redis]', "
-            "or set cache to local or none"
+            "cache is a Redis, and this Python has no client for one: "
+            f"{pip_install('redis')}, or set cache to local or none"
         )
 
 

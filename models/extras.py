@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 from models.errors import TandemError
 
+DISTRIBUTION = "tandem-serve"  # as pip knows the project; "tandem" there is somebody else's
+
 
 class MissingExtraError(TandemError):
     """A package that only one extra of the project brings is not there."""
@@ -21,18 +23,23 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"tandem {what} needs {error.name}, which serving does not install; "
-            f"pip install -c constraints.txt 'tandem[{extra}]' (in a checkout: -e '.[{extra}]')"
+            f"tandem {what} needs {error.name}, which serving does not install; {_how_to(extra)}"
         ) from error
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _how_to(extra: str) -> str:
+    return f"{pip_install(extra)} (in a checkout: pip install -c constraints.txt -e '.[{extra}]')"
 
 
 def check_installed(package: str, extra: str, what: str) -> None:
     """Raise :class:`MissingExtraError` unless ``package`` is there; it is not imported."""
     if find_spec(package) is None:
-        raise MissingExtraError(
-            f"{what} needs {package}, which is not installed; "
-            f"pip install -c constraints.txt 'tandem[{extra}]' (in a checkout: -e '.[{extra}]')"
-        )
+        raise MissingExtraError(f"{what} needs {package}, which is not installed; {_how_to(extra)}")
 
 
 def installed_version(package: str) -> str | None:

@@ -125,6 +125,24 @@ class ModelSet:
             parts += [member.image.key] if member.image else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
+    @property
+    def absent_precisions(self) -> tuple[Precision, ...]:
+        """Precisions of which no file is here: a wheel leaves out the bundled float networks.
+
+        Never all of them: a folder without any network is damaged.
+        """
+        known = dict.fromkeys(p for member in self.manifest.members for p in member.networks)
+        absent = tuple(p for p in known if not any(map(self.is_here, self._network_files(p))))
+        return absent if len(absent) < len(known) else ()
+
+    def _network_files(self, precision: Precision) -> list[FileRecord]:
+        networks = (member.networks.get(precision) for member in self.manifest.members)
+        return [file for network in networks if network is not None for file in network.files]
+
+    def is_here(self, record: FileRecord) -> bool:
+        """Whether the file is in the set's folder, whatever it holds."""
+        return (self.folder / record.path).is_file()
+
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
         """Return the file of one member that its runtime opens, all its files verified.
 
@@ -148,7 +166,7 @@ class ModelSet:
     def problem_with(self, record: FileRecord) -> str | None:
         """Say what is wrong with the file, if anything is."""
         path = self.folder / record.path
-        if not path.is_file():
+        if not self.is_here(record):
             return f"{path} is missing; restore the model set's folder or fetch it again"
         if (found := sha256_of(path)) != record.sha256:
             return (
@@ -158,8 +176,13 @@ class ModelSet:
         return None
 
     def problems(self) -> list[str]:
-        """Check every file of the set; an empty list means that it is as its manifest says."""
-        found = [p for record in self.manifest.files if (p := self.problem_with(record))]
+        """Check every file of the set; an empty list means that it is as its manifest says.
+
+        A precision of which nothing is here is no problem: see :attr:`absent_precisions`.
+        """
+        absent = {f for p in self.absent_precisions for f in self._network_files(p)}
+        files = (record for record in self.manifest.files if record not in absent)
+        found = [p for record in files if (p := self.problem_with(record))]
         if not found:
             try:
                 _ = self.labels

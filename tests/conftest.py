@@ -79,11 +79,11 @@ def _lacking() -> dict[str, str]:
     if REDIS is None:
         lacking["redis"] = "no redis-server; apt-get install it, or set TANDEM_REDIS_SERVER"
     elif find_spec("redis") is None:
-        lacking["redis"] = "no Python package redis; pip install 'tandem[redis]'"
+        lacking["redis"] = "no Python package redis; pip install 'tandem-serve[redis]'"
     if not KSERVE.exists():
         lacking["kserve"] = f"no {KSERVE}; make test-all makes it, or set TANDEM_KSERVE_PYTHON"
     if find_spec("torch") is None:
-        lacking["torch"] = "no Python package torch; pip install 'tandem[torch]'"
+        lacking["torch"] = "no Python package torch; pip install 'tandem-serve[torch]'"
     return lacking
 
 

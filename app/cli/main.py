@@ -19,6 +19,7 @@ from app.cli.serve import serve
 from app.cli.trace import trace
 from app.cli.tune import tune
 from models.errors import TandemError
+from models.extras import DISTRIBUTION
 
 STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
 
@@ -41,7 +42,7 @@ def _options(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if show_version:
-        typer.echo(f"tandem {version('tandem')}")
+        typer.echo(f"tandem {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

@@ -133,9 +133,17 @@ def verify(
         for problem in problems:
             console.print(f"[red]bad[/] {escape(problem)}", highlight=False, soft_wrap=True)
         if not problems:
-            num_files = len(model_set.manifest.files)
+            absent = model_set.absent_precisions
+            num_files = sum(map(model_set.is_here, model_set.manifest.files))
             how = "answers as recorded" if model_set.golden else "runs; no golden answers recorded"
             console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network {how}")
+            if absent:
+                console.print(
+                    f"{', '.join(absent)} is not here: a checkout of the project has the bundled "
+                    "set's; only quantising, evaluating and serving it need it",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     if problems:
         raise typer.Exit(1)
 
@@ -149,7 +157,7 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     manifest, found = model_set.manifest, list[str]()
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
     for member in manifest.members:
-        for precision in member.networks:
+        for precision in (p for p in member.networks if p not in model_set.absent_precisions):
             path = model_set.network_path(member.name, precision)
             try:
                 network = load(path, options)

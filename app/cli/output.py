@@ -17,8 +17,9 @@ import typer
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from models.cpus import available_cpus, cpu_model
+from models.extras import DISTRIBUTION
 
-PACKAGES = ("tandem", "ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
+PACKAGES = ["ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn"]
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
@@ -82,5 +83,5 @@ def describe_machine() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": available_cpus(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {package: version(package) for package in (DISTRIBUTION, *PACKAGES)},
     }

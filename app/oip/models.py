@@ -16,6 +16,7 @@ from app.oip.documents import (
 from app.oip.request import InferRequest
 from app.oip.tensors import Tensor, shown
 from app.responses import ServedModels
+from models.extras import DISTRIBUTION
 
 SERVER = "tandem"
 PLATFORM = "openvino_ir"
@@ -150,4 +151,4 @@ class Models:
 def server_metadata(*, has_shared_memory: bool = False) -> ServerMetadata:
     """Describe the server."""
     extensions = [*EXTENSIONS, *([SHARED_MEMORY] if has_shared_memory else [])]
-    return ServerMetadata(SERVER, version(SERVER), extensions)
+    return ServerMetadata(SERVER, version(DISTRIBUTION), extensions)

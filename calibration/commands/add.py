@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from calibration.commands.options import Into, Replace, number, one_of, pairs, triple
 from models.errors import ModelSetError
-from models.extras import needs_extra
+from models.extras import needs_extra, pip_install
 from models.model_set import ModelSet, user_sets_dir
 from models.record import RuntimeName, Task
 
@@ -71,7 +71,7 @@ Runtimes = Annotated[
     list[str] | None,
     typer.Option(
         help="NAME=openvino or onnxruntime, what runs the member  (default: openvino); the other "
-        "is an extra: pip install 'tandem[onnxruntime]'"
+        "is an extra: " + pip_install("onnxruntime")
     ),
 ]
 Trust = Annotated[

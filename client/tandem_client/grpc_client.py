@@ -1,4 +1,7 @@
-"""The blocking client over gRPC, ``tandem.v1.Ensemble``; ``pip install 'tandem-client[grpc]'``."""
+"""The blocking client over gRPC, ``tandem.v1.Ensemble``.
+
+``pip install 'tandem-serve-client[grpc]'`` brings what it needs.
+"""
 
 import time
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ class LoopThread:
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main()), name="tandem-client", daemon=True
+            target=lambda: asyncio.run(self._main()), name="tandem client", daemon=True
         )
         self._started, self._lock = threading.Event(), threading.Lock()
         self._is_closed = False

@@ -10,7 +10,7 @@ import httpx
 from tandem_client.images import Channels, Image, encoded, images_of
 from tandem_client.retries import RetryPolicy, checked_timeout_s
 from tandem_client.tls import Tls
-from tandem_client.version import __version__
+from tandem_client.version import DISTRIBUTION, __version__
 
 _KEY = re.compile(r"[\x21-\x7e]+")  # what a header can carry without quoting; no spaces
 _USER_INFO = re.compile(r"(?<=//)[^/?#]*@")
@@ -44,7 +44,7 @@ class Options:
     @property
     def headers(self) -> dict[str, str]:
         """What every request has."""
-        headers = {"user-agent": f"tandem-client/{__version__}"}
+        headers = {"user-agent": f"{DISTRIBUTION}/{__version__}"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
         return headers

@@ -21,6 +21,7 @@ from tests.support.services.processes import wait_until
 pytestmark = pytest.mark.slow
 # Of those who run the tests; PYTHONPATH could make the checkout importable.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+MAX_WHEEL_BYTES = 60_000_000  # the bundled float networks, which serving does not need, have 70
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
@@ -41,7 +42,7 @@ def run(*command: object, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
-    (path,) = folder.glob("tandem-*.whl")
+    (path,) = folder.glob("tandem_serve-*.whl")
     return path
 
 
@@ -73,13 +74,16 @@ def empty(tmp_path: Path) -> Path:
 
 def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"tandem"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"tandem", "tandem_serve"}
+    assert wheel.stat().st_size < MAX_WHEEL_BYTES
     wanted = ("serve_config.yaml", "models/imagenette/manifest.yaml", "app/http/page/index.html")
     assert {f"tandem/{name}" for name in wanted} <= set(names)
     folders = ("app", "models", "calibration", "configs", "client/tandem_client")
     tracked = run("git", "ls-files", *folders, cwd=ROOT).split()
-    moved = {"tandem/app/cli/launcher.py"}  # it is the package itself
-    assert {f"tandem/{name}" for name in tracked} - set(names) == moved
+    left_out = {f"tandem/{name}" for name in tracked} - set(names)
+    float_networks = {name for name in left_out if Path(name).match("models/imagenette/*-fp16.*")}
+    assert len(float_networks) == 4
+    assert left_out - float_networks == {"tandem/app/cli/launcher.py"}  # it is the package itself
     assert "tandem/__init__.py" in names
 
 
@@ -87,7 +91,7 @@ def test_the_client_alone_brings_nothing_of_the_service(tmp_path: Path) -> None:
     """Its dependencies are compared in tests/unit/client/test_distribution.py."""
     source = ROOT / "client"
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("tandem_client-*.whl")
+    (wheel,) = tmp_path.glob("tandem_serve_client-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"tandem_client"}
@@ -96,7 +100,7 @@ def test_the_client_alone_brings_nothing_of_the_service(tmp_path: Path) -> None:
     venv.create(tmp_path / "environment", symlinks=True)
     python = tmp_path / "environment" / "bin" / "python"
     run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    script = "from importlib.metadata import requires; print(requires('tandem-client'))"
+    script = "from importlib.metadata import requires; print(requires('tandem-serve-client'))"
     said = run(python, "-c", script, cwd=tmp_path)
     assert "httpx" in said
     assert "ray" not in said
@@ -111,6 +115,12 @@ def test_other_programs_have_nothing_new_to_import(installed: Path, empty: Path,
 def test_the_commands_of_calibration_are_there(installed: Path, empty: Path) -> None:
     help_text = run(installed / "tandem", "--help", cwd=empty)
     assert {"quantize", "evaluate", "serve"} <= set(help_text.split())
+
+
+def test_the_bundled_set_is_whole_without_its_float_networks(installed: Path, empty: Path) -> None:
+    said = run(installed / "tandem", "models", "verify", "imagenette", cwd=empty)
+    assert said.startswith("ok imagenette: 8 files, every network answers as recorded")
+    assert "FP16 is not here: a checkout of the project has the bundled set's" in said
 
 
 def test_serve_in_an_empty_folder(

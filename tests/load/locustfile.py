@@ -1,6 +1,6 @@
 """Load by Locust, for those who use it: photographs over HTTP, by the ways that /v1 and /v2 have.
 
-    pip install 'tandem[study]'
+    pip install 'tandem-serve[study]'
     TANDEM_PHOTOS=photos locust -f tests/load/locustfile.py --host http://127.0.0.1:8000
 
 ``--tags raw``, ``form`` or ``v2`` takes one of the ways. A key of the service's is read from the

@@ -3,7 +3,7 @@
 One service, as shipped but for ``shared_memory``, is loaded by every way of getting images to it,
 in turns: 1 to 64 clients, 1 to 64 images in a request, connections that are kept or new each time,
 and Poisson arrivals at shares of its capacity. (What serving adds to the networks: overhead.py.)
-Formats of a tensor are measured by themselves (pip install 'tandem[study]'). Prints JSON;
+Formats of a tensor are measured by themselves (pip install 'tandem-serve[study]'). Prints JSON;
 ``--document`` writes docs/protocols.md and its plots, from new figures or from a file of them
 (``--from``).
 """

@@ -94,8 +94,8 @@ def test_compiling_needs_a_compiler(monkeypatch) -> None:
 
 
 def test_onnx_runtime_answers_as_openvino_does(made: RungTask) -> None:
-    pytest.importorskip("onnxruntime", reason="pip install 'tandem[ladder]'")
-    pytest.importorskip("onnxscript", reason="pip install 'tandem[ladder]'")
+    pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
+    pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
     from calibration.ladder.onnx_engine import OnnxNetwork
 
     exported = outcome_of(made.model_copy(update={"engine": "export"}))
@@ -144,8 +144,8 @@ def test_what_is_no_classification_network_is_refused(made: RungTask, name: str)
 
 def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeypatch) -> None:
     """Attention cannot be traced with gradients, and is quantised as NNCF advises."""
-    pytest.importorskip("onnxruntime", reason="pip install 'tandem[ladder]'")
-    pytest.importorskip("onnxscript", reason="pip install 'tandem[ladder]'")
+    pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
+    pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
 
     def tiny(_: RungNetwork) -> torch.nn.Module:
         torch.manual_seed(1)

@@ -49,7 +49,7 @@ def test_a_redis_wants_its_client(monkeypatch):
     monkeypatch.setattr("app.setting_values.find_spec", lambda _: None)
     for cache in ("none", "local"):
         check_redis_client(cache)
-    with pytest.raises(ConfigError, match=r"pip install 'tandem\[redis\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'tandem-serve\[redis\]'"):
         check_redis_client("redis://cache:6379/1")
 
 

@@ -60,7 +60,7 @@ def test_help_explains_the_command_and_mentions_each_option(path, command):
 def test_the_version():
     result = tandem("--version")
     assert result.exit_code == 0
-    assert result.stdout == f"tandem {version('tandem')}\n"
+    assert result.stdout == f"tandem {version('tandem-serve')}\n"
 
 
 def test_without_a_command_help_is_shown():

@@ -156,6 +156,49 @@ def test_a_spoilt_set(sets, spoil, says):
     assert says in " ".join(answer["problems"])
 
 
+def with_float_networks(folder: Path) -> list[Path]:
+    """Give every member a second precision; return its files."""
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    made = []
+    for member in content["members"]:
+        files = {}
+        for kind in ("xml", "bin"):
+            path = shutil.copy(
+                folder / f"{member['name']}.{kind}", folder / f"{member['name']}-float.{kind}"
+            )
+            files[kind] = FileRecord.of(folder, path.name).model_dump()
+            made.append(path)
+        member["networks"]["FP16"] = files
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    return made
+
+
+def test_float_networks_may_be_absent_as_a_whole(sets):
+    files = with_float_networks(sets / "tiny")
+    whole = models("verify", sets / "tiny").stdout
+    assert "9 files" in whole
+    assert "not here" not in whole
+    for path in files[1:]:
+        path.unlink()
+    damaged = models("verify", sets / "tiny")
+    assert damaged.exit_code == 1
+    assert damaged.stdout.count("is missing") == len(files) - 1
+    files[0].unlink()
+    result = models("verify", sets / "tiny")
+    assert result.exit_code == 0, result.output
+    assert "5 files" in result.stdout
+    assert "FP16 is not here" in result.stdout
+
+
+def test_a_set_without_any_network_is_damaged(sets):
+    with_float_networks(sets / "tiny")
+    for path in [*(sets / "tiny").glob("*.xml"), *(sets / "tiny").glob("*.bin")]:
+        path.unlink()
+    result = models("verify", sets / "tiny")
+    assert result.exit_code == 1
+    assert result.stdout.count("is missing") == 8
+
+
 def test_a_path_with_brackets_is_shown_as_it_is(sets, tmp_path):
     folder = Path(shutil.move(sets / "tiny", tmp_path / "my [bold] [/] sets"))
     lose(folder)

@@ -52,7 +52,7 @@ def test_what_a_call_asks_for_is_sent(make: Make):
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert request.headers["priority"] == "u=6"
     assert request.headers["x-request-timeout-seconds"] == "2.500"
-    assert request.headers["user-agent"].startswith("tandem-client/")
+    assert request.headers["user-agent"].startswith("tandem-serve-client/")
     timeouts = request.extensions["timeout"]
     assert timeouts == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
 

@@ -33,7 +33,7 @@ def test_it_depends_on_httpx_and_numpy_alone(project):
 
 
 def test_what_it_depends_on_the_service_has_too(project):
-    """`pip install tandem` brings the client's code, and so must bring what that imports."""
+    """The service brings the client's code, and so must bring what that imports."""
     service = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     names = {Requirement(each).name for each in service["dependencies"]}
     both = [*project["dependencies"], *project["optional-dependencies"]["grpc"]]
@@ -66,13 +66,13 @@ def test_importing_it_takes_nothing_of_the_service():
 
 
 def test_an_editable_installation_of_the_project_finds_it(tmp_path):
-    """`pip install -e .`, so that no index has to serve tandem-client."""
+    """`pip install -e .`, so that no index has to serve tandem-serve-client."""
     build = f"from hatchling.build import build_editable; print(build_editable({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True
     )
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
-        paths = wheel.read("_tandem.pth").decode().split()
+        paths = wheel.read("_tandem_serve.pth").decode().split()
     assert paths == [str(ROOT), str(CLIENT)]
 
 

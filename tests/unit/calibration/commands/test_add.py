@@ -178,7 +178,7 @@ def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
     with pytest.raises(MissingExtraError) as caught, needs_extra("calibrate", "models add"):
         import a_package_that_nobody_has  # noqa: F401
     assert "tandem models add needs a_package_that_nobody_has" in caught.value.message
-    assert "pip install -c constraints.txt 'tandem[calibrate]'" in caught.value.message
+    assert "pip install 'tandem-serve[calibrate]'" in caught.value.message
 
 
 def test_other_faults_are_not_taken_for_a_missing_package():

@@ -222,7 +222,7 @@ def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, m
     result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
     assert result.outcome == "skipped"
     assert "needs torch" in result.reason
-    assert "tandem[ladder]" in result.reason
+    assert "tandem-serve[ladder]" in result.reason
 
 
 def test_random_pixels_are_the_same_each_time():
