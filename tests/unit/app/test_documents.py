@@ -1,6 +1,7 @@
-"""docs/ is what its commands write from the committed figures."""
+"""docs/ is what its commands write; the files that documents name are there."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,23 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT, FIGURES = ROOT / "docs/protocols.md", ROOT / "tests/load/results/protocols.json"
+
+FOLDERS = "app|models|calibration|client|configs|tests"
+NAMED = re.compile(rf"\b(?:{FOLDERS})/[\w/.-]+\.(?:py|sh|yaml|proto|json)\b")
+HISTORY = ("CHANGELOG.md", "durations.md")  # they tell of what was
+
+
+def test_the_files_that_documents_name_are_there():
+    pages = [path for path in ROOT.glob("*.md") if path.name not in HISTORY]
+    for folder in (*FOLDERS.split("|"), "docs"):
+        pages += [path for path in (ROOT / folder).rglob("*.md") if path.name not in HISTORY]
+    missing = {
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in NAMED.findall(page.read_text("utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert missing == set()
 
 
 def test_the_study_of_protocols_is_written_from_its_figures(tmp_path):
