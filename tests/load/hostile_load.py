@@ -2,7 +2,8 @@
 
 Good load alone; then beside the hostile corpus (tests/support/services/hostile.py) at 50
 requests/s; then beside idle connections and slow clients, which come back as soon as they are cut;
-then good calls of gRPC beside large and slow ones (hostile_calls.py). 0 s leave a phase out.
+then good calls of gRPC beside large and slow ones (hostile_calls.py); then both beside stalled
+calls, and beside a crowd on one member (hostile_crowds.py). 0 s leave a phase out.
 Every good answer is compared with what the same photo got from an idle service. Prints JSON.
 """
 
@@ -16,6 +17,7 @@ import psutil
 import typer
 from good_load import GoodLoad, over_http
 from hostile_calls import beside_calls
+from hostile_crowds import beside_crowds
 from hostile_flood import flooding
 from machine import describe
 from result_file import write_result
@@ -33,6 +35,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="of the hostile corpus", min=0)] = 300.0,
     slow_seconds: Annotated[float, typer.Option(help="of the slow clients", min=0)] = 60.0,
     grpc_seconds: Annotated[float, typer.Option(help="of the hostile calls", min=0)] = 60.0,
+    crowd_seconds: Annotated[float, typer.Option(help="of stalls and crowds", min=0)] = 60.0,
     alone_seconds: Annotated[float, typer.Option(help="of good load alone", min=5)] = 30.0,
     good_rate: Annotated[float, typer.Option(help="good requests/s, Poisson", min=0.1)] = 5.0,
     hostile_rate: Annotated[float, typer.Option(help="bad requests/s", min=1)] = 50.0,
@@ -61,6 +64,8 @@ def main(
             good, grpc_port, _gateway(service), good_rate, grpc_seconds, num_calling
         )
         memory["after_grpc"] = _memory_mb(service)
+        crowds = beside_crowds(good, service.url, grpc_port, bodies, good_rate, crowd_seconds)
+        memory["after_crowds"] = _memory_mb(service)
         has_died = replicas(service.process.pid) != first
     result = {
         **describe(),
@@ -73,6 +78,7 @@ def main(
         "hostile": flood.as_json(),
         **slow,
         "grpc": calls,
+        "crowds": crowds,
         "gateway_memory_mb": memory,
         "replica_died": has_died,
     }

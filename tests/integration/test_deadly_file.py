@@ -1,0 +1,62 @@
+"""A file that kills the process that decodes it: its call's other files are answered."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import RayActorError
+
+from app.calls.attempts import MAX_CALLS
+from app.calls.remote import RemoteDecoder
+from app.deployments.replica import DecoderReplica
+from app.settings import Settings
+from tests.support.services.deployed import Served
+from tests.support.services.processes import EVENTUALLY_S
+from tests.support.tiny_networks import picture
+
+DEADLY = picture() + b"deadly"
+NUM_GOOD = 7
+
+
+@pytest.fixture
+def decoder(served: Served, tmp_path) -> Iterator[Any]:  # served has started Serve
+    class Fragile(DecoderReplica):  # defined here, so that the replicas need not find this file
+        async def decode_many(self, message: bytes) -> bytes:
+            if b"deadly" in message:
+                (tmp_path / str(os.getpid())).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await super().decode_many(message)
+
+    deployment = serve.deployment(
+        name="Fragile",
+        num_replicas=2,
+        max_ongoing_requests=1,  # who is by itself in a call is by itself in a process
+        ray_actor_options={"num_cpus": 0},
+    )(Fragile)
+    settings = Settings(
+        model_set=str(served.model_set), local_channels=False, trace_exporter="none"
+    )
+    try:
+        yield serve.run(deployment.bind(settings), name="fragile", route_prefix=None)
+    finally:
+        serve.delete("fragile")
+
+
+def test_the_other_files_of_its_call_are_answered(decoder: Any, tmp_path) -> None:
+    remote = RemoteDecoder(decoder)
+    files = [picture()] * (NUM_GOOD // 2) + [DEADLY] + [picture()] * (NUM_GOOD - NUM_GOOD // 2)
+
+    async def decode_all() -> list[Any]:
+        calls = [remote.decode([file], EVENTUALLY_S, "interactive") for file in files]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for file, answer in zip(files, asyncio.run(decode_all()), strict=True):
+        if file == DEADLY:
+            assert isinstance(answer, RayActorError)
+        else:
+            assert len(answer.images) == 1, answer
+    assert len(list(tmp_path.iterdir())) == MAX_CALLS
