@@ -6,6 +6,7 @@ test_forks, test_isolated_environment, test_trace_variables, test_stop_request).
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import ROOT, Service, changed_config
-from tests.support.services.processes import descendants, still_running
+from tests.support.services.processes import (
+    EVENTUALLY_S,
+    descendants,
+    still_running,
+    wait_until,
+)
 from tests.support.services.restricted import restricted, why_not
 
 pytestmark = pytest.mark.slow
@@ -95,3 +102,62 @@ def test_a_folder_of_another_program_and_a_shell_with_its_variables(
         temp.rmdir()  # nothing was left in it
     for name in ("PROPAGATORS=b3", "EXPORTER_OTLP_TIMEOUT=10s", "SPAN_LINK_COUNT_LIMIT=many"):
         assert f"OTEL_{name} is left out: " in service.log.read_text()
+
+
+def test_without_a_home_or_an_account_at_the_loopback_of_ipv6(
+    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
+) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    port = free_port()
+    serve = [BIN / "tandem", "serve", "--host", "::1", "--port", str(port)]
+    command = restricted(serve, {})
+    command.remove("HOME=/")
+    service = Service(port, log=tmp_path / "log.txt", command=command)
+    service.url = f"http://[::1]:{port}"
+    with stopped_after(service, signal.SIGTERM):
+        assert label(service, photo) == photo_label
+
+
+def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    serve = ["prlimit", "--nproc=250", BIN / "tandem", "serve", "--port", str(free_port())]
+    done = subprocess.run(
+        restricted(serve, {}), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 2
+    assert "ulimit -u, 250, leaves" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_standard_error_closed(
+    free_port: Callable[[], int], photo: bytes, photo_label: str
+) -> None:
+    port = free_port()
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", BIN / "tandem", "serve", "--port", str(port)]
+    process = subprocess.Popen(
+        ending_with_parent(closed), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: is_ready(url), EVENTUALLY_S, "a service that is ready")
+        answer = httpx.post(f"{url}/v1/classify", content=photo, timeout=60).raise_for_status()
+        assert answer.json()["predictions"][0]["label"] == photo_label
+        family = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert still_running(family) == []
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
