@@ -21,7 +21,8 @@ HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_LOG = "RAY_SERVE_HAPROXY_LOG_TARGET"
 HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve starts
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
-GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S", 5
+# It is our application's: what others wait for is theirs.
+GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "TANDEM_GATEWAY_TIMEOUT_S", 5
 BUFFER_BYTES = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
 # What HAProxy had under way when it was replaced; Serve's own default, which clusters have.
@@ -81,11 +82,9 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
 def node_environment(haproxy: Path) -> dict[str, str]:
     """Return the environment of a cluster's node: Serve is fast, and loses nothing."""
     return _fast_environment(haproxy) | {
-        # What a Gateway had when it died, or its node was cut off, goes to another: classifying
-        # changes nothing. HAProxy can send again what it holds as a whole; what kills every Gateway
-        # it meets kills four.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response response-timeout",
-        GATEWAY_TIMEOUT: str(GATEWAY_TIMEOUT_S),
+        # What a Gateway had when it died, or its node was cut off, goes to another: HAProxy's edits
+        # say so for our application. What kills every Gateway it meets kills four.
+        GATEWAY_TIMEOUT: environment_value(GATEWAY_TIMEOUT) or str(GATEWAY_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         # A node has two Gateways, and those that are dead look idle: both may be tried before one
         # elsewhere. One that cannot be reached is left out until a check, after 0.25 s, finds it.
@@ -156,7 +155,7 @@ def environment_value(*names: str) -> str | None:
 
 def gateway_timeout_s() -> float | None:
     """Return how long this node's HAProxy waits for a Gateway; None where it waits for ever."""
-    return float(os.environ.get(GATEWAY_TIMEOUT) or 0) or None  # HAProxy's 0 is no limit either
+    return float(os.environ.get(GATEWAY_TIMEOUT) or 0) or None
 
 
 def keys_of_environment() -> str | None:

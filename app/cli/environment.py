@@ -8,7 +8,7 @@ import typer
 from platformdirs import user_data_path
 
 from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
-from app.launch.haproxy.command import HaproxyCommand, max_connections
+from app.launch.haproxy.command import APPLICATION, HaproxyCommand, max_connections
 from app.launch.ray_sources import check_variables
 from models.user_folders import needed_folder
 
@@ -19,6 +19,9 @@ def environment(
     folder: Annotated[
         Path | None, typer.Option(help="where the command that starts HAProxy is written")
     ] = None,
+    application: Annotated[
+        str, typer.Option(help="its name in serve_config.yaml: HAProxy's limits are for it alone")
+    ] = APPLICATION,
     where: Annotated[
         bool, typer.Option("--where", help="print only the folder of serve_config.yaml and configs")
     ] = False,
@@ -34,10 +37,10 @@ def environment(
     place = (folder or needed_folder(user_data_path)).absolute()
     most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
     values = node_environment(place / HAPROXY_COMMAND) | most
-    for warning in check_variables(values):
+    for warning in check_variables(name for name in values if name.startswith("RAY_")):
         typer.echo(warning, err=True)
     place.mkdir(parents=True, exist_ok=True)
-    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write()
+    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(application=application)
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
     if IS_INSTALLED:  # where "import_path: app.main:build" is; in a checkout Python knows by itself

@@ -10,16 +10,11 @@ from google.protobuf.message import Message as ProtobufMessage
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
 from app.graph import parameters
 from app.grpc import tandem_pb2 as messages
+from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
 from app.settings import Settings
 
 M = TypeVar("M", bound=ProtobufMessage)
-# The client's deadline: gRPC keeps its own header to itself and Serve does not ask for it, so
-# tandem serve has HAProxy copy it (app/launch/haproxy/edits.py).
-DEADLINE_METADATA = "x-grpc-timeout"
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
-# What a message begins with on the wire, in hexadecimal: whether it is compressed (1 byte), and its
-# length (4). grpcio keeps that to itself too, until the message is there; from HAProxy as well.
-PREFIX_METADATA = "x-grpc-message-prefix"
 PREFIX_FORM = re.compile(r"00([0-9A-Fa-f]{8})")
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # The client's clock began when it sent the request, and its answer has to travel.

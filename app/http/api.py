@@ -17,6 +17,7 @@ from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
+from app.http.unread_body import ClosedUnread
 from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels
@@ -104,9 +105,8 @@ class TandemAPI(FastAPI):
         self.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
         keys = service.keys
-        self._front = ObservedRequests(
-            KeyedRequests(self._dispatch, keys) if keys else self._dispatch
-        )
+        keyed = KeyedRequests(self._dispatch, keys) if keys else self._dispatch
+        self._front = ClosedUnread(ObservedRequests(keyed))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from app.errors import MAX_SHOWN, BadParameterError, OverloadedError, SlowBodyError
+from app.errors import MAX_SHOWN, BadParameterError, OverloadedError
 from app.http.headers import Headers
 from app.messages import UNEXPECTED, Fault
 from app.oip.documents import ProtocolError
@@ -81,8 +81,6 @@ def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) 
     headers = {}
     if fault.status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)
-    if fault.status == SlowBodyError.status:
-        headers["connection"] = "close"  # what is still to come is of no use to anybody
     if is_protocol:
         answer = orjson.dumps(ProtocolError(fault.message))
     else:

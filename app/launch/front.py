@@ -24,11 +24,11 @@ def put_haproxy_in_front(
     if is_joining or not has_haproxy():
         if tls is not None:
             _check_without_ours(config, tls)
-        haproxy.write(max_requests=max_requests)
+        haproxy.write(max_requests=max_requests, application=config.name)
         return config
     is_moved = http.host != GATEWAYS_HOST
     moved = listening_on(http.host, http.port, config.grpc_port) if is_moved else []
-    haproxy.write(tls, max_requests, moved)
+    haproxy.write(tls, max_requests, moved, config.name)
     return config.without_tls().with_http_options(host=GATEWAYS_HOST)
 
 

@@ -9,8 +9,22 @@ plain text, before the Gateway if that is late because the machine is busy.
 """
 
 LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy takes it out
-REFUSED_HEADER = "x-tandem-refused"  # in a request; a client's own is taken out
-TIMEOUT_COPY = "x-tandem-timeout-seconds"  # in a request; a client's own is taken out
+CLOSE_HEADER = "x-tandem-close"  # in an answer that did not wait for the body's end; the same
+REFUSED_HEADER = "x-tandem-refused"  # in a request, as all that follow
+TIMEOUT_COPY = "x-tandem-timeout-seconds"
+DEADLINE_METADATA = "x-grpc-timeout"  # gRPC's own header for it is not handed on
+# What a gRPC message begins with on the wire, in hexadecimal: whether it is compressed (1 byte),
+# and its length (4). grpcio keeps that to itself too, until the message is there.
+PREFIX_METADATA = "x-grpc-message-prefix"
+# HAProxy takes a client's own out of its request, over HTTP and gRPC.
+INTERNAL_HEADERS = (
+    LIMIT_HEADER,
+    CLOSE_HEADER,
+    REFUSED_HEADER,
+    TIMEOUT_COPY,
+    DEADLINE_METADATA,
+    PREFIX_METADATA,
+)
 # That one header may say: without HAProxy a client could send it, and it counts as demand.
 MAX_REFUSED = 1000
 

@@ -70,7 +70,8 @@ def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
     statuses = {answer.status_code for answer in answers}
     assert statuses <= {408, 504}
     for answer in answers:
-        assert (answer.headers.get("connection") == "close") is (answer.status_code == 408)
+        if answer.status_code == 408:  # a 504 may have come before all of its body, too
+            assert answer.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize(

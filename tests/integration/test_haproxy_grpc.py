@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.grpc.request import DEADLINE_METADATA, timeout_s_of
+from app.grpc.request import timeout_s_of
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import (
     EnsembleServicer,
@@ -16,6 +16,7 @@ from app.grpc.tandem_pb2_grpc import (
     add_EnsembleServicer_to_server,
 )
 from app.launch.haproxy.command import HaproxyCommand
+from app.queueing.haproxy_headers import DEADLINE_METADATA
 from tests.support.haproxy_configs import write_serves_config
 
 

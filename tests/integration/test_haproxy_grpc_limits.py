@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.grpc.request import PREFIX_METADATA, announced_bytes
+from app.grpc.request import announced_bytes
 from app.grpc.servicer import METHOD, SERVICE
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import (
@@ -23,7 +23,7 @@ from app.launch.haproxy import edits, grpc_rules
 from app.launch.haproxy.command import haproxy_binary
 from app.launch.haproxy.edit import sed_script
 from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OF_SERVES
-from app.launch.haproxy.refusals import refusals
+from app.queueing.haproxy_headers import PREFIX_METADATA
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.slow_relay import slow_relay
 
@@ -99,7 +99,8 @@ def port(
     config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
     # The edits of refusals and of every HAProxy, without the command, which looks for Serve's whole
     # configuration: tests/unit/launch/test_haproxy_configuration.py.
-    script = sed_script([*edits.always(waits_for_bodies=False), *refusals(MAX_REQUESTS)])
+    calls = grpc_rules.of_calls(edits.backend_of("grpc", "tandem"), MAX_REQUESTS)
+    script = sed_script([*edits.always(), grpc_rules.of_frontend(), *calls])
     subprocess.run(["sed", "-i", "-E", script, config], check=True)
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
     try:

@@ -1,7 +1,6 @@
 """The real HAProxy before a Gateway that says how many requests it lets in."""
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,27 +9,10 @@ import httpx
 import pytest
 
 from app.graph.parameters import TIMEOUT_HEADER
-from app.launch.haproxy import edits
-from app.launch.haproxy.command import haproxy_binary
-from app.launch.haproxy.edit import sed_script
-from app.launch.haproxy.refusals import ASK_EVERY_MS, refusals
+from app.launch.haproxy.answers import ERROR_RESPONSES
+from app.launch.haproxy.refusals import ASK_EVERY_MS
 from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
-
-MAX_REQUESTS = 12
-# What matters of Serve's own (haproxy_templates.py).
-CONFIG = """\
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 20s
-    timeout server 20s
-frontend http_frontend
-    bind 127.0.0.1:{front}
-    acl is_http-tandem path_beg /
-    use_backend http-tandem if is_http-tandem
-backend http-tandem
-    server one 127.0.0.1:{back}
-"""
+from tests.support.haproxy_process import MAX_REQUESTS, haproxy_before
 
 
 class Gated:
@@ -66,16 +48,8 @@ class Gated:
 def ports(free_port: Callable[[], int], tmp_path: Path) -> Iterator[tuple[int, int]]:
     """HAProxy's, and that of the Gateway behind it."""
     front, back = free_port(), free_port()
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back), "ascii")
-    script = sed_script([*edits.always(waits_for_bodies=False), *refusals(MAX_REQUESTS)])
-    subprocess.run(["sed", "-i", "-E", script, config], check=True)
-    process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
-    try:
+    with haproxy_before(front, back, tmp_path):
         yield front, back
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 Ask = Callable[[], "asyncio.Task[httpx.Response]"]
@@ -204,7 +178,7 @@ def test_a_clients_time_is_out_of_serves_sight(ports) -> None:
 
 def test_what_it_answers_itself_has_the_form_of_the_route(ports) -> None:
     """Nobody listens behind it."""
-    code, message = edits.ERROR_RESPONSES[503]
+    code, message = ERROR_RESPONSES[503]
     url = f"http://127.0.0.1:{ports[0]}"
     with httpx.Client(
         timeout=20, trust_env=False, transport=httpx.HTTPTransport(retries=9)

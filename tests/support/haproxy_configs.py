@@ -9,7 +9,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from app.launch.config import ADD_SERVICER
 from app.launch.haproxy.command import max_connections
 
-APPLICATION = "tandem"
+APPLICATION, OTHER = "tandem", "other"
 PORTS = (9101, 8404)  # of the metrics and the statistics
 # Every line that an edit of a service on one machine looks for, and some that look like them.
 CONFIG = """\
@@ -31,8 +31,17 @@ frontend http_frontend
     bind *:84040
     bind :9101 proto h2
     server s 10.0.0.1:9101
+backend http-other
+    http-reuse always
+    http-request del-header x-other
+backend http-tandem
+    http-reuse always
 frontend grpc_frontend
     bind 127.0.0.1:9000 proto h2
+backend grpc-other
+    http-reuse always
+backend grpc-tandem
+    http-reuse always
 listen stats
   bind *:8404
     # bind *:8404
@@ -46,12 +55,14 @@ def write_serves_config(
     http_port: int = 8000,
     grpc_port: int | None = None,
     replicas: dict[str, int] | None = None,
+    others: dict[str, int] | None = None,
     log_target: str = "127.0.0.1:514",
 ) -> Path:
     """Write what Serve writes.
 
     ``ports`` are those of the metrics and the statistics, ``replicas`` are ports by protocol
-    ("http", "grpc"): one of each, none by default. ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
+    ("http", "grpc"): one of each, none by default. ``others`` are those of another application,
+    below /other. ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
     """
     config = HAProxyConfig(
         log_target=log_target,
@@ -69,14 +80,18 @@ def write_serves_config(
         is_head=True,
     )
     backends = {
-        f"{protocol}-{APPLICATION}": BackendConfig(
-            name=f"{protocol}-{APPLICATION}",
-            path_prefix="/",
-            app_name=APPLICATION,
+        f"{protocol}-{application}": BackendConfig(
+            name=f"{protocol}-{application}",
+            path_prefix=prefix,
+            app_name=application,
             protocol=RequestProtocol[protocol.upper()],
             servers=[ServerConfig("one", "127.0.0.1", port)],
         )
-        for protocol, port in (replicas or {}).items()
+        for application, prefix, servers in (
+            (APPLICATION, "/", replicas),
+            (OTHER, "/other", others),
+        )
+        for protocol, port in (servers or {}).items()
     }
     HAProxyApi(config, backends, str(path))._generate_config_file_internal()
     return path

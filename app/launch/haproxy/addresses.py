@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.launch.haproxy.edit import Edit, appended
-from app.launch.haproxy.edits import GRPC, GRPC_BIND, HTTP, HTTP_BIND
+from app.launch.haproxy.edits import HTTP, HTTP_BIND
+from app.launch.haproxy.grpc_rules import BIND as GRPC_BIND
+from app.launch.haproxy.grpc_rules import FRONTEND as GRPC
 
 
 def on_loopback(ports: tuple[int, int]) -> Edit:

@@ -14,12 +14,20 @@ from app.environment import HAPROXY_LOG, environment_value
 from app.errors import ConfigError
 from app.launch.haproxy.addresses import locally, on_loopback, with_tls
 from app.launch.haproxy.edit import Edit, check_script, sed_script, unanchored
-from app.launch.haproxy.edits import always, for_clusters, unlogged
-from app.launch.haproxy.refusals import refusals
+from app.launch.haproxy.edits import (
+    always,
+    backend_of,
+    for_clusters,
+    for_own,
+    of_requests,
+    unlogged,
+)
+from app.launch.haproxy.grpc_rules import of_calls, of_frontend
 from app.launch.http_options import Tls
 from app.launch.ray_sources import haproxy_template
 
 HAPROXY = "haproxy"  # the program's name
+APPLICATION = "tandem"  # as serve_config.yaml names it
 SILENT_S = 30  # a client in the middle of a body
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 256  # that HAProxy has open beside two for each connection
@@ -68,17 +76,19 @@ class HaproxyCommand:
         tls: Tls | None = None,
         max_requests: int | None = None,
         moved: Sequence[Edit] = (),
+        application: str = APPLICATION,
     ) -> None:
         """Write the command; with ``tls`` the service's port speaks only TLS.
 
         ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
-        ``moved`` are the edits of where it listens, if Serve is told another address.
+        ``moved`` are the edits of where it listens, if Serve is told another address. Limits are of
+        the ``application`` of that name: others have none of ours.
 
         Raises:
             ConfigError: HAProxy is not installed, or Serve's template has no place for an edit.
 
         """
-        binary, edits = haproxy_binary(), [*moved, *self._all(tls, max_requests)]
+        binary, edits = haproxy_binary(), [*moved, *self._all(tls, max_requests, application)]
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_text(sed_script(edits), "ascii")
@@ -111,22 +121,17 @@ class HaproxyCommand:
             self.check_started()
             raise
 
-    def _all(self, tls: Tls | None, max_requests: int | None) -> list[Edit]:
-        edits = always(waits_for_bodies=max_requests is None)
+    def _all(self, tls: Tls | None, max_requests: int | None, application: str) -> list[Edit]:
+        http, grpc = backend_of("http", application), backend_of("grpc", application)
+        edits = [*always(), of_frontend(), *of_requests(http, max_requests)]
+        edits += of_calls(grpc, max_requests)
         if environment_value(HAPROXY_LOG) is None:
             edits.append(unlogged())
-        if self._ports:
-            edits += [
-                on_loopback(self._ports),
-                *locally(self.local_socket, self.local_grpc_socket),
-            ]
-        if tls:
-            edits += with_tls(tls.link(self.path.parent), self._ports or ())
-        if max_requests is not None:
-            edits += refusals(max_requests)
         if self._ports is None:
-            edits += for_clusters()
-        return edits
+            return edits + for_clusters(http, grpc)
+        edits += [*for_own(http), on_loopback(self._ports)]
+        edits += locally(self.local_socket, self.local_grpc_socket)
+        return edits + (with_tls(tls.link(self.path.parent), self._ports) if tls else [])
 
     def end_left_over(self) -> None:
         """End a HAProxy of this run that outlived the proxy by which Serve stops it.

@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-MARK = "# tandem"  # ends each line that is added: a second edit of the same file finds them again
+# Ends each line that is added, with its section: a second edit of the same file finds them again.
+MARK = "# tandem"
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,16 @@ def appended(
     purpose: str, section: str, lines: Iterable[str], anchor: str | None = None, per: str = ""
 ) -> Edit:
     """Return the edit that puts lines at the beginning of a section."""
-    rows = [f"    {line} {MARK}" for line in lines]
+    rows = [f"    {line} {MARK} {section.split()[-1]}" for line in lines]
     # sed takes one of two backslashes.
-    script = "\\\n".join([f"/^{section}$/a", *(row.replace("\\", "\\\\") for row in rows)])
+    place = section.replace(".", r"\.")
+    script = "\\\n".join([f"/^{place}$/a", *(row.replace("\\", "\\\\") for row in rows)])
     return Edit(purpose, (anchor or rf"^{section}$",), script, lines=tuple(rows), per=per)
 
 
 def sed_script(edits: Sequence[Edit]) -> str:
     """Return the script that makes all edits; what an earlier run of it added goes first."""
-    return "\n".join([f"/{MARK}$/d", *(edit.script for edit in edits)]) + "\n"
+    return "\n".join([f"/{MARK} [^ ]+$/d", *(edit.script for edit in edits)]) + "\n"
 
 
 def unanchored(edits: Iterable[Edit], template_module: str) -> list[str]:

@@ -1,57 +1,99 @@
-"""HAProxy's rules for gRPC clients: what a call has to begin with, and what is refused at once.
+"""The edits of what HAProxy does with gRPC calls: how one has to begin, what is refused at once.
 
 A refusal has the form that gRPC calls trailers only: HTTP's status 200, and the call's in headers.
 """
+
+from app.launch.haproxy import edits
+from app.launch.haproxy.answers import BEGIN_WITHIN_S
+from app.launch.haproxy.edit import Edit, appended
+from app.launch.haproxy.refusals import TOLD, refusals, stick_table, under_way
+from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
 
 CALL_PATH = "/tandem.v1.Ensemble/Classify"  # tandem.proto's method
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"  # of the Open Inference Protocol
 IS_CALL = f"{{ path {CALL_PATH} {INFER_PATH} }}"
 # Every method of the two services: the others' messages are short, and have to come too.
 IS_OURS = "{ path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ }"
-# Methods that Serve adds to every application, and that ask for no key; it answers Healthz here.
-IS_SERVES = "{ path_beg /grpc.reflection. /ray.serve. } !{ path_end /Healthz }"
+# Methods that Serve adds, and that ask for no key: to every application, and for all together. It
+# answers Healthz here.
+IS_REFLECTION, IS_SERVES = "{ path_beg /grpc.reflection. }", "{ path_beg /ray.serve. }"
+IS_HEALTHZ = "{ path_end /Healthz }"
 # At a time, wherever they are: a connection may have 100 streams, and HAProxy keeps 16 KB of each
 # that waits for its first bytes.
 MAX_CALLS = 4096
 MAX_OF_SERVES = 8  # each may send as much as a message may have
+# gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
+COPY_DEADLINE = (
+    f"http-request set-header {DEADLINE_METADATA} %[req.hdr(grpc-timeout)] "
+    "if { req.hdr(grpc-timeout) -m found }"
+)
 # How each call's message begins: whether it is compressed, and its length (app/grpc/request.py).
-TELL_PREFIX = "http-request set-header x-grpc-message-prefix %[req.body,bytes(0,5),hex]"
+TELL_PREFIX = f"http-request set-header {PREFIX_METADATA} %[req.body,bytes(0,5),hex] if {IS_OURS}"
 RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
+FRONTEND = "frontend grpc_frontend"
+BIND = (
+    r"^ *bind \{\{ config\.grpc_frontend_host \}\}:\{\{ config\.grpc_frontend_port \}\} proto h2$"
+)
 
 
-def frontend_rules(begin_within_s: int) -> list[str]:
-    """Return the rules that come before all others of the frontend.
-
-    Calls under way are counted in a stick table of two rows: our services', and those of Serve's
-    own methods. Other applications' are their own affair.
-    """
-    told = _refusal(RESOURCE_EXHAUSTED, "overloaded", "too many calls at a time; try again in 1 s")
-    full = f"http-request return status 200 {told}"
-    late = f"headers and message did not begin to arrive within {begin_within_s} s"
-    return [
-        "stick-table type integer size 16 expire 1h store conn_cur",
-        f"http-request track-sc0 int(1) if {IS_OURS}",
-        f"http-request track-sc0 int(2) if {IS_SERVES}",
-        f"{full} if {IS_OURS} {{ sc0_conn_cur gt {MAX_CALLS} }}",
-        f"{full} if {IS_SERVES} {{ sc0_conn_cur gt {MAX_OF_SERVES} }}",
-        f"http-error status 408 {_refusal(DEADLINE_EXCEEDED, 'slow_request', late)}",
+def of_frontend() -> Edit:
+    """Return what is no application's: slow headers, and calls that Serve answers for all."""
+    rules = [
+        stick_table(),
+        _late(),
         "http-after-response set-status 200 if { status 408 }",
         # HAProxy gives an answer without a body no content type, and some clients ask for it.
         "http-after-response set-header content-type application/grpc "
         "if { res.hdr(grpc-status) -m found }",
+        *_few(4, f"{IS_SERVES} !{IS_HEALTHZ}", MAX_OF_SERVES),
+    ]
+    return appended("the limits of gRPC connections", FRONTEND, rules, per=f"^{FRONTEND}$")
+
+
+def of_calls(section: str, max_requests: int | None) -> list[Edit]:
+    """Return what HAProxy does with our application's calls; ``section`` is its backend.
+
+    A client's deadline is copied to where the Gateway sees it. ``max_requests`` as over HTTP.
+    """
+    name = section.removeprefix("backend ")
+    limits = [
+        stick_table(),
+        _late(),
+        # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+        *edits.removals(("request_id",)),
+        COPY_DEADLINE,
+        *_few(2, IS_OURS, MAX_CALLS),
+        *_few(3, IS_REFLECTION, MAX_OF_SERVES),
+    ]
+    begins = [f"{edits.FIRST_BYTES} if {IS_OURS}", TELL_PREFIX]
+    if max_requests is not None:
+        limits += refusals(name, max_requests, IS_CALL, _refusal(TOLD))
+        begins += under_way(name, IS_CALL)
+    return [
+        edits.of_backend("the limits of gRPC calls", section, limits),
+        edits.of_backend("the time limit of a call's beginning", section, begins),
     ]
 
 
-def begin_rules(wait: str, condition: str = "") -> list[str]:
-    """Return the rules that ``wait`` for a call's first bytes and tell the Gateway of them."""
-    return [f"{rule} if {IS_OURS}{condition}" for rule in (wait, TELL_PREFIX)]
+def _few(row: int, calls: str, num: int) -> list[str]:
+    """Return the rules that count ``calls`` under way in a row of the table, and refuse more."""
+    full = _refusal("too many calls at a time; try again in 1 s")
+    return [
+        f"http-request track-sc0 int({row}) if {calls}",
+        f"{full} if {calls} {{ sc0_conn_cur gt {num} }}",
+    ]
 
 
-def refusal(message: str) -> str:
+def _refusal(message: str) -> str:
     """Return the action that answers a call with RESOURCE_EXHAUSTED, and when to come back."""
-    return f"http-request return status 200 {_refusal(RESOURCE_EXHAUSTED, 'overloaded', message)}"
+    told = _told(RESOURCE_EXHAUSTED, "overloaded", message)
+    return f"http-request return status 200 {told} hdr grpc-retry-pushback-ms 1000"
 
 
-def _refusal(status: int, code: str, message: str) -> str:
-    told = f'hdr grpc-status {status} hdr grpc-message "{message}" hdr error-code {code}'
-    return f"{told} hdr grpc-retry-pushback-ms 1000" if status == RESOURCE_EXHAUSTED else told
+def _late() -> str:
+    late = f"headers and message did not begin to arrive within {BEGIN_WITHIN_S} s"
+    return f"http-error status 408 {_told(DEADLINE_EXCEEDED, 'slow_request', late)}"
+
+
+def _told(status: int, code: str, message: str) -> str:
+    return f'hdr grpc-status {status} hdr grpc-message "{message}" hdr error-code {code}'

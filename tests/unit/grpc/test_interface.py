@@ -14,9 +14,10 @@ from app import responses
 from app.errors import BadParameterError
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import code_of, number_of
-from app.grpc.request import PREFIX_METADATA, announced_bytes, timeout_s_of
+from app.grpc.request import announced_bytes, timeout_s_of
 from app.grpc.servicer import add_servicer
 from app.launch.config import ADD_SERVICER, grpc_port, with_grpc
+from app.queueing.haproxy_headers import PREFIX_METADATA
 from models.errors import TandemError
 
 ROOT = Path(__file__).parents[3]

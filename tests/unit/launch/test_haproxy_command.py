@@ -47,7 +47,9 @@ def test_nobody_else_may_change_the_command(command):
         ("    bind :9101\n", "metrics and statistics on loopback"),
         ("  bind *:8404\n", "metrics and statistics on loopback"),
         ("defaults\n", "time limit of headers"),
-        ("frontend http_frontend\n", "limits of HTTP requests"),
+        ("frontend http_frontend\n", "HTTP/1.1 alone"),
+        ("backend http-tandem\n", "backends named by protocol and application"),
+        ("backend grpc-tandem\n", "backends named by protocol and application"),
     ],
 )
 def test_haproxy_is_not_started_without_an_edit(command, tmp_path, line, lost):
@@ -62,13 +64,12 @@ def test_haproxy_is_not_started_with_an_application_that_it_would_not_limit(comm
     HaproxyCommand(command, PORTS).write(max_requests=7)
     config = write_serves_config(tmp_path / "haproxy.cfg", ports=PORTS, replicas={"http": 30000})
     config.write_text(config.read_text().replace("http-tandem", "tandem-http"))
-    assert_refused(command, config, "the refusals (429)")
+    assert_refused(command, config, "backends named by protocol and application")
 
 
 @pytest.mark.parametrize(
     ("line", "lost"),
     [
-        ("errorfile 503", "the service's own form of HAProxy's answers"),
         ("option splice-request", "bodies copied, not spliced"),
         ("local0 info", "no datagram for each request"),
     ],

@@ -3,24 +3,19 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
+from ray.serve._private.haproxy import HAProxyManager
 
+from app.environment import GATEWAY_TIMEOUT, node_environment
 from app.errors import OverloadedError
 from app.launch.haproxy import grpc_rules
+from app.launch.haproxy.answers import WITHOUT_PATH, answers
 from app.launch.haproxy.command import HaproxyCommand
-from app.launch.haproxy.edits import (
-    BEGIN_WITHIN_S,
-    CLOSED,
-    COPY_DEADLINE,
-    ERROR_RESPONSES,
-    FOREIGN_HEADERS,
-    MOVED_TIMEOUT,
-    OVERLONG,
-    PROTOCOL_ERRORS,
-    TEXT_HEADERS,
-    UNWATCHED,
-)
+from app.launch.haproxy.edits import BEGIN, OVERLONG, UNWATCHED, WHOLE, backend_of
+from app.launch.haproxy.grpc_rules import COPY_DEADLINE
+from app.queueing.haproxy_headers import INTERNAL_HEADERS
 from tests.support.fake_haproxy import STARTED
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
 
@@ -28,91 +23,102 @@ NO_APPLICATION = """\
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path not found."
 """
+SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b.*", re.MULTILINE)
 
 
-def test_what_is_changed_and_what_is_not(command, tmp_path):
-    config = tmp_path / "a folder" / "haproxy.cfg"
-    config.parent.mkdir()
-    config.write_text(CONFIG)
-    ran = subprocess.run([command, "-W", "-f", config, "-x", "two words"], check=False)
-    assert ran.returncode == STARTED  # exec: the binary's own exit code, and its process
-    called = (tmp_path / "called").read_text().splitlines()
-    assert called == ["-W", "-f", str(config), "-x", "two words"]
-    before, after = CONFIG.splitlines(), config.read_text().splitlines()
-    added = [line for line in after if line.endswith("# tandem")]
-    first = after.index("frontend http_frontend") + 1
-    no_text = "if {{ req.hdr({0}) -m reg [^\\x20-~] }}"
-    rules = [f"del-header {n} {no_text.format(n)}" for n in TEXT_HEADERS]
-    rules.append(f"del-header ^({FOREIGN_HEADERS})$ -m reg")
-    moved = [*MOVED_TIMEOUT, *PROTOCOL_ERRORS]
-    rules += [rule.removeprefix("http-request ") for rule in moved]
-    rules = [OVERLONG, *(f"http-request {rule}" for rule in rules)]
-    rules += [UNWATCHED, CLOSED, "http-request wait-for-body time 10s at-least 15360 if METH_POST"]
-    assert after[first : first + len(rules)] == [f"    {rule} # tandem" for rule in rules]
-    assert (
-        after[first + len(rules)] == f"    bind unix@{command.parent}/local.sock mode 600 # tandem"
-    )
-    first = after.index("defaults") + 1
-    assert after[first] == "    timeout http-request 10s # tandem"
-    answers = after[first + 1 : first + 1 + len(ERROR_RESPONSES)]
-    assert all(
-        f"http-error status {status} " in line
-        for status, line in zip(ERROR_RESPONSES, answers, strict=True)
-    )
-    first = after.index("frontend grpc_frontend") + 1
-    of_grpc = [
-        f"http-request del-header request_id {no_text.format('request_id')}",
-        COPY_DEADLINE,
-        *grpc_rules.frontend_rules(BEGIN_WITHIN_S),
-        *grpc_rules.begin_rules("http-request wait-for-body time 10s at-least 15360"),
-        f"bind unix@{command.parent}/local-grpc.sock mode 600 proto h2",
-    ]
-    assert after[first : first + len(of_grpc)] == [f"    {rule} # tandem" for rule in of_grpc]
-    assert len(added) == len(rules) + 1 + 1 + len(ERROR_RESPONSES) + len(of_grpc)
-    after = [line for line in after if line not in added]
-    gone = " *(log 127|errorfile|option splice-)"
-    before = [line for line in before if not re.match(gone, line)]
-    changed = {(a, b) for a, b in zip(before, after, strict=True) if a != b}
-    assert changed == {
-        ("    bind :9101", "    bind 127.0.0.1:9101"),
-        ("  bind *:8404", "  bind 127.0.0.1:8404"),
+def sections(text: str) -> dict[str, list[str]]:
+    """Return the lines of each section by its name, without our marks."""
+    parts = SECTION.split(text)
+    names = [found[0] for found in SECTION.finditer(text)]
+    bodies = parts[2::2]
+    return {
+        name: [re.sub(r" # tandem \S+$", "", line).strip() for line in body.splitlines() if line]
+        for name, body in zip(names, bodies, strict=True)
     }
 
 
-def test_a_second_start_with_the_same_file_changes_nothing_more(command, tmp_path):
+def edited(command: Path, config: Path) -> dict[str, list[str]]:
+    """Let the command edit a file twice, as Serve's reloads do; return its sections."""
+    for _ in range(2):
+        ran = subprocess.run([command, "-W", "-f", config, "-x", "two words"], check=False)
+        assert ran.returncode == STARTED  # exec: the binary's own exit code, and its process
+    return sections(config.read_text())
+
+
+def test_only_our_application_has_our_rules(command: Path, tmp_path: Path) -> None:
+    HaproxyCommand(command, PORTS).write(max_requests=7)
+    config = tmp_path / "a folder" / "haproxy.cfg"
+    config.parent.mkdir()
+    config.write_text(CONFIG)
+    before, after = sections(CONFIG), edited(command, config)
+    called = (tmp_path / "called").read_text().splitlines()
+    assert called == ["-W", "-f", str(config), "-x", "two words"]
+    assert after.keys() == before.keys()
+    gone = re.compile("log 127|option splice-")
+    kept = {name: [line for line in before[name] if not gone.match(line)] for name in before}
+    added = {name: [line for line in after[name] if line not in kept[name]] for name in after}
+    assert not added["backend http-other"] + added["backend grpc-other"] + added["global"]
+    folder = command.parent
+    expected = {
+        "defaults": ["timeout http-request 10s", *answers(WITHOUT_PATH)],
+        "frontend prometheus": ["bind 127.0.0.1:9101"],
+        "frontend http_frontend": [
+            "option disable-h2-upgrade",
+            f"bind unix@{folder}/local.sock mode 600",
+        ],
+        "listen stats": ["bind 127.0.0.1:8404"],
+    }
+    assert {name: added[name] for name in expected} == expected
+    of_grpc = added["frontend grpc_frontend"]
+    assert of_grpc[-1] == f"bind unix@{folder}/local-grpc.sock mode 600 proto h2"
+    assert all("ray.serve" in line for line in of_grpc if line.startswith("http-request "))
+    ours = added["backend http-tandem"]
+    assert ours.index(OVERLONG) < ours.index(UNWATCHED) < ours.index(BEGIN)
+    assert [line for line in ours if line.startswith(("retry-on", "http-reuse"))] == [
+        "retry-on conn-failure empty-response",
+        "http-reuse safe",
+    ]
+    for name in kept:
+        left = [line for line in after[name] if line not in added[name]]
+        moved = ("bind :9101", "bind *:8404", "http-reuse always")
+        assert left == [line for line in kept[name] if line in left or line not in moved]
+
+
+def test_headers_of_ours_are_taken_away_before_one_is_set(command: Path, tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG)
-    for _ in range(2):
-        subprocess.run([command, "-f", config], check=False)
-    assert config.read_text().count("127.0.0.1:9101") == 1
-    assert config.read_text().count("del-header traceparent") == 1
-    assert config.read_text().count("timeout http-request") == 1
-    assert config.read_text().count(COPY_DEADLINE) == 1
+    found = edited(command, config)
+    for section in ("backend http-tandem", "backend grpc-tandem"):
+        lines = found[section]
+        (removal,) = (n for n, line in enumerate(lines) if "del-header ^(" in line)
+        assert all(name in lines[removal] for name in INTERNAL_HEADERS)
+        set_at = [n for n, line in enumerate(lines) if "http-request set-header x-" in line]
+        assert set_at
+        assert min(set_at) > removal
 
 
 def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     HaproxyCommand(command, PORTS).write(max_requests=7)
     config = write_serves_config(tmp_path / "haproxy.cfg", ports=PORTS, replicas={"http": 30000})
-    for _ in range(2):
-        assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
-    lines = config.read_text().splitlines()
-    route = lines.index("    use_backend http-tandem if is_http-tandem")
-    *rules, wait = (line.strip().removesuffix(" # tandem") for line in lines[route - 13 : route])
-    ours = "if { path_end /v1/classify /infer } is_http-tandem"
-    assert wait == (
-        "http-request wait-for-body time 10s at-least 15360 if METH_POST is_http-tandem"
-    )
+    found = edited(command, config)
+    lines = found["backend http-tandem"]
+    ours = "if { path_end /v1/classify /infer }"
+    first = lines.index(f"http-request set-var(txn.gateways) nbsrv(http-tandem) {ours}")
+    *rules, wait, count, track, answered = lines[first:][:17]
+    assert wait == BEGIN
+    assert count == f"http-request set-var(txn.counted) bool(true) {ours}"
+    counted = "table http-tandem if { var(txn.counted) -m bool }"
+    assert track == f"http-request track-sc1 int(0) {counted}"
+    assert answered == f"http-response track-sc2 int(1) {counted}"
     assert config.read_text().count("wait-for-body") == 1  # nobody waits for what is refused
-    assert rules[:2] == [
-        f"http-request set-var(txn.gateways) nbsrv(http-tandem) {ours}",
-        f"http-request set-var(txn.limit) int(7) {ours}",
-    ]
-    assert rules[3] == (
+    assert rules[2] == f"http-request set-var(txn.limit) int(7) {ours}"
+    assert rules[4] == (
         f"http-request set-var(txn.full) bool(true) {ours} {{ nbsrv(http-tandem) gt 0 }} "
-        "{ be_conn(http-tandem),div(txn.gateways),sub(txn.limit) ge 0 }"
+        "{ int(0),table_conn_cur(http-tandem),sub(txn.answered),div(txn.gateways),"
+        "sub(txn.limit) ge 0 }"
     )
     of_infer, refusal = (rule for rule in rules if "status 429" in rule)
-    assert of_infer.endswith("if { path_end /infer } is_http-tandem { var(txn.refused) -m bool }")
+    assert of_infer.endswith("if { path_end /infer } { var(txn.refused) -m bool }")
     (text,) = re.findall(r"lf-string '(.*)' if", of_infer)
     assert "%[var(txn.limit)] requests are under way" in json.loads(text)["error"]
     assert "return status 429 content-type application/json hdr retry-after 1" in refusal
@@ -124,73 +130,72 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     assert config.read_text().count("status 429") == 2
 
 
-CALLS = """\
-frontend grpc_frontend
-    use_backend grpc_fallback_backend if is_list_applications
-    use_backend grpc-tandem if is_grpc-tandem
-    default_backend grpc-tandem
-backend default_grpc_backend
-"""
-
-
 def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
     HaproxyCommand(command, PORTS).write(max_requests=7)
     config = tmp_path / "haproxy.cfg"
-    config.write_text(CALLS)
-    for _ in range(2):
-        subprocess.run([command, "-f", config], check=False)
-    lines = [line.strip().removesuffix(" # tandem") for line in config.read_text().splitlines()]
+    config.write_text(CONFIG)
+    lines = edited(command, config)["backend grpc-tandem"]
     service = "inference.GRPCInferenceService"
     is_call = f"if {{ path /tandem.v1.Ensemble/Classify /{service}/ModelInfer }}"
     is_ours = f"if {{ path_beg /tandem.v1.Ensemble/ /{service}/ }}"
-    for route, only in (
-        ("use_backend grpc-tandem if is_grpc-tandem", " is_grpc-tandem"),
-        ("default_backend grpc-tandem", ""),
-    ):
-        place = lines.index(route)
-        *rules, wait, tell = lines[place - 13 : place]
-        (refusal,) = (rule for rule in rules if " return " in rule)
-        assert rules[0] == (
-            f"http-request set-var(txn.gateways) nbsrv(grpc-tandem) {is_call}{only}"
-        )
-        assert refusal.startswith("http-request return status 200 hdr grpc-status 8 ")
-        assert 'hdr grpc-message "%[var(txn.limit)] requests are under way for each' in refusal
-        assert f"hdr error-code {OverloadedError.code} " in refusal
-        assert refusal.endswith(f"{is_call}{only} {{ var(txn.refused) -m bool }}")
-        assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_ours}{only}"
-        assert tell == f"{grpc_rules.TELL_PREFIX} {is_ours}{only}"
-    assert "\n".join(lines).count("wait-for-body") == 2  # nobody waits for what is refused
+    first = lines.index(f"http-request set-var(txn.gateways) nbsrv(grpc-tandem) {is_call}")
+    *rules, wait, tell, _, track, answered = lines[first:][:17]
+    (refusal,) = (rule for rule in rules if " return " in rule)
+    assert refusal.startswith("http-request return status 200 hdr grpc-status 8 ")
+    assert 'hdr grpc-message "%[var(txn.limit)] requests are under way for each' in refusal
+    assert f"hdr error-code {OverloadedError.code} " in refusal
+    assert refusal.endswith(f"{is_call} {{ var(txn.refused) -m bool }}")
+    assert wait == f"http-request wait-for-body time 10s at-least 15360 {is_ours}"
+    assert tell == grpc_rules.TELL_PREFIX
+    assert "track-sc1 int(0) table grpc-tandem" in track
+    assert "track-sc2 int(1) table grpc-tandem" in answered
 
 
 def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics(command, tmp_path):
     HaproxyCommand(command, ports=None).write()
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG + NO_APPLICATION)
-    for _ in range(2):
-        assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
-    lines = config.read_text().splitlines()
-    assert lines[:2] == ["global", "    tune.memory.hot-size 16777216 # tandem"]
-    waits = [line for line in lines if "wait-for-body" in line]
-    assert waits == [
-        "    http-request wait-for-body time 10s at-least 15360 if METH_POST # tandem",
-        "    http-request wait-for-body time 60s if METH_POST # tandem",
-        "    http-request wait-for-body time 10s at-least 15360 "
-        "if { path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ } # tandem",
-    ]
-    assert "    bind :9101" in lines
-    assert "  bind *:8404" in lines
+    found = edited(command, config)
+    assert found["global"][0] == "tune.memory.hot-size 16777216"
+    ours, others = found["backend http-tandem"], found["backend http-other"]
+    assert [line for line in ours if "wait-for-body" in line] == [BEGIN, WHOLE]
+    for section in ("backend http-tandem", "backend grpc-tandem"):
+        assert "retry-on conn-failure empty-response response-timeout" in found[section]
+        assert "timeout server 5000ms" in found[section]
+    assert others == ["http-reuse always", "http-request del-header x-other"]
+    assert "bind :9101" in found["frontend prometheus"]
+    assert "bind *:8404" in found["listen stats"]
+
+
+def test_on_a_cluster_how_long_a_gateway_is_waited_for_is_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GATEWAY_TIMEOUT, "7.5")
+    assert node_environment(tmp_path)[GATEWAY_TIMEOUT] == "7.5"
+    HaproxyCommand(tmp_path / "haproxy", ports=None).write()
+    assert "timeout server 7500ms" in (tmp_path / "edits.sed").read_text()
+
+
+@pytest.mark.parametrize("name", ["tandem", "My_app#2/x y"])
+def test_an_application_is_found_by_the_name_that_serve_makes_of_it(name: str) -> None:
+    assert backend_of("http", name) == f"backend {HAProxyManager.get_safe_name(f'http-{name}')}"
 
 
 def test_on_a_cluster_a_new_haproxy_is_not_ready_rather_than_ignorant(command, tmp_path):
     """Serve's answer where no application is known yet is 404, which no client tries again."""
     HaproxyCommand(command, ports=None).write()
     config = write_serves_config(tmp_path / "haproxy.cfg")
-    assert subprocess.run([command, "-f", config], check=False).returncode == STARTED
-    lines = config.read_text().splitlines()
-    line = lines[lines.index("backend default_backend") + 1]
-    assert line.startswith("    http-request return status 503 content-type application/json hdr")
+    line = edited(command, config)["backend default_backend"][0]
+    assert line.startswith("http-request return status 503 content-type application/json hdr")
     (text,) = re.findall(r"string '(.*)'", line)
     assert json.loads(text)["error"]["code"] == "not_ready"
+
+
+def test_on_a_cluster_a_path_of_no_application_stays_unknown(command, tmp_path):
+    HaproxyCommand(command, ports=None).write()
+    config = write_serves_config(tmp_path / "haproxy.cfg", others={"http": 30000})
+    line = edited(command, config)["backend default_backend"][0]
+    assert line.startswith("http-request return status 404 content-type text/plain")
 
 
 @pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
@@ -223,12 +228,8 @@ def test_haproxy_itself_takes_what_is_added(tmp_path, ports, grpc_port, replicas
         checked = subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stderr
     text = config.read_text()
-    has_grpc = grpc_port is not None
-    if ports is None:
-        assert text.count("wait-for-body") == 2 + has_grpc
-    else:  # a backend of gRPC is named by a header, and the default as the only one
-        of_grpc = 2 * (has_grpc and "grpc" in replicas)
-        assert text.count("wait-for-body") == ("http" in replicas) + of_grpc
+    has_http, has_grpc = "http" in replicas, grpc_port is not None and "grpc" in replicas
+    assert text.count("wait-for-body") == has_grpc + has_http * (1 if ports else 2)
     assert text.count("timeout http-request") == 1
     assert text.count(COPY_DEADLINE) == has_grpc
-    assert text.count("status 429") == 2 * (ports is not None and "http" in replicas)
+    assert text.count("status 429") == 2 * (ports is not None and has_http)

@@ -11,18 +11,22 @@ from app.launch.haproxy import command
 from app.launch.haproxy.addresses import listening_on, on_loopback, with_tls
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
-from app.launch.haproxy.edits import always, for_clusters, unlogged
-from app.launch.haproxy.refusals import refusals
+from app.launch.haproxy.edits import always, for_clusters, for_own, of_requests, unlogged
+from app.launch.haproxy.grpc_rules import of_calls, of_frontend
 
 TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
+HTTP, GRPC = "backend http-tandem", "backend grpc-tandem"
 EDITS = [
-    *always(waits_for_bodies=True),
+    *always(),
+    of_frontend(),
+    *of_requests(HTTP, 7),
+    *of_calls(GRPC, 7),
     unlogged(),
     on_loopback((9101, 8404)),
     *with_tls("crt x.pem alpn http/1.1", (9101, 8404)),
     *listening_on("::", 8000, 9000),
-    *refusals(7),
-    *for_clusters(),
+    *for_own(HTTP),
+    *for_clusters(HTTP, GRPC),
 ]
 ANCHORS = [(edit, anchor) for edit in EDITS for anchor in edit.anchors]
 
@@ -44,9 +48,9 @@ def test_the_command_is_not_written_for_another_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int] | None
 ) -> None:
     """Neither by tandem serve nor by tandem environment."""
-    other = TEMPLATE.replace("frontend http_frontend", "frontend http")
+    other = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
     monkeypatch.setattr(command, "haproxy_template", lambda: other)
     with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
         HaproxyCommand(tmp_path / "haproxy", ports).write()
-    assert "no place for the limits of HTTP requests" in caught.value.message
+    assert "no place for the time limit of headers" in caught.value.message
     assert list(tmp_path.iterdir()) == []

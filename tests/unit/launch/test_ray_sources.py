@@ -14,7 +14,8 @@ from tests.support.command_line import tandem
 
 def test_ray_reads_every_variable_that_is_set(tmp_path: Path) -> None:
     assert check_variables(serve_environment(tmp_path, (1, 2))) == []
-    assert check_variables(node_environment(tmp_path)) == []
+    names = [name for name in node_environment(tmp_path) if name.startswith("RAY_")]
+    assert check_variables(names) == []
 
 
 def test_variables_that_ray_does_not_read_are_one_warning() -> None:

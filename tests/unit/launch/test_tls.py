@@ -102,8 +102,11 @@ def test_haproxy_takes_the_configuration(signed, root, tmp_path):
         assert checked.returncode == 0, checked.stderr
     lines = [line for line in config.read_text().splitlines() if line.lstrip().startswith("bind ")]
     bound = [line for line in lines if ":9101" not in line and ":8404" not in line]
-    assert bound.pop(0) == f"    bind unix@{run}/local.sock mode 600 # tandem"
-    assert bound.pop(1) == f"    bind unix@{run}/local-grpc.sock mode 600 proto h2 # tandem"
+    assert bound.pop(0) == f"    bind unix@{run}/local.sock mode 600 # tandem http_frontend"
+    assert (
+        bound.pop(1)
+        == f"    bind unix@{run}/local-grpc.sock mode 600 proto h2 # tandem grpc_frontend"
+    )
     assert bound[0].startswith(f"    bind 127.0.0.1:8000 ssl crt {run}/tls.pem alpn")
     assert bound[0].endswith("verify required")
     assert bound[1].startswith(f"    bind 127.0.0.1:9000 ssl crt {run}/tls.pem alpn h2 ca-file")

@@ -1,0 +1,332 @@
+"""The real HAProxy before a server of ours and another application's: who may disturb whom."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from app.launch.haproxy.answers import METHODS
+from app.launch.haproxy.edits import BEGIN_BYTES
+from app.queueing import haproxy_headers
+from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS
+from tests.support.haproxy_process import MAX_REQUESTS, haproxy_before
+
+APP = Path(haproxy_headers.__file__).parents[1]
+CLASSIFY = "/v1/classify"
+KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+BEGUN = bytes(BEGIN_BYTES)  # of a body: so much lets a request go on
+NUM_SLOW = MAX_REQUESTS + 8
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Server:
+    """Answers as ``answer`` says, once the head is there; remembers heads by path."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, str] = {}
+        self.num_arrived = 0
+        self.open_for: set[asyncio.StreamWriter] = set()
+        self.answer: Callable[[str], bytes | None] = lambda _: ok(b"{}")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open_for.add(writer)
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
+                self.heads[head.split(" ", 2)[1]] = head.lower()
+                self.num_arrived += 1
+                answer = self.answer(head)
+                length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+                if length and (answer is None or b"connection: close" not in answer):
+                    await reader.readexactly(int(length[1]))
+                if answer is None:  # it dies
+                    break
+                writer.write(answer)
+                await writer.drain()
+                if b"connection: close" in answer:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open_for.discard(writer)
+            writer.close()
+
+
+def ok(body: bytes, *more: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *more]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class Clients:
+    """Connections to HAProxy."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def open(self) -> Streams:
+        streams = await asyncio.open_connection("127.0.0.1", self._port)
+        self.writers.append(streams[1])
+        return streams
+
+    def close(self) -> None:
+        """Hang up, all of them."""
+        for writer in self.writers:
+            writer.close()
+
+    async def ask(
+        self,
+        path: str,
+        *more: str,
+        streams: Streams | None = None,
+        verb: str = "POST",
+        body: bytes = b"photo",
+    ) -> tuple[int, bytes, bytes]:
+        """Return status, head and body of an answer; status 0: not a byte came."""
+        reader, writer = streams or await self.open()
+        lines = [f"{verb} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *more]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return 0, b"", b""
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        content = await reader.readexactly(int(length[1])) if length else b""
+        return int(head.split()[1]), head.lower(), content
+
+    async def slow(self, path: str, *more: str, sent: bytes = BEGUN) -> Streams:
+        """Begin a request whose body does not come to its end."""
+        reader, writer = await self.open()
+        lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 1000000", *more]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + sent)
+        await writer.drain()
+        return reader, writer
+
+
+Scenario = Callable[[Server, Clients], Awaitable[None]]
+
+
+@pytest.fixture
+def play(free_port: Callable[[], int], tmp_path: Path) -> Callable[[Scenario], None]:
+    """Run a scenario with a server and clients of HAProxy between them."""
+
+    def run(scenario: Scenario) -> None:
+        front, back = free_port(), free_port()
+
+        async def all_of_it() -> None:
+            server = Server()
+            clients = Clients(front)
+            listener = await asyncio.start_server(server.serve, "127.0.0.1", back)
+            async with asyncio.timeout(60), listener:
+                try:
+                    await _until_it_answers(clients)
+                    await scenario(server, clients)
+                finally:
+                    for writer in (*clients.writers, *server.open_for):
+                        writer.close()
+                    await until(lambda: not server.open_for)
+
+        with haproxy_before(front, back, tmp_path):
+            asyncio.run(all_of_it())
+
+    return run
+
+
+async def _until_it_answers(clients: Clients) -> None:
+    while True:
+        try:
+            if (await clients.ask("/begun"))[0] == 200:
+                return
+        except OSError:
+            await asyncio.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def answers_all(clients: Clients) -> bool:
+    """Whether requests to classify are answered: as many as one in 100 ms would not be."""
+    return {(await clients.ask(CLASSIFY))[0] for _ in range(20)} == {200}
+
+
+@pytest.mark.parametrize(
+    "path", ["/other/thing", "/page/nothing", "/v1/models", "/v2/models/a/ready"]
+)
+def test_bodies_of_other_routes_are_no_requests_under_way(play, path: str) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        before = server.num_arrived
+        for _ in range(NUM_SLOW):
+            await clients.slow(path)
+        await until(lambda: server.num_arrived == before + NUM_SLOW)
+        assert await answers_all(clients)
+
+    play(scenario)
+
+
+def test_requests_that_do_not_begin_are_not_under_way(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        for _ in range(NUM_SLOW):
+            await clients.slow(CLASSIFY, sent=b"a")
+        assert await answers_all(clients)
+
+    play(scenario)
+
+
+def test_who_was_answered_is_not_under_way_and_its_connection_ends(play) -> None:
+    """Whatever goes on to come; the Gateway closes its own connection (app/http/unread_body.py)."""
+
+    async def scenario(server: Server, clients: Clients) -> None:
+        ended = []
+        early = ok(b"{}", "connection: close", f"{CLOSE_HEADER}: 1", status="404 Not Found")
+        server.answer = lambda head: early if "1000000" in head else ok(b"{}")
+        for _ in range(NUM_SLOW):
+            reader, writer = await clients.slow(CLASSIFY)
+            told = await reader.readuntil(b"{}")
+            assert told.startswith(b"HTTP/1.1 404 ")
+            assert b"connection: close" in told.lower()
+            assert CLOSE_HEADER.encode() not in told.lower()
+            ended.append((reader, writer))
+        assert await answers_all(clients)
+        for reader, writer in ended:  # whoever sends more is not let
+            with suppress(ConnectionError):
+                while not reader.at_eof():
+                    writer.write(b"a")
+                    await asyncio.wait((asyncio.ensure_future(reader.read(1)),), timeout=0.05)
+
+    play(scenario)
+
+
+def test_requests_to_classify_are_under_way_until_they_are_answered(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        before = server.num_arrived
+        for _ in range(MAX_REQUESTS):
+            await clients.slow(CLASSIFY)
+        await until(lambda: server.num_arrived == before + MAX_REQUESTS)
+        statuses = [(await clients.ask(CLASSIFY))[0] for _ in range(9)]
+        assert 429 in statuses
+        # Another application's are none of ours, and have no limit of ours.
+        assert {(await clients.ask("/other/infer"))[0] for _ in range(9)} == {200}
+        clients.close()
+        await until(lambda: not server.open_for)
+        assert await answers_all(clients)
+
+    play(scenario)
+
+
+def test_a_connection_is_never_upgraded(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        upgrade = ("Connection: Upgrade", "Upgrade: websocket", KEY)
+        for path in (CLASSIFY, "/other/chat"):
+            assert (await clients.ask(path, *upgrade))[0] == 200
+        assert "upgrade:" not in server.heads[CLASSIFY]
+        assert "upgrade: websocket" in server.heads["/other/chat"]  # as Serve has it
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", INTERNAL_HEADERS)
+def test_a_clients_own_internal_header_goes_no_further(play, name: str) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        for path in (CLASSIFY, "/other/infer"):
+            await clients.ask(path, f"{name}: 999")
+        assert name not in server.heads[CLASSIFY]
+        assert f"{name}: 999" in server.heads["/other/infer"]
+
+    play(scenario)
+
+
+def test_every_internal_header_is_in_the_list() -> None:
+    texts = [path.read_text("utf-8") for path in APP.rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'"(x-(?:tandem|grpc)-[a-z-]+)"', text)}
+    assert named == set(INTERNAL_HEADERS)
+
+
+def test_another_applications_headers_are_its_own(play) -> None:
+    headers = {
+        "x-session-id": "7",
+        "serve_multiplexed_model_id": "m",
+        "x-request-timeout-seconds": "9",
+    }
+
+    async def scenario(server: Server, clients: Clients) -> None:
+        for path in (CLASSIFY, "/other/infer"):
+            await clients.ask(path, *(f"{name}: {value}" for name, value in headers.items()))
+        for name, value in headers.items():
+            assert f"{name}: {value}" in server.heads["/other/infer"]
+            assert name not in server.heads[CLASSIFY]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("size", [5, 50_000, 200_000])
+def test_a_server_that_dies_is_told_of_in_json(play, size: int) -> None:
+    """With a connection that has served before, too: the client learns that it broke off."""
+
+    async def scenario(server: Server, clients: Clients) -> None:
+        warm = [await clients.ask(CLASSIFY, streams=await clients.open()) for _ in range(3)]
+        assert {status for status, _, _ in warm} == {200}
+        server.answer = lambda _: None
+        status, _, body = await clients.ask(CLASSIFY, body=bytes(size))
+        assert status == 502
+        assert b'"broken_off"' in body
+
+    play(scenario)
+
+
+def test_a_request_on_a_kept_connection_is_asked_again(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        kept, served = await clients.open(), []
+        assert (await clients.ask(CLASSIFY, streams=kept))[0] == 200
+
+        def dies_once(head: str) -> bytes | None:
+            served.append(head)
+            return None if len(served) == 1 else ok(b"{}")
+
+        server.answer = dies_once
+        status, _, _ = await clients.ask(CLASSIFY, streams=kept, body=bytes(30_000))
+        assert (status, len(served)) == (200, 2)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("verb", ["post", "Post", "BREW"])
+def test_a_method_that_no_parser_knows_is_refused_in_json(play, verb: str) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        status, _, body = await clients.ask(CLASSIFY, verb=verb)
+        assert status == 405
+        assert METHODS.encode() in body
+        assert (await clients.ask("/other/thing", verb=verb))[0] == 200
+
+    play(scenario)
+
+
+def test_who_waits_for_a_word_before_a_large_body_is_sent_on(play) -> None:
+    """The Gateway says whether it is too large; HAProxy would have it sent."""
+
+    async def scenario(server: Server, clients: Clients) -> None:
+        large = ok(b"{}", "connection: close", f"{CLOSE_HEADER}: 1", status="413 Too Large")
+        server.answer = lambda _: large
+        reader, writer = await clients.open()
+        head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        writer.write(head.encode() + b"Content-Length: 99999999\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+        server.answer = lambda _: ok(b"{}")
+        reader, writer = await clients.open()
+        writer.write(head.encode() + b"Content-Length: 9\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+
+    play(scenario)
+
+
+def test_it_speaks_http_1_alone(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        reader, writer = await clients.open()
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        told = await reader.read()
+        assert not told or told.startswith(b"HTTP/1.1 400 ")
+
+    play(scenario)
