@@ -104,6 +104,13 @@ class UnsupportedCodingError(TandemError):
     code = "unsupported_coding"
 
 
+class BadCodingError(TandemError):
+    """A body that is not in the Content-Encoding that its header names."""
+
+    status = 400
+    code = "bad_coding"
+
+
 class BodyTooLargeError(TandemError):
     """More bytes than the limit; what came over it was dropped as it arrived."""
 

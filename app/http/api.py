@@ -115,8 +115,20 @@ class TandemAPI(FastAPI):
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.classify.takes(scope):
             await self.classify(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._answer_head(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as to GET, without the content."""
+        asked = {**scope, "method": "GET"}
+
+        async def send_head(message: Message) -> None:
+            scope["route"] = asked.get("route")  # for who observes the request
+            await send({**message, "body": b""} if "body" in message else message)
+
+        await super().__call__(asked, receive, send_head)
 
 
 def create_api(service: EnsembleService, inference: Inference | None = None) -> TandemAPI:

@@ -1,4 +1,4 @@
-"""Reads request bodies and multipart forms under their limits on bytes and files."""
+"""Reads request bodies under their limit on bytes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from starlette.types import Receive
 
 from app.errors import BodyTooLargeError, ClientGoneError
-from app.http.form import FileForm
 from app.queueing.byte_budget import Share
 
 # A body over its limit is still read (and dropped) up to this many times the limit: a client that
@@ -14,7 +13,8 @@ from app.queueing.byte_budget import Share
 DRAIN_FACTOR = 4
 
 
-def _too_large(announced: int, limit: int) -> BodyTooLargeError:
+def too_large(announced: int, limit: int) -> BodyTooLargeError:
+    """Return the error of a body of so many bytes."""
     return BodyTooLargeError(
         f"the body has {announced} bytes or more, the limit is {limit}; "
         "send a smaller image (1,000 pixels a side are plenty) or fewer files per request"
@@ -61,7 +61,7 @@ async def read_chunks(
         elif seen > DRAIN_FACTOR * max_bytes:
             break
     if is_over:
-        raise _too_large(max(seen, announced), max_bytes)
+        raise too_large(max(seen, announced), max_bytes)
 
 
 async def read_body(receive: Receive, content_length: str, max_bytes: int, share: Share) -> bytes:
@@ -69,17 +69,3 @@ async def read_body(receive: Receive, content_length: str, max_bytes: int, share
     chunks: list[bytes] = []
     await read_chunks(receive, content_length, max_bytes, share, chunks.append)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def read_files(
-    receive: Receive,
-    content_length: str,
-    content_type: str,
-    max_bytes: int,
-    max_files: int,
-    share: Share,
-) -> list[bytes]:
-    """Return the contents of a multipart form's files, in order; other fields are refused."""
-    form = FileForm(content_type, max_files)
-    await read_chunks(receive, content_length, max_bytes, share, form.write)
-    return form.files()

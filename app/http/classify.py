@@ -13,9 +13,10 @@ from app.graph.observer import RequestObserver
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions
 from app.graph.service import EnsembleService
-from app.http.body import read_body, read_files
+from app.http.coded_body import read_coded_body, read_coded_chunks
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response, response_of, unexpected_response
+from app.http.form import FileForm
 from app.http.headers import Headers
 from app.messages import Fault
 from app.queueing.byte_budget import Share
@@ -110,12 +111,12 @@ class HttpBody:
 
     async def read(self, share: Share) -> RequestBody:
         """Return the files; see :class:`app.graph.request.BodyReader`."""
-        length, most = self.headers.text(b"content-length"), self.settings.max_body_bytes
+        most = self.settings.max_body_bytes
         if not self.is_form:
-            return RequestBody([await read_body(self.receive, length, most, share)])
-        content_type, max_files = self.headers.text(b"content-type"), self.settings.max_files
-        files = await read_files(self.receive, length, content_type, most, max_files, share)
-        return RequestBody(files)
+            return RequestBody([await read_coded_body(self.receive, self.headers, most, share)])
+        form = FileForm(self.headers.text(b"content-type"), self.settings.max_files)
+        await read_coded_chunks(self.receive, self.headers, most, share, form.write)
+        return RequestBody(form.files())
 
 
 def timeout_s_of(headers: Headers) -> float | None:

@@ -29,7 +29,6 @@ INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 # Answers that are being sent: a client that reads slowly holds what it has not read of 1.4 MB.
 MAX_AT_ONCE = 32
 ROUTES_KEPT = 4  # prefixes that pages are kept for; Serve has one
-METHODS = ["GET", "HEAD"]
 
 
 def _headers(scripts: str = "'self'") -> dict[str, str]:
@@ -55,16 +54,13 @@ class Document:
         self._headers = {**headers, "cache-control": "no-cache", "etag": self.etag}
 
     def answer(self, request: Request) -> "BoundedResponse":
-        """Return the answer; without a body if the client has these bytes, or wants none."""
+        """Return the answer; without a body if the client has these bytes."""
         known = request.headers.get("if-none-match", "")
         if known == "*" or self.etag in (
             tag.strip().removeprefix("W/") for tag in known.split(",")
         ):
             return BoundedResponse(None, 304, self._headers)
-        answer = BoundedResponse(self.data, 200, self._headers, self._media_type)
-        if request.method == "HEAD":
-            answer.body = b""
-        return answer
+        return BoundedResponse(self.data, 200, self._headers, self._media_type)
 
 
 class BoundedResponse(Response):
@@ -132,16 +128,16 @@ def add_pages(api: FastAPI) -> None:
     files = {f"/page/{path.name}": path for path in PAGE_DIR.iterdir() if path.is_file()}
     files |= {f"/docs/assets/{name}": SWAGGER_DIR / name for name in SWAGGER_FILES}
 
-    @api.api_route("/", methods=METHODS, include_in_schema=False)
+    @api.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         return _index(_root(request)).answer(request)
 
-    @api.api_route("/docs", methods=METHODS, include_in_schema=False)
+    @api.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
         return _swagger(_root(request)).answer(request)
 
-    @api.api_route("/page/{name}", methods=METHODS, include_in_schema=False)
-    @api.api_route("/docs/assets/{name}", methods=METHODS, include_in_schema=False)
+    @api.get("/page/{name}", include_in_schema=False)
+    @api.get("/docs/assets/{name}", include_in_schema=False)
     async def file(request: Request) -> Response:
         path = files.get(request.scope["path"].removeprefix(_root(request)))
         if path is None:
@@ -153,6 +149,6 @@ def add_pages(api: FastAPI) -> None:
         described = api.openapi() | ({"servers": [{"url": root}]} if root else {})
         return Document(json.dumps(described).encode(), "application/json", {})
 
-    @api.api_route("/openapi.json", methods=METHODS, include_in_schema=False)
+    @api.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         return description(_root(request)).answer(request)

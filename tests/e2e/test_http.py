@@ -1,5 +1,6 @@
 """The HTTP interface of the real service: what a good client sends, and what it gets."""
 
+import gzip
 import re
 import socket
 from collections.abc import Callable
@@ -203,3 +204,42 @@ def test_one_connection_serves_request_after_request(client: httpx.Client, photo
         ports.add(answer.extensions["network_stream"].get_extra_info("client_addr")[1])
     assert statuses == [200, 400, 400, 200]
     assert len(ports) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/healthz", "/v1/models", "/v2", "/page/page.js"])
+def test_head_is_get_without_its_content(client: httpx.Client, path: str) -> None:
+    told, asked = client.head(path), client.get(path)
+    assert (told.status_code, told.content) == (200, b"")
+    assert told.headers["content-length"] == str(len(asked.content))
+
+
+def test_a_coded_photo(client: httpx.Client, photo: bytes, photo_label: str) -> None:
+    headers = {"content-encoding": "gzip"}
+    answer = client.post("/v1/classify", content=gzip.compress(photo), headers=headers)
+    assert answer.json()["predictions"][0]["label"] == photo_label
+
+
+@pytest.mark.parametrize("path", ["/v1/classify/", "/healthz/", "/docs/", "/page", "/v1/models/"])
+def test_a_slash_at_the_end_redirects_nobody(client: httpx.Client, path: str) -> None:
+    for answer in (client.get(path), client.post(path, content=b"photo")):
+        assert answer.status_code == 404
+        assert "location" not in answer.headers
+        assert "http:" not in answer.text
+        assert ".sock" not in answer.text
+
+
+def test_a_body_that_is_announced_too_large_is_not_asked_for(service_url: str) -> None:
+    where = urlsplit(service_url)
+    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+    with socket.create_connection((where.hostname, where.port), 30) as connection:
+        connection.sendall(head + b"Content-Length: 99999999\r\n\r\n")
+        told = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert told.startswith(b"HTTP/1.1 413 ")
+    assert b"\r\nconnection: close\r\n" in told
+
+
+@pytest.mark.parametrize("verb", ["post", "BREW"])
+def test_a_method_that_is_none(client: httpx.Client, verb: str) -> None:
+    answer = client.request(verb, "/v1/classify", content=b"photo")
+    assert answer.status_code == 405
+    assert "in capital letters" in answer.json()["error"]["message"]

@@ -1,6 +1,7 @@
 """Slow clients, idle connections, headers that are too much: cut, and nobody else is harmed."""
 
 import asyncio
+import itertools
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,56 @@ async def _together(port: int, photo: bytes) -> tuple[list[Cut], Counter[tuple[i
             label = answer.json()["predictions"][0]["label"] if answer.is_success else ""
             good[answer.status_code, label] += 1
     return await asyncio.gather(*slow), good
+
+
+SLOW_ROUTES = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer", "/docs/assets/x")
+NUM_SLOW_EVERYWHERE = 140  # the requests that may be under way are 128
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n"
+
+
+def test_slow_bodies_that_nobody_reads_harm_nobody(
+    service: Service, photo: bytes, photo_label: str
+) -> None:
+    """Their connections end once they send more; till then they are no requests under way."""
+    good, ends = asyncio.run(_beside_unread_bodies(service.port, photo))
+    assert good == {(200, photo_label): NUM_GOOD}
+    assert ends <= {404, 405}, ends
+
+
+async def _beside_unread_bodies(
+    port: int, photo: bytes
+) -> tuple[Counter[tuple[int, str]], set[int]]:
+    paths = itertools.islice(itertools.cycle(SLOW_ROUTES), NUM_SLOW_EVERYWHERE)
+    started = [await _begun(port, path.encode()) for path in paths]
+    good: Counter[tuple[int, str]] = Counter()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        for _ in range(NUM_GOOD):
+            answer = await client.post("/v1/classify", content=photo)
+            label = answer.json()["predictions"][0]["label"] if answer.is_success else ""
+            good[answer.status_code, label] += 1
+    return good, set(await asyncio.gather(*(_until_it_ends(*one) for one in started)))
+
+
+async def _begun(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begin a request whose body does not end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n%s" % (path, UPGRADE))
+    writer.write(b"Content-Length: 1000000\r\n\r\n" + bytes(20_000))
+    return reader, writer
+
+
+async def _until_it_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+    """Send a byte now and then until the connection is closed; return the answer's status."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b"\r\nconnection: close\r\n" in head
+    async with asyncio.timeout(CUT_WITHIN_S):
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"a")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(65536), 0.1)
+    writer.close()
+    return int(head.split(b" ", 2)[1])
 
 
 def _answer_to(service: Service, request: bytes) -> bytes:

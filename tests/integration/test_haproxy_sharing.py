@@ -195,7 +195,8 @@ def test_who_was_answered_is_not_under_way_and_its_connection_ends(play) -> None
             with suppress(ConnectionError):
                 while not reader.at_eof():
                     writer.write(b"a")
-                    await asyncio.wait((asyncio.ensure_future(reader.read(1)),), timeout=0.05)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.05)
 
     play(scenario)
 

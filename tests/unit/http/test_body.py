@@ -13,10 +13,9 @@ from app.errors import (
     OverloadedError,
     TooManyFilesError,
 )
-from app.http.body import DRAIN_FACTOR
+from app.http.body import DRAIN_FACTOR, read_chunks
 from app.http.body import read_body as read_one
-from app.http.body import read_files as read_form
-from app.http.form import MAX_TEXT_BYTES, MAX_TEXTS
+from app.http.form import MAX_TEXT_BYTES, MAX_TEXTS, FileForm
 from app.queueing.byte_budget import ByteBudget, Share
 
 LIMIT = 100
@@ -129,9 +128,10 @@ async def files_of(
 ) -> list[bytes]:
     made = Sent(Channel(*chunks, **channel), content_type=content_type)
     with (budget or ByteBudget(10**9)).share() as share:
-        return await read_form(
-            made.channel.receive, made.content_length, made.content_type, max_bytes, 3, share
-        )
+        form = FileForm(made.content_type, 3)
+        receive, length = made.channel.receive, made.content_length
+        await read_chunks(receive, length, max_bytes, share, form.write)
+        return form.files()
 
 
 async def test_files_in_order_however_they_are_cut():

@@ -1,7 +1,10 @@
 """POST /v1/classify: parameters, forms and answers, with a gateway that only remembers."""
 
 import asyncio
+import gzip
+import zlib
 
+import httpx
 import pytest
 
 from app.messages import Fault
@@ -226,3 +229,72 @@ async def test_an_urgency_that_is_none_is_said(client):
     answer = await client.post(CLASSIFY, content=b"image", headers={"priority": "u=9"})
     assert answer.status_code == 422
     assert "0 to 7" in answer.json()["error"]["message"]
+
+
+def form_of(*images: bytes) -> tuple[bytes, dict[str, str]]:
+    request = httpx.Request("POST", "http://x", files=[("f", ("a", data)) for data in images])
+    return request.read(), {"content-type": request.headers["content-type"]}
+
+
+@pytest.mark.parametrize(("coding", "code"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_coded_images_and_forms(client, coding, code):
+    headers = {"content-encoding": coding}
+    answer = await client.post(CLASSIFY, content=code(b"image"), headers=headers)
+    assert answer.status_code == 200
+    body, of_form = form_of(b"image one", b"image two")
+    answer = await client.post(CLASSIFY, content=code(body), headers=headers | of_form)
+    assert len(answer.json()["results"]) == 2
+
+
+@pytest.mark.parametrize("is_form", [False, True])
+async def test_coded_bodies_are_bounded_before_they_are_inflated(client, service, is_form):
+    body, headers = form_of(bytes(10**7)) if is_form else (bytes(10**7), {})
+    headers["content-encoding"] = "gzip"
+    answer = await client.post(CLASSIFY, content=gzip.compress(body)[:999], headers=headers)
+    assert answer.status_code == 413
+    assert "inflates to more than 1000 bytes" in answer.json()["error"]["message"]
+    assert service.byte_budget.num_held == 0
+
+
+@pytest.mark.parametrize(
+    ("coding", "status", "code"),
+    [
+        ("br", 415, "unsupported_coding"),
+        ("zstd", 415, "unsupported_coding"),
+        ("gzip", 400, "bad_coding"),
+        ("deflate", 400, "bad_coding"),
+    ],
+)
+async def test_codings_that_are_unknown_or_damaged(client, service, coding, status, code):
+    for body, headers in ((b"image", {}), form_of(b"image")):
+        headers["content-encoding"] = coding
+        answer = await client.post(CLASSIFY, content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert "as it is" in answer.json()["error"]["message"]
+    assert service.requests == []
+
+
+async def test_who_waits_to_be_told_to_go_on_learns_that_it_is_too_much(client, service):
+    async def body():
+        raise AssertionError("the body was asked for")
+        yield b""
+
+    headers = {"expect": "100-continue", "content-length": "1001"}
+    answer = await client.post(CLASSIFY, content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert "1001 bytes" in answer.json()["error"]["message"]
+    assert answer.headers["connection"] == "close"
+
+
+async def test_every_route_that_is_read_answers_head(client):
+    described = (await client.get("/openapi.json")).json()["paths"]
+    paths = [path for path, ways in described.items() if "get" in ways]
+    assert len(paths) > 10
+    for path in ("/", "/docs", "/openapi.json", "/page/page.js", *paths):
+        known = path.replace("{model_name}", "imagenette").replace("{model_version}", "1")
+        told, asked = await client.head(known), await client.get(known)
+        assert (told.status_code, told.content) == (asked.status_code, b"")
+        assert told.headers["content-type"] == asked.headers["content-type"]
+        assert told.headers["content-length"] == str(len(asked.content))
+    answer = await client.head(CLASSIFY)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
