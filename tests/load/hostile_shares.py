@@ -1,0 +1,141 @@
+"""Good requests beside clients that would take the service from all others.
+
+``python tests/load/hostile_shares.py --json FILE``: good photos alone; then beside each of
+
+- ``unread``: 140 connections that send a byte now and then to routes that read no body, and that
+  come back when they are cut; ``begun``: the same to POST /v1/classify, with a wrong parameter;
+- ``header``: five bad gRPC calls a second that say that HAProxy had refused 999 requests;
+- ``member``: 40 clients of one member by the Open Inference Protocol, one request after another.
+
+Every good answer is compared with what the same photo got from an idle service. Prints JSON.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import grpc
+import typer
+from good_load import GoodLoad, over_http
+from machine import describe
+from result_file import write_result
+from running import running_service
+
+from app.bench.load import drawn_photos, photos_in
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
+from app.launch.ports import free_port
+from app.queueing.haproxy_headers import REFUSED_HEADER
+
+NUM_SLOW, NUM_OF_MEMBER = 140, 40
+EVERY_S = 1.0
+UNREAD = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer")
+BEGUN = ("/v1/classify?top_k=none",)
+FALSE_METADATA = ((REFUSED_HEADER, "999"),)
+Attack = Callable[[Counter[str]], Awaitable[None]]  # goes on until it is cancelled
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="of each phase", min=5)] = 20.0,
+    good_rate: Annotated[float, typer.Option(help="good requests/s, Poisson", min=0.1)] = 10.0,
+    photos: Annotated[Path | None, typer.Option(help="folder of JPEGs; else drawn ones")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the result here")] = None,
+) -> None:
+    """Run the phases against one service."""
+    bodies, grpc_port = (photos_in(photos) if photos else drawn_photos())[:64], free_port()
+    with running_service("--grpc-port", str(grpc_port)) as service:
+        good = asyncio.run(GoodLoad.learn(partial(over_http, service.url), bodies))
+        attacks: dict[str, Attack] = {
+            "unread": partial(slow_bodies, service.url, UNREAD),
+            "begun": partial(slow_bodies, service.url, BEGUN),
+            "header": partial(false_headers, grpc_port),
+            "member": partial(member_alone, service.url, bodies[0]),
+        }
+        phases: dict[str, Any] = {"alone": asyncio.run(good.run(good_rate, seconds))}
+        for name, attack in attacks.items():
+            phases[name] = asyncio.run(_beside(good, attack, good_rate, seconds))
+    images = str(photos) if photos else "drawn photos of 500 x 375"
+    write_result({**describe(), "images": images, "good_rate": good_rate, **phases}, json_file)
+
+
+async def _beside(good: GoodLoad, attack: Attack, rate: float, seconds: float) -> dict[str, Any]:
+    ends: Counter[str] = Counter()
+    attacking = asyncio.ensure_future(attack(ends))
+    await asyncio.sleep(2)  # it has begun
+    figures = await good.run(rate, seconds)
+    attacking.cancel()
+    with suppress(asyncio.CancelledError):
+        await attacking
+    success = round(figures.get("right", 0) / figures["sent"], 4)
+    return {**figures, "success": success, "hostile": dict(ends.most_common())}
+
+
+async def slow_bodies(url: str, paths: tuple[str, ...], ends: Counter[str]) -> None:
+    """Begin requests whose bodies come byte by byte, and again when they are cut."""
+    where = urlsplit(url)
+    async with asyncio.TaskGroup() as group:
+        for path in itertools.islice(itertools.cycle(paths), NUM_SLOW):
+            group.create_task(_slow_body(str(where.hostname), where.port or 80, path, ends))
+
+
+async def _slow_body(host: str, port: int, path: str, ends: Counter[str]) -> None:
+    while True:
+        begun, told = time.monotonic(), b""
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode())
+            writer.write(b"Content-Length: 1000000\r\n\r\n" + bytes(20_000))
+            while not reader.at_eof():
+                with suppress(TimeoutError):
+                    told += await asyncio.wait_for(reader.read(65536), EVERY_S)
+                writer.write(b"a")
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+        status = told[9:12].decode("latin-1") or "nothing"
+        ends[f"{status} after {time.monotonic() - begun:.0f} s"] += 1
+
+
+async def false_headers(port: int, ends: Counter[str]) -> None:
+    """Call five times a second, without an image."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ensemble = EnsembleStub(channel)
+        while True:
+            try:
+                await ensemble.Classify(ClassifyRequest(), metadata=FALSE_METADATA, timeout=20)
+            except grpc.aio.AioRpcError as error:
+                ends[error.code().name] += 1
+            await asyncio.sleep(0.2)
+
+
+async def member_alone(url: str, photo: bytes, ends: Counter[str]) -> None:
+    """Ask one member, each client as soon as it has its answer."""
+    address = f"{url}/v2/models/imagenette.resnet50/infer"
+    headers = {"Inference-Header-Content-Length": "0"}
+    connector = aiohttp.TCPConnector(limit=NUM_OF_MEMBER)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def client() -> None:
+            while True:
+                async with session.post(address, data=photo, headers=headers) as answer:
+                    await answer.read()
+                    ends[str(answer.status)] += 1
+                if answer.status != 200:
+                    await asyncio.sleep(1)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(NUM_OF_MEMBER):
+                group.create_task(client())
+
+
+if __name__ == "__main__":
+    typer.run(main)
