@@ -16,7 +16,7 @@ from app.grpc.tandem_pb2_grpc import (
     add_EnsembleServicer_to_server,
 )
 from app.launch.haproxy.command import HaproxyCommand
-from app.queueing.haproxy_headers import DEADLINE_METADATA
+from app.queueing.haproxy_headers import DEADLINE_METADATA, INTERNAL_HEADERS
 from tests.support.haproxy_configs import write_serves_config
 
 
@@ -70,3 +70,12 @@ def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Rememb
     assert DEADLINE_METADATA not in without
     assert 0.9 * 6 < timeout_s_of(with_one) < 0.9 * 7.5  # grpcio rounds up
     assert timeout_s_of(without) is None
+
+
+def test_a_clients_own_internal_metadata_goes_no_further(
+    ensemble: EnsembleStub, servicer: Remembering
+) -> None:
+    sent = [(name, "999") for name in INTERNAL_HEADERS]
+    assert ensemble.Classify(ClassifyRequest(), metadata=sent).request_id == "seen"
+    (metadata,) = servicer.metadata
+    assert not [name for name in INTERNAL_HEADERS if metadata.get(name) == "999"]
