@@ -47,7 +47,9 @@ async def _together(port: int, photo: bytes) -> tuple[list[Cut], Counter[tuple[i
 
 SLOW_ROUTES = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer", "/docs/assets/x")
 NUM_SLOW_EVERYWHERE = 140  # the requests that may be under way are 128
-UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n"
+UPGRADE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 
 
 def test_slow_bodies_that_nobody_reads_harm_nobody(
