@@ -1,6 +1,7 @@
 """Tries the operator's own functions on generated input, before anything is served."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import ConfigError
-from app.functions.answers import as_pixels, as_rows, check_scores
+from app.functions.answers import WrongAnswerError, as_pixels, as_rows, check_scores
 from app.functions.loading import SIGNATURES, OwnFunction, load_function
 from app.setting_values import check_form_fits
 from app.settings import Settings
@@ -46,12 +47,8 @@ def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest
     sizes = sorted({rule.input_size for rule in manifest.inputs.rules})
     for num_images, size in product(NUM_IMAGES, sizes):
         images = _pixels(num_images, size)
-        try:
+        with _failures_named(function, f"uint8 {images.shape}"):
             _, views = as_pixels(function.call(read_only(images)), images.shape, views)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: it is the function's
-            raise _failed(function, f"uint8 {images.shape}", error) from error
     assert views is not None
     try:
         check_form_fits(settings.max_queued_images, settings.max_files * views)
@@ -68,16 +65,11 @@ def try_combine(function: OwnFunction, settings: Settings, manifest: Manifest) -
         shape = (num_images, manifest.num_classes)
         draw = _scores if is_multi_label else _rows
         members = {name: read_only(draw(shape, seed)) for seed, name in enumerate(names)}
-        try:
+        with _failures_named(function, f"float32 {shape} of {', '.join(names)}"):
             answer = function.call(members, scaled(weights, names))
             rows = as_rows(answer, shape, is_multi_label=is_multi_label)
             if is_multi_label:
                 check_scores(rows)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: it is the function's
-            what = f"float32 {shape} of {', '.join(names)}"
-            raise _failed(function, what, error) from error
 
 
 def scaled(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
@@ -118,10 +110,16 @@ def _scores(shape: tuple[int, int], seed: int) -> Probabilities:
     return scores
 
 
-def _failed(function: OwnFunction, given: str, error: BaseException) -> ConfigError:
-    is_ours = type(error).__module__ == "app.functions.answers"
-    what = f"returned {error}" if is_ours else f"raised {type(error).__name__}: {error}"
-    return ConfigError(
-        f"{function.stage}: {function.name}, tried on {given}, {what}; mend it, or leave "
-        f"{function.stage} out ({SIGNATURES})"
-    )
+@contextmanager
+def _failures_named(function: OwnFunction, tried_on: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: it is the function's
+        is_wrong = isinstance(error, WrongAnswerError)
+        what = f"returned {error}" if is_wrong else f"raised {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{function.stage}: {function.name}, tried on {tried_on}, {what}; mend it, or leave "
+            f"{function.stage} out ({SIGNATURES})"
+        ) from error

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ import psutil
 import yaml
 
 from app.bench.client import Target
-from app.bench.generator import run_load
+from app.bench.generator import Progress, run_load
 from app.bench.load import Load, drawn_photos
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import summarise
@@ -97,14 +96,14 @@ def _measured(job: LadderJob, url: str, pid: int) -> Figures:
     target = Target(url, _bodies(job))
     run_load(Load(target, max(1.0, WARM_UP * seconds), clients=clients), None)
     power = PackagePower()
-    with _TreeSampler(root, job.cores) as sampled:
-        run = run_load(Load(target, seconds, clients=clients), root)
+    utilisation = _Utilisation(root, job.cores)
+    run = run_load(Load(target, seconds, clients=clients), root, utilisation.sample)
     watts = power.total_watts()
     summary = summarise(run, objective_ms=1000)
     if not summary.num_ok or summary.p50_ms is None:
         errors = ", ".join(f"{number} {kind}" for kind, number in summary.errors.items())
         raise ConfigError(f"the service answered nothing: {errors or 'no request ended'}")
-    shares = sampled.shares or [0.0]
+    shares = utilisation.shares or [0.0]
     pss_mib, rss_mib = _memory(root)
     return Figures(
         images_per_s=summary.images_per_s,
@@ -159,26 +158,20 @@ def _memory(root: psutil.Process) -> tuple[float, float]:
     return round(pss / MIB, 1), round(rss / MIB, 1)
 
 
-class _TreeSampler:
-    """Samples the utilisation of a process and all below it, on a thread."""
+class _Utilisation:
+    """Samples how busy a process and all below it keep the cores, as a load goes on."""
 
     def __init__(self, root: psutil.Process, cores: int) -> None:
         self.shares: list[float] = []
         self._root, self._cores = root, cores
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._before = self._read()
 
-    def __enter__(self) -> "_TreeSampler":
-        self._thread.start()
-        return self
+    def sample(self, _: Progress) -> None:
+        """Note the share of the cores since the sample before, unless that was just now."""
+        (spent_s, at_s), now = self._before, self._read()
+        if now[1] - at_s >= SAMPLE_S:
+            self.shares.append(max(0.0, now[0] - spent_s) / (now[1] - at_s) / self._cores)
+            self._before = now
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        before, at_s = sum(cpu_seconds(self._root).values()), time.monotonic()
-        while not self._ended.wait(SAMPLE_S):
-            now, now_s = sum(cpu_seconds(self._root).values()), time.monotonic()
-            self.shares.append(max(0.0, now - before) / (now_s - at_s) / self._cores)
-            before, at_s = now, now_s
+    def _read(self) -> tuple[float, float]:
+        return sum(cpu_seconds(self._root).values()), time.monotonic()
