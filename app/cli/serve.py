@@ -23,6 +23,10 @@ def serve(
         int | None,
         typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
     ] = None,
+    metrics_host: Annotated[
+        str | None,
+        typer.Option(help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)"),
+    ] = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
     ] = None,
@@ -46,6 +50,7 @@ def serve(
             address=address,
             allow_unverified=allow_unverified,
             metrics_port=metrics_port,
+            metrics_host=metrics_host,
             api_keys_file=api_keys_file,
             grpc_port=grpc_port,
         )

@@ -1,6 +1,7 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from app.launch.forks.running import fork_server
 from app.launch.front import check_shared_memory, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.isolated_environment import fast_serve
-from app.launch.ports import check_distinct, check_port, metrics_port
+from app.launch.metrics_relay import metrics_relay
+from app.launch.notify import notify_systemd
+from app.launch.ports import METRICS_PORT, check_distinct, check_port, free_port, metrics_port
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,
@@ -53,6 +56,7 @@ class ServeOptions:
     address: str | None = None  # of a running cluster; None starts a Ray of our own
     allow_unverified: bool = False
     metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
+    metrics_host: str | None = None  # where others reach that port; None: on loopback
     api_keys_file: Path | None = None
     grpc_port: int | None = None
 
@@ -75,7 +79,7 @@ def run_service(options: ServeOptions) -> None:
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         ray = _ray(options, forks, haproxy.path.parent)
-        with console.status("starting Ray") as status, ray, ExitStack() as stack:
+        with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
@@ -89,11 +93,13 @@ def run_service(options: ServeOptions) -> None:
                 grpc = _grpc_probe(config, haproxy if is_ours else None)
                 if is_ready := wait_ready(client, stop, report, grpc=grpc):
                     status.stop()
-                    _welcome(config, has_keys=wants_key(client))
+                    _welcome(config, metrics, has_keys=wants_key(client))
+                    notify_systemd("READY=1")
             if is_ready:
                 give_back_memory()  # nothing is left to do but to wait
                 stop.wait()
             status.stop()
+            notify_systemd("STOPPING=1")
             console.print("stopping")
     console.print("stopped; nothing of it is left running")
 
@@ -107,11 +113,24 @@ def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProb
     return GrpcProbe(target, config.name)
 
 
-def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> AbstractContextManager[None]:
+@contextmanager
+def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[list[str]]:
+    """Start Ray, or join a running one; yield where Prometheus finds the metrics."""
     if options.address is not None:
-        return joined_ray(options.address)
+        with joined_ray(options.address):
+            yield metrics_urls()
+        return
     assert forks is not None  # a Ray of our own has one
-    return local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY, _warn)
+    if options.metrics_host is None:
+        with local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY, _warn):
+            yield metrics_urls()
+        return
+    port, of_ray = options.metrics_port or METRICS_PORT, free_port()
+    with (
+        metrics_relay(options.metrics_host, port, of_ray) as url,
+        local_ray(of_ray, forks, run_dir / RAY, _warn),
+    ):
+        yield [url]
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:
@@ -124,7 +143,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     )
     config = _with_access(config, options)
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
-        _check_ports(config, options.metrics_port)
+        _check_ports(config, options)
         read_keys(config.settings)  # on a cluster its nodes have the keys
     check_shared_memory(config, is_joining=options.address is not None)
     settings = config.settings
@@ -164,16 +183,20 @@ def _with_access(config: ServeConfig, options: ServeOptions) -> ServeConfig:
     return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
 
 
-def _check_ports(config: ServeConfig, asked_metrics_port: int | None) -> None:
+def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
-    check_distinct(ports | {"--metrics-port": asked_metrics_port})
+    metrics = options.metrics_port
+    if options.metrics_host is not None:  # who scrapes it must know the port: never a free one
+        metrics = metrics or METRICS_PORT
+        check_port(options.metrics_host, metrics, "--metrics-port")
+    check_distinct(ports | {"--metrics-port": metrics})
     host = config.http.host  # HAProxy's, for both
     check_port(host, config.http.port)
     if config.grpc_port is not None:
         check_port(host, config.grpc_port, "--grpc-port")
 
 
-def _welcome(config: ServeConfig, *, has_keys: bool) -> None:
+def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None:
     url, http = config.url, config.http
     page = f"{url}/" if config.route_prefix != "/" else url
     console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")
@@ -184,7 +207,7 @@ def _welcome(config: ServeConfig, *, has_keys: bool) -> None:
     if config.grpc_port is not None:
         where = http.address(config.grpc_port)
         console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
-    console.print(f"metrics: {', '.join(metrics_urls())}")
+    console.print(f"metrics: {', '.join(metrics)}")
     if not http.is_on_loopback:
         console.print(f"[yellow]{_exposure(http.host, has_keys, url)}[/]")
     console.print("Ctrl-C stops it.")

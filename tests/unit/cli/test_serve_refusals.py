@@ -5,6 +5,7 @@ same from outside, with the real command, is in tests/e2e/test_serve_command.py.
 """
 
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,3 +115,14 @@ def test_what_has_no_meaning_for_a_multi_label_set(
     folder = write_scored_set(tmp_path / "scored")
     config = edited_config(tmp_path, "args:", f"args:\n      {setting}")
     assert says in refused("--config", config, "--model-set", folder)
+
+
+def test_a_metrics_port_in_use_where_others_look_for_it(
+    refused: Refused, free_port: Callable[[], int]
+) -> None:
+    """With --metrics-host no free port is taken instead: a Prometheus would not find it."""
+    with socket.create_server(("127.0.0.2", free_port())) as owner:
+        host, port = owner.getsockname()
+        said = refused("--metrics-host", host, "--metrics-port", port)
+    assert f"cannot listen on {host}:{port}" in said
+    assert "--metrics-port" in said

@@ -1,0 +1,86 @@
+"""Relays the metrics, which Ray's agent serves on loopback, to an address that others reach."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+
+from app.launch.ports import joined
+
+PATH = "/metrics"
+MAX_CONNECTIONS = 8  # a Prometheus or two, and people
+TIMEOUT_S = 10.0  # Prometheus' own
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers a few connections at a time, and closes those beyond."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, source: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.source = source
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)  # type: ignore[arg-type]
+        else:
+            self.shutdown_request(request)  # type: ignore[arg-type]
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._places.release()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path != PATH:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"only {PATH} is here\n".encode())
+            return
+        try:
+            source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
+            source.raise_for_status()
+        except httpx.HTTPError as error:
+            text = f"no metrics from {self.server.source}: {error}\n"
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode())
+        else:
+            self._answer(HTTPStatus.OK, source.headers["content-type"], source.content)
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a scrape comes every few seconds."""
+
+
+@contextlib.contextmanager
+def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
+    """Hand ``GET /metrics`` of ``host:port`` on to loopback's ``source_port``; yield the address.
+
+    Raises:
+        OSError: ``host:port`` cannot be listened on.
+
+    """
+    with _Server(host, port, f"http://127.0.0.1:{source_port}{PATH}") as server:
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield f"http://{joined(host, port)}{PATH}"
+        finally:
+            server.shutdown()
+            thread.join()

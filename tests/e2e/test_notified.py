@@ -1,0 +1,37 @@
+"""A service as systemd and a Prometheus elsewhere have it: says that it is ready, shows metrics."""
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from app.metrics.table import PROCESS_MEMORY
+from tests.support.services.live_service import READY_WITHIN_S, Start
+from tests.support.services.processes import EVENTUALLY_S, wait_until
+
+ELSEWHERE = "127.0.0.2"
+
+
+def test_ready_and_stopping_are_told_and_the_metrics_are_elsewhere(
+    start_service: Start,
+    free_port: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch,
+) -> None:
+    port, address = free_port(), str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(READY_WITHIN_S)
+        systemd.bind(address)
+        service = start_service("--metrics-host", ELSEWHERE, "--metrics-port", str(port))
+        assert systemd.recv(100) == b"READY=1", service.log.read_text()
+        assert httpx.get(f"{service.url}/readyz", timeout=60).status_code == 200
+        url = f"http://{ELSEWHERE}:{port}/metrics"
+        assert f"metrics: {url}\n" in service.log.read_text()
+        name = PROCESS_MEMORY.exposed[0]
+        wait_until(lambda: name in httpx.get(url, timeout=60).text, EVENTUALLY_S, "no metrics")
+        service.send(signal.SIGTERM)
+        assert systemd.recv(100) == b"STOPPING=1"
+        assert service.process.wait(60) == 0
