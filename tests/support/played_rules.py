@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,7 +38,14 @@ def play(
         }
         for at, firing in expected.items()
     ]
-    test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": asked}
+    play_expressions(folder, given, asked, every_s)
+
+
+def play_expressions(
+    folder: Path, given: Sequence[dict[str, str]], asked: Sequence[dict[str, Any]], every_s: int
+) -> None:
+    """Assert what expressions say: ``asked`` as promtool's ``promql_expr_test``."""
+    test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": list(asked)}
     tests = {
         "rule_files": [str(ALERTS)],
         "evaluation_interval": f"{every_s}s",
