@@ -15,6 +15,7 @@ from app.environment import NICENESS
 from app.launch import ports
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
+from tests.support import container_image, manifests  # noqa: E402
 from tests.support.kserve_environment import KSERVE  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
@@ -84,6 +85,20 @@ def _lacking() -> dict[str, str]:
         lacking["kserve"] = f"no {KSERVE}; make test-all makes it, or set TANDEM_KSERVE_PYTHON"
     if find_spec("torch") is None:
         lacking["torch"] = "no Python package torch; pip install 'tandem-serve[torch]'"
+    return lacking | _lacking_of_deployments()
+
+
+def _lacking_of_deployments() -> dict[str, str]:
+    """Return which tests of configs/docker, systemd and kubernetes cannot run here."""
+    lacking = {}
+    if why := container_image.why_not():
+        lacking["container"] = why
+    if manifests.KUSTOMIZE is None and manifests.KUBECTL is None:
+        lacking["kubernetes"] = "neither kustomize nor kubectl"
+    elif find_spec("kubernetes_validate") is None:
+        lacking["kubernetes"] = "no Python package kubernetes-validate"
+    if shutil.which("systemd-analyze") is None:
+        lacking["systemd"] = "no systemd-analyze; apt-get install systemd"
     return lacking
 
 

@@ -1,31 +1,65 @@
-"""Write rayservice.yaml: ``python configs/kuberay/render.py``. A test compares it with the file."""
+"""Write the manifests that repeat other files: ``python configs/kubernetes/render.py``.
+
+A test compares them with what they repeat.
+"""
 
 import re
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import indent
 
+import yaml
+
 from app.environment import node_environment
+from app.launch.config import ServeConfig
 from app.launch.haproxy.command import MAX_CONNECTIONS
 
 HERE = Path(__file__).parent
-HAPROXY = Path("/opt/tandem/haproxy")  # where the Dockerfile puts the command
-RENDERED = HERE / "rayservice.yaml"
+CONFIGS = HERE.parent
+HAPROXY = Path("/opt/haproxy/haproxy")  # where the Dockerfile puts the command
+GRPC_PORT = 9000
+KEYS = "/etc/tandem/keys"  # where the pods have the Secret
+GENERATED = "# Written by configs/kubernetes/render.py from {}: change that.\n"
 
 
-def rendered() -> str:
-    """Return the template with the configuration, the environment and Ray's version filled in."""
-    text = (HERE / "template.yaml").read_text("utf-8")
-    cluster = (HERE.parent / "cluster.yaml").read_text("utf-8").rstrip()
+def serve_config() -> ServeConfig:
+    """Return what the RayService serves: whole graphs, over gRPC too, to callers with a key."""
+    config = ServeConfig.read(CONFIGS / "cluster-whole.yaml").with_overrides(grpc_port=GRPC_PORT)
+    return config.with_arguments(api_keys_file=KEYS)
+
+
+def environment() -> dict[str, str]:
+    """Return every Ray node's environment."""
     # HAProxy does not start where a process may open fewer files than two for each.
-    most = {"RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
-    environment = "\n".join(
-        f'- {{name: {name}, value: "{value}"}}'
-        for name, value in (node_environment(HAPROXY) | most).items()
-    )
+    return node_environment(HAPROXY) | {"RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
+
+
+def ray_service() -> str:
+    """Return the template with the configuration, the environment and Ray's version filled in."""
+    text = (HERE / "kuberay" / "template.yaml").read_text("utf-8")
+    config = yaml.safe_dump(serve_config().as_dict(), sort_keys=False, width=100)
+    variables = (f'- {{name: {name}, value: "{value}"}}' for name, value in environment().items())
     text = text.replace("RAY_VERSION", f'"{version("ray")}"')
-    text = _filled(text, "CONFIG", "|", cluster)
-    return _filled(text, "ENVIRONMENT", "", environment)
+    text = _filled(text, "CONFIG", "|", config.rstrip())
+    return _filled(text, "&environment ENVIRONMENT", "&environment", "\n".join(variables))
+
+
+def prometheus_rule() -> str:
+    """Return the alert rules as the Prometheus operator has them."""
+    head = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tandem"},
+    }
+    rules = yaml.safe_load((CONFIGS / "prometheus" / "alerts.yaml").read_text("utf-8"))
+    text = yaml.safe_dump(head | {"spec": rules}, sort_keys=False, width=100)
+    return GENERATED.format("configs/prometheus/alerts.yaml") + text
+
+
+WRITTEN = {
+    HERE / "kuberay" / "rayservice.yaml": ray_service,
+    HERE / "monitoring" / "prometheus-rule.yaml": prometheus_rule,
+}
 
 
 def _filled(text: str, name: str, mark: str, value: str) -> str:
@@ -39,4 +73,5 @@ def _filled(text: str, name: str, mark: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    RENDERED.write_text(rendered(), "utf-8")
+    for path, rendered in WRITTEN.items():
+        path.write_text(rendered(), "utf-8")
