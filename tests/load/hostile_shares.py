@@ -4,8 +4,7 @@
 
 - ``unread``: 140 connections that send a byte now and then to routes that read no body, and that
   come back when they are cut; ``begun``: the same to POST /v1/classify, with a wrong parameter;
-- ``header``: five bad gRPC calls a second that say that HAProxy had refused 999 requests;
-- ``member``: 40 clients of one member by the Open Inference Protocol, one request after another.
+- ``header``: five bad gRPC calls a second that say that HAProxy had refused 999 requests.
 
 Every good answer is compared with what the same photo got from an idle service. Prints JSON.
 """
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import grpc
 import typer
 from good_load import GoodLoad, over_http
@@ -35,7 +33,7 @@ from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.launch.ports import free_port
 from app.queueing.haproxy_headers import REFUSED_HEADER
 
-NUM_SLOW, NUM_OF_MEMBER = 140, 40
+NUM_SLOW = 140
 EVERY_S = 1.0
 UNREAD = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer")
 BEGUN = ("/v1/classify?top_k=none",)
@@ -57,7 +55,6 @@ def main(
             "unread": partial(slow_bodies, service.url, UNREAD),
             "begun": partial(slow_bodies, service.url, BEGUN),
             "header": partial(false_headers, grpc_port),
-            "member": partial(member_alone, service.url, bodies[0]),
         }
         phases: dict[str, Any] = {"alone": asyncio.run(good.run(good_rate, seconds))}
         for name, attack in attacks.items():
@@ -115,26 +112,6 @@ async def false_headers(port: int, ends: Counter[str]) -> None:
             except grpc.aio.AioRpcError as error:
                 ends[error.code().name] += 1
             await asyncio.sleep(0.2)
-
-
-async def member_alone(url: str, photo: bytes, ends: Counter[str]) -> None:
-    """Ask one member, each client as soon as it has its answer."""
-    address = f"{url}/v2/models/imagenette.resnet50/infer"
-    headers = {"Inference-Header-Content-Length": "0"}
-    connector = aiohttp.TCPConnector(limit=NUM_OF_MEMBER)
-    async with aiohttp.ClientSession(connector=connector) as session:
-
-        async def client() -> None:
-            while True:
-                async with session.post(address, data=photo, headers=headers) as answer:
-                    await answer.read()
-                    ends[str(answer.status)] += 1
-                if answer.status != 200:
-                    await asyncio.sleep(1)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(NUM_OF_MEMBER):
-                group.create_task(client())
 
 
 if __name__ == "__main__":
