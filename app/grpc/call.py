@@ -6,14 +6,20 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from urllib.parse import unquote
 
 import grpc
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
 from ray.serve.grpc_util import RayServegRPCContext
 
+from app.caching.response_cache import CACHE_CONTROL
+from app.graph.request import RequestOptions
+from app.grpc.request import announced_bytes, timeout_s_of
 from app.messages import UNEXPECTED, Fault
 from app.metrics.requests import CLIENT_WENT, record_answered
+from app.oip.shared_memory import asks_for_itself, is_loopback
+from app.queueing.haproxy_headers import REFUSED_HEADER
 from models.errors import TandemError
 
 M = TypeVar("M")
@@ -60,9 +66,27 @@ class GrpcCall:
         self.request_id = known.get("request_id") or uuid.uuid4().hex
 
     @property
-    def peer(self) -> str:
-        """Who calls, as gRPC writes addresses; HAProxy, where it is in front."""
-        return self._context.peer() or ""
+    def is_local(self) -> bool:
+        """Whether it is known to come from a program on this machine.
+
+        Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
+        """
+        return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
+
+    @property
+    def announced_bytes(self) -> int | None:
+        """The length of the message that is still to come; see :func:`announced_bytes`."""
+        return announced_bytes(self.metadata)
+
+    def options(self) -> RequestOptions:
+        """Return what the client asks for in its metadata."""
+        return RequestOptions(
+            self.request_id,
+            timeout_s=timeout_s_of(self.metadata),
+            priority=self.metadata.get("priority"),
+            refused_before=self.metadata.get(REFUSED_HEADER),
+            cache_control=self.joined(CACHE_CONTROL),
+        )
 
     def joined(self, name: str) -> str | None:
         """Return the values of metadata that may be sent several times; None if there is none."""
@@ -118,3 +142,12 @@ def code_of(status: int) -> grpc.StatusCode:
 def number_of(status: int) -> int:
     """Return :func:`code_of`'s number, as it travels."""
     return int(code_of(status).value[0])
+
+
+def is_loopback_peer(peer: str) -> bool:
+    """Whether a peer, as gRPC writes it, has an address of this machine."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return False
+    address, _, _ = unquote(rest).rpartition(":")
+    return is_loopback(address.removeprefix("[").removesuffix("]"))

@@ -7,7 +7,8 @@ import numpy as np
 
 from app.errors import BadTensorError
 from app.grpc import open_inference_pb2 as messages
-from app.oip.answer import VERSION, InferAnswer, OutputTensor
+from app.oip.answer import InferAnswer, OutputTensor
+from app.oip.documents import VERSION
 from app.oip.json_body import MAX_TENSORS
 from app.oip.request import (
     InferRequest,
@@ -101,11 +102,11 @@ def _output(message: messages.ModelInferRequest.InferRequestedOutputTensor) -> R
     return requested_output(message.name, _parameters(message.parameters))
 
 
-def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
+def _parameters(sent: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
     """Return parameters by name; one without a value is left out."""
     return {
         name: getattr(parameter, choice)
-        for name, parameter in given.items()
+        for name, parameter in sent.items()
         if (choice := parameter.WhichOneof("parameter_choice"))
     }
 
@@ -116,7 +117,7 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
         model_name=answer.model_name,
         model_version=VERSION,
         id=answer.id,
-        parameters=_told(answer.parameters),
+        parameters=_named(answer.parameters),
         outputs=[_tensor(output, is_raw=is_raw) for output in answer.outputs],
         # One in a region has an entry too, an empty one: clients count them.
         raw_output_contents=[
@@ -125,16 +126,12 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
     )
 
 
-def _told(parameters: Mapping[str, bool | int | str]) -> dict[str, messages.InferParameter]:
-    return {name: _parameter(value) for name, value in parameters.items()}
-
-
-def _parameter(value: bool | int | str) -> messages.InferParameter:
-    if isinstance(value, bool):
-        return messages.InferParameter(bool_param=value)
-    if isinstance(value, int):
-        return messages.InferParameter(int64_param=value)
-    return messages.InferParameter(string_param=value)
+def _named(parameters: Mapping[str, Any]) -> dict[str, messages.InferParameter]:
+    fields = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    return {
+        name: messages.InferParameter(**{fields[type(value)]: value})
+        for name, value in parameters.items()
+    }
 
 
 def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferResponse.InferOutputTensor:
@@ -142,7 +139,7 @@ def _tensor(output: OutputTensor, *, is_raw: bool) -> messages.ModelInferRespons
         name=output.name,
         datatype=output.datatype,
         shape=output.shape,
-        parameters=_told(output.parameters),
+        parameters=_named(output.parameters),
     )
     if is_raw or output.region:
         return message

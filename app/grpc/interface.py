@@ -5,18 +5,16 @@ from dataclasses import dataclass
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.caching.response_cache import CACHE_CONTROL
 from app.graph.observer import RequestObserver
-from app.graph.request import RequestBody, RequestOptions
+from app.graph.request import RequestBody
 from app.graph.service import EnsembleService
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import GrpcCall, answered, number_of
 from app.grpc.receiver import Receiver
-from app.grpc.request import announced_bytes, images_of, parsed, timeout_s_of
+from app.grpc.request import images_of, parsed
 from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import Fault
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER
 from app.responses import Classified, as_values
 from app.settings import Settings
 
@@ -30,7 +28,6 @@ class GrpcInterface:
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
-        self._has_cache = service.settings.cache != "none"
 
     async def classify(
         self, incoming: Incoming, context: RayServegRPCContext
@@ -42,15 +39,8 @@ class GrpcInterface:
     async def _classify(self, incoming: Incoming, call: GrpcCall) -> messages.ClassifyReply:
         observer, service = RequestObserver(), self._service
         service.keys.check(call.authorization)
-        options = RequestOptions(
-            call.request_id,
-            timeout_s=timeout_s_of(call.metadata),
-            priority=call.metadata.get("priority"),
-            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
-            refused_before=call.metadata.get(REFUSED_HEADER),
-        )
-        body = GrpcBody(incoming, call, self._receiver, service.settings)
-        answers = await service.answer(body, options, observer)
+        body = GrpcBody(incoming, call.announced_bytes, self._receiver, service.settings)
+        answers = await service.answer(body, call.options(), observer)
         with observer.stage("encode"):
             return reply_of(answers, call.request_id)
 
@@ -60,28 +50,24 @@ class GrpcBody:
     """The message of a call, which may still be to come."""
 
     incoming: Incoming
-    call: GrpcCall
+    announced: int | None
     receiver: Receiver
     settings: Settings
 
     async def read(self, share: Share) -> RequestBody:
         """Return the images; see :class:`app.graph.request.BodyReader`."""
-        request = await self._request(share)
-        images = images_of(request, self.settings)
-        share.grow(sum(map(len, images)))
+        request = self.incoming
+        if isinstance(request, messages.ClassifyRequest):
+            share.grow(request.ByteSize())
+        else:
+            data = await self.receiver.receive_into(share, request, self.announced)
+            request = parsed(data, messages.ClassifyRequest)
+        images = images_of(request, self.settings.max_files, self.settings.max_body_bytes)
         return RequestBody(
             images,
             request.top_k if request.HasField("top_k") else None,
             threshold=request.threshold if request.HasField("threshold") else None,
         )
-
-    async def _request(self, share: Share) -> messages.ClassifyRequest:
-        if isinstance(self.incoming, messages.ClassifyRequest):
-            return self.incoming
-        announced = announced_bytes(self.call.metadata)
-        share.expect(announced or 0)
-        message = await self.receiver.receive(self.incoming, announced)
-        return parsed(message, messages.ClassifyRequest)
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:

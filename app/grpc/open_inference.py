@@ -4,27 +4,25 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.caching.response_cache import CACHE_CONTROL
+from app.errors import BadRegionError
 from app.graph.observer import RequestObserver
-from app.graph.request import RequestOptions
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
 from app.grpc.receiver import Receiver, ShortReceiver
-from app.grpc.request import announced_bytes, parsed, timeout_s_of
-from app.grpc.servicer import OPEN_INFERENCE
-from app.grpc.shared_memory import RegionCalls, SharedMemoryMethods, Stream, is_local
+from app.grpc.request import parsed
+from app.grpc.servicer import OPEN_INFERENCE, Message
 from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
+from app.oip.shared_memory import NO_CUDA
 from app.queueing.byte_budget import Share
-from app.queueing.haproxy_headers import REFUSED_HEADER
 from models.errors import TandemError
 
+Stream = gRPCInputStream[Message]
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
-INFER = "ModelInfer"
 # Nothing in their messages counts, so they are answered without one.
 WITHOUT_MESSAGE = OPEN_METHODS | {"ServerMetadata", "RepositoryIndex"}
 
@@ -34,93 +32,80 @@ class OpenInferenceInterface:
 
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
-        self._has_cache = inference.service.settings.cache != "none"
         self._receiver = Receiver(self._service.settings)
         self._short = ShortReceiver(self._receiver)
-        self._regions = RegionCalls(inference.shared_memory)
-        self._methods: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
-            "ServerLive": (messages.ServerLiveRequest, self._server_live),
-            "ServerReady": (messages.ServerReadyRequest, self._server_ready),
-            "ServerMetadata": (messages.ServerMetadataRequest, self._server_metadata),
-            "ModelReady": (messages.ModelReadyRequest, self._model_ready),
-            "ModelMetadata": (messages.ModelMetadataRequest, self._model_metadata),
-            "ModelStatistics": (messages.ModelStatisticsRequest, self._model_statistics),
-            "RepositoryIndex": (messages.RepositoryIndexRequest, self._repository_index),
-        }
 
     async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
         """Answer one call of a method."""
         call = GrpcCall(OPEN_INFERENCE, method, context)
         reply = getattr(messages, f"{method}Response")
-        answering = self._infer if method == INFER else self._tell
+        answering = self._infer if method == "ModelInfer" else self._describe
         return await answered(call, lambda: answering(method, incoming, call), reply)
 
-    async def _tell(self, method: str, incoming: Stream, call: GrpcCall) -> Any:
+    async def _describe(self, method: str, incoming: Stream, call: GrpcCall) -> Any:
         """Answer a question about the server, a model or a region."""
         if method not in OPEN_METHODS:
             self._service.keys.check(call.authorization)
-        kind, answer = self._methods.get(method) or self._regions.of(method, call)
-        if method in WITHOUT_MESSAGE:
-            return await answer(kind())
-        data = await self._short.receive(incoming, announced_bytes(call.metadata))
-        return await answer(parsed(data, kind))
+        request = getattr(messages, f"{method}Request")()
+        if method not in WITHOUT_MESSAGE:
+            data = await self._short.receive(incoming, call.announced_bytes)
+            request = parsed(data, type(request))
+        if "SharedMemory" in method:
+            fields = self._of_region(method, request, call)
+        elif method.startswith("Model"):
+            fields = await self._of_model(method, request)
+        else:
+            fields = await self._of_server(method)
+        return getattr(messages, f"{method}Response")(**fields)
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
         observer = RequestObserver()
         self._service.keys.check(call.authorization)
-        options = RequestOptions(
-            call.request_id,
-            timeout_s=timeout_s_of(call.metadata),
-            priority=call.metadata.get("priority"),
-            refused_before=call.metadata.get(REFUSED_HEADER),
-            cache_control=call.joined(CACHE_CONTROL) if self._has_cache else None,
-        )
         body = InferMessage(self._inference, self._receiver, incoming, call)
-        answer = await self._inference.answer(body, options, observer)
+        answer = await self._inference.answer(body, call.options(), observer)
         if isinstance(answer, Fault):
             call.refuse(answer)
             return messages.ModelInferResponse()
         with observer.stage("encode"):
             return infer_response_of(answer, is_raw=body.is_raw)
 
-    async def _server_live(self, _: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
-        return messages.ServerLiveResponse(live=True)
+    async def _of_server(self, method: str) -> dict[str, Any]:
+        """Return the fields of a reply about the server."""
+        if method == "ServerLive":
+            return {"live": True}
+        if method == "ServerReady":
+            return {"ready": await self._is_ready()}
+        if method == "ServerMetadata":
+            has_memory = self._inference.shared_memory.is_on
+            return asdict(server_metadata(has_shared_memory=has_memory))
+        return {"models": [asdict(entry) for entry in self._inference.models.index()]}
 
-    async def _server_ready(self, _: messages.ServerReadyRequest) -> messages.ServerReadyResponse:
-        return messages.ServerReadyResponse(ready=await self._is_ready())
-
-    async def _server_metadata(
-        self, _: messages.ServerMetadataRequest
-    ) -> messages.ServerMetadataResponse:
-        has_memory = self._inference.shared_memory.is_on
-        metadata = server_metadata(has_shared_memory=has_memory)
-        return messages.ServerMetadataResponse(**asdict(metadata))
-
-    async def _model_ready(
-        self, request: messages.ModelReadyRequest
-    ) -> messages.ModelReadyResponse:
-        self._inference.models.find(request.name, request.version)
-        return messages.ModelReadyResponse(ready=await self._is_ready())
-
-    async def _model_metadata(
-        self, request: messages.ModelMetadataRequest
-    ) -> messages.ModelMetadataResponse:
+    async def _of_model(self, method: str, request: Any) -> dict[str, Any]:
+        """Return the fields of a reply about a model, or about all."""
+        if method == "ModelStatistics" and not request.name:
+            return asdict(self._inference.statistics.of())
         model = self._inference.models.find(request.name, request.version)
-        return messages.ModelMetadataResponse(**asdict(model.metadata()))
+        if method == "ModelReady":
+            return {"ready": await self._is_ready()}
+        if method == "ModelMetadata":
+            return asdict(model.metadata())
+        return asdict(self._inference.statistics.of(model.name))
 
-    async def _model_statistics(
-        self, request: messages.ModelStatisticsRequest
-    ) -> messages.ModelStatisticsResponse:
-        models, name = self._inference.models, None
-        if request.name:
-            name = models.find(request.name, request.version).name
-        return messages.ModelStatisticsResponse(**asdict(self._inference.statistics.of(name)))
-
-    async def _repository_index(
-        self, _: messages.RepositoryIndexRequest
-    ) -> messages.RepositoryIndexResponse:
-        models = [asdict(entry) for entry in self._inference.models.index()]
-        return messages.RepositoryIndexResponse(models=models)
+    def _of_region(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
+        """Return the fields of a reply about regions of shared memory."""
+        if method.startswith("Cuda"):  # there are none; clients clean up before they begin
+            if method == "CudaSharedMemoryRegister":
+                raise BadRegionError(NO_CUDA)
+            return {}
+        regions = self._inference.shared_memory.for_caller(is_local=call.is_local)
+        if method == "SystemSharedMemoryStatus":
+            region = messages.SystemSharedMemoryStatusResponse.RegionStatus
+            return {"regions": {r.name: region(**asdict(r)) for r in regions.status(request.name)}}
+        if method == "SystemSharedMemoryRegister":
+            regions.register(request.name, request.key, request.offset, request.byte_size)
+        else:
+            regions.unregister(request.name)
+        return {}
 
     async def _is_ready(self) -> bool:
         """Whether every member answers; over HTTP that it does not is an error."""
@@ -143,53 +128,42 @@ class InferMessage:
 
     async def read(self, share: Share) -> ModelRequest:
         """Return the request; see :class:`app.oip.inference.InferReader`."""
-        announced = announced_bytes(self._call.metadata)
-        share.expect(announced or 0)
-        data = await self._receiver.receive(self._incoming, announced)
-        share.grow(len(data))
+        data = await self._receiver.receive_into(share, self._incoming, self._call.announced_bytes)
         message = parsed(data, messages.ModelInferRequest)
         model = self._inference.models.find(message.model_name, message.model_version)
         request, regions = infer_request_of(message), None
         if request.uses_regions:
-            memory = self._inference.shared_memory
-            regions = memory.for_caller(is_local=is_local(self._call))
+            regions = self._inference.shared_memory.for_caller(is_local=self._call.is_local)
         self.is_raw = any(tensor.raw is not None or tensor.region for tensor in request.inputs)
         return ModelRequest(model, request, regions)
 
 
-class OpenInferenceMethods(SharedMemoryMethods):
+def _method(name: str) -> Callable[..., Awaitable[Any]]:
+    async def answer(
+        self: "OpenInferenceMethods", incoming: Stream, grpc_context: RayServegRPCContext
+    ) -> Any:
+        return await self._open_inference.call(name, incoming, grpc_context)
+
+    answer.__name__ = name
+    return answer
+
+
+class OpenInferenceMethods:
     """The methods as the ingress has them: Serve finds each, and ``grpc_context``, by its name."""
 
     _open_inference: OpenInferenceInterface
 
-    async def ServerLive(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Say that the Gateway lives."""
-        return await self._open_inference.call("ServerLive", incoming, grpc_context)
-
-    async def ServerReady(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Say whether every member answers."""
-        return await self._open_inference.call("ServerReady", incoming, grpc_context)
-
-    async def ServerMetadata(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Describe the server."""
-        return await self._open_inference.call("ServerMetadata", incoming, grpc_context)
-
-    async def ModelReady(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Say whether a model answers."""
-        return await self._open_inference.call("ModelReady", incoming, grpc_context)
-
-    async def ModelMetadata(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Describe a model."""
-        return await self._open_inference.call("ModelMetadata", incoming, grpc_context)
-
-    async def ModelInfer(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Classify images."""
-        return await self._open_inference.call(INFER, incoming, grpc_context)
-
-    async def ModelStatistics(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """Say what models have answered."""
-        return await self._open_inference.call("ModelStatistics", incoming, grpc_context)
-
-    async def RepositoryIndex(self, incoming: Stream, grpc_context: RayServegRPCContext) -> Any:
-        """List the models."""
-        return await self._open_inference.call("RepositoryIndex", incoming, grpc_context)
+    ServerLive = _method("ServerLive")
+    ServerReady = _method("ServerReady")
+    ServerMetadata = _method("ServerMetadata")
+    ModelReady = _method("ModelReady")
+    ModelMetadata = _method("ModelMetadata")
+    ModelInfer = _method("ModelInfer")
+    ModelStatistics = _method("ModelStatistics")
+    RepositoryIndex = _method("RepositoryIndex")
+    SystemSharedMemoryStatus = _method("SystemSharedMemoryStatus")
+    SystemSharedMemoryRegister = _method("SystemSharedMemoryRegister")
+    SystemSharedMemoryUnregister = _method("SystemSharedMemoryUnregister")
+    CudaSharedMemoryStatus = _method("CudaSharedMemoryStatus")
+    CudaSharedMemoryRegister = _method("CudaSharedMemoryRegister")
+    CudaSharedMemoryUnregister = _method("CudaSharedMemoryUnregister")

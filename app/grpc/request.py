@@ -8,10 +8,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 
 from app.errors import BadParameterError, BodyTooLargeError, TooManyFilesError
-from app.graph import parameters
+from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.grpc import tandem_pb2 as messages
 from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
-from app.settings import Settings
 
 M = TypeVar("M", bound=ProtobufMessage)
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
@@ -26,8 +25,8 @@ def announced_bytes(metadata: Mapping[str, str]) -> int | None:
 
     None: nobody says so, or it is compressed and may come to any length.
     """
-    found = PREFIX_FORM.fullmatch(metadata.get(PREFIX_METADATA, ""))
-    return int(found[1], 16) if found else None
+    prefix = PREFIX_FORM.fullmatch(metadata.get(PREFIX_METADATA, ""))
+    return int(prefix[1], 16) if prefix else None
 
 
 def parsed(message: bytes, kind: type[M]) -> M:
@@ -48,26 +47,27 @@ def parsed(message: bytes, kind: type[M]) -> M:
     return request
 
 
-def images_of(request: messages.ClassifyRequest, settings: Settings) -> list[bytes]:
+def images_of(
+    request: messages.ClassifyRequest, max_files: int, max_body_bytes: int
+) -> list[bytes]:
     """Return the images' bytes, in order.
 
     Raises:
-        BadParameterError, TooManyFilesError, BodyTooLargeError: none, or more than the settings
-            allow.
+        BadParameterError, TooManyFilesError, BodyTooLargeError: none, or more than may be.
 
     """
     if not request.images:
         raise BadParameterError("the request has no image; put its bytes into images")
-    if len(request.images) > settings.max_files:
+    if len(request.images) > max_files:
         raise TooManyFilesError(
-            f"the request has {len(request.images)} images, the limit is {settings.max_files}; "
+            f"the request has {len(request.images)} images, the limit is {max_files}; "
             "send them in several requests"
         )
     images = [bytes(image) for image in request.images]
     size = sum(map(len, images))
-    if size > settings.max_body_bytes:
+    if size > max_body_bytes:
         raise BodyTooLargeError(
-            f"the images have {size} bytes, the limit is {settings.max_body_bytes}; "
+            f"the images have {size} bytes, the limit is {max_body_bytes}; "
             "send smaller ones (1,000 pixels a side are plenty) or fewer per request"
         )
     return images
@@ -81,8 +81,8 @@ def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
 
     """
     seconds = []
-    if (given := metadata.get(parameters.TIMEOUT_HEADER)) is not None:
-        seconds.append(parameters.parse_timeout_s(given))
-    if found := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE_METADATA, "")):
-        seconds.append(SHARE_OF_DEADLINE * int(found[1]) * UNIT_S[found[2]])
+    if (header := metadata.get(TIMEOUT_HEADER)) is not None:
+        seconds.append(parse_timeout_s(header))
+    if deadline := DEADLINE_FORM.fullmatch(metadata.get(DEADLINE_METADATA, "")):
+        seconds.append(SHARE_OF_DEADLINE * int(deadline[1]) * UNIT_S[deadline[2]])
     return min(seconds, default=None)

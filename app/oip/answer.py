@@ -1,4 +1,8 @@
-"""The answer to an inference request, and its form over HTTP: JSON, then the binary tensors."""
+"""The answer to an inference request: its output tensors, and its form over HTTP.
+
+Over HTTP it is JSON, and then the binary tensors. Outputs are probabilities, labels, and Triton's
+classification strings.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app.oip.request import REGION, REGION_OFFSET, REGION_SIZE
+from app.errors import BadRegionError
+from app.graph.probabilities import ClassifiedWithProbabilities
+from app.oip.documents import VERSION
+from app.oip.models import LABEL, OUTPUTS, PROBABILITIES, ServedModel
+from app.oip.regions import Regions
+from app.oip.request import REGION, REGION_OFFSET, REGION_SIZE, InferRequest, RequestedOutput
 from app.oip.tensors import RegionSlice, packed_elements
+from models.answer_rule import AnswerRule
+from models.ensemble import Prediction, top_k
 
-VERSION = "1"  # of every model
+PROBABILITY_BYTES = 4  # FP32
+Images = Sequence[ClassifiedWithProbabilities]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +31,23 @@ class OutputTensor:
     """FP32 contents are an array in the tensor's shape, BYTES a list of elements."""
 
     name: str
-    datatype: str
     shape: tuple[int, ...]
     contents: npt.NDArray[np.float32] | Sequence[bytes]
     is_binary: bool = False
     region: RegionSlice | None = None  # where the contents went, in place of the answer
 
     @property
+    def datatype(self) -> str:
+        return "FP32" if isinstance(self.contents, np.ndarray) else "BYTES"
+
+    @property
     def parameters(self) -> dict[str, str | int]:
         """Say where the contents are, if they are in a region."""
         if self.region is None:
             return {}
-        told: dict[str, str | int] = {REGION: self.region.region}
-        told[REGION_SIZE] = self.region.byte_size
-        return told | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
+        place: dict[str, str | int] = {REGION: self.region.region}
+        place[REGION_SIZE] = self.region.byte_size
+        return place | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
 
     def packed(self) -> bytes:
         """Return the contents in their binary form."""
@@ -58,29 +73,111 @@ class InferAnswer:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
+def check_outputs_fit(
+    request: InferRequest, model: ServedModel, num_images: int, regions: Regions | None
+) -> None:
+    """Check the regions that outputs go to before anything is computed for them.
+
+    Raises:
+        UnknownRegionError, BadRegionError: one is not as it was registered, or too small.
+
+    """
+    if regions is None:
+        return
+    needed = num_images * len(model.labels) * PROBABILITY_BYTES
+    for output in request.outputs:
+        if output.region is None:
+            continue
+        is_rows = output.name == PROBABILITIES and not output.num_classes
+        if is_rows and output.region.byte_size < needed:
+            raise BadRegionError(
+                f"output {output.name} has {needed} bytes, and {output.region.byte_size} of shared "
+                "memory are given to it; give it more"
+            )
+        regions.check(output.region)
+
+
+def answer_of(request: InferRequest, model: ServedModel, images: Images) -> InferAnswer:
+    """Return the outputs that a request asks for, an image after the other."""
+    asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
+    parameters: dict[str, bool | str] = {}
+    if missing := {
+        name: why for image in images for name, why in (image.missing_members or {}).items()
+    }:
+        reasons = ", ".join(f"{name}: {why}" for name, why in missing.items())
+        parameters = {"degraded": True, "missing_members": reasons}
+    if all(image.cached for image in images):
+        parameters["cached"] = True
+    outputs = tuple(_output(output, request, model, images) for output in asked)
+    return InferAnswer(model.name, request.id, outputs, parameters)
+
+
+def _output(
+    asked: RequestedOutput, request: InferRequest, model: ServedModel, images: Images
+) -> OutputTensor:
+    contents: npt.NDArray[np.float32] | list[bytes]
+    shape: tuple[int, ...]
+    if asked.name == LABEL:
+        of_labels = _labels if model.threshold is None else _labels_of_several
+        shape, contents = of_labels(request, model, images)
+    elif asked.num_classes:
+        num_classes = min(asked.num_classes, len(model.labels))
+        shape = (len(images), num_classes)
+        best = _best(images, model, num_classes)
+        contents = [f"{p.probability:f}:{p.index}:{p.label}".encode() for p in best]
+    else:
+        contents = np.stack([image.probabilities for image in images])  # (N, C) float32
+        shape = contents.shape
+    return OutputTensor(asked.name, shape, contents, asked.is_binary, asked.region)
+
+
+def _labels(
+    request: InferRequest, model: ServedModel, images: Images
+) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the shape, (N,) or (N, top_k), and the labels, row by row."""
+    num_labels = request.top_k
+    shape = (len(images),) if num_labels is None else (len(images), num_labels)
+    return shape, [p.label.encode() for p in _best(images, model, num_labels or 1)]
+
+
+def _labels_of_several(
+    request: InferRequest, model: ServedModel, images: Images
+) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the shape (N, K) and the labels of a multi-label set, row by row.
+
+    K: of the image that has most, at least one; the others' rows end in empty labels.
+    """
+    rule = AnswerRule(model.labels, model.threshold).asked(request.threshold)
+    most = request.top_k or len(model.labels)
+    rows = [[p.label for p in rule.predictions(i.probabilities, most)] for i in images]
+    width = max(1, *map(len, rows))
+    return (len(images), width), [
+        label.encode() for row in rows for label in (*row, *[""] * (width - len(row)))
+    ]
+
+
+def _best(images: Images, model: ServedModel, k: int) -> list[Prediction]:
+    """Return the likeliest ``k`` classes of each image, row by row."""
+    return [p for image in images for p in top_k(image.probabilities, model.labels, k)]
+
+
 def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
-    """Return the body, and how many bytes of it are JSON; None if all are."""
+    """Return the body over HTTP, and how many bytes of it are JSON; None if all are."""
+    outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
-    outputs = [_output(output, parts) for output in answer.outputs]
-    told: dict[str, Any] = {"model_name": answer.model_name, "model_version": VERSION}
+    for output in answer.outputs:
+        fields = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if output.region is not None:
+            outputs.append(fields | {"parameters": output.parameters})
+        elif output.is_binary:
+            parts.append(output.packed())
+            outputs.append(fields | {"parameters": {"binary_data_size": len(parts[-1])}})
+        else:
+            outputs.append(fields | {"data": output.values()})
+    head: dict[str, Any] = {"model_name": answer.model_name, "model_version": VERSION}
     if answer.id:
-        told["id"] = answer.id
+        head["id"] = answer.id
     if answer.parameters:
-        told["parameters"] = answer.parameters
-    text = orjson.dumps(told | {"outputs": outputs})
+        head["parameters"] = answer.parameters
+    text = orjson.dumps(head | {"outputs": outputs})
     return (b"".join((text, *parts)), len(text)) if parts else (text, None)
-
-
-def _output(output: OutputTensor, parts: list[bytes]) -> dict[str, Any]:
-    """Return an output as JSON; one that is binary adds its contents to ``parts``."""
-    told: dict[str, Any] = {
-        "name": output.name,
-        "datatype": output.datatype,
-        "shape": output.shape,
-    }
-    if output.region is not None:
-        return told | {"parameters": output.parameters}
-    if not output.is_binary:
-        return told | {"data": output.values()}
-    parts.append(output.packed())
-    return told | {"parameters": {"binary_data_size": len(parts[-1])}}

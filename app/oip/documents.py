@@ -1,10 +1,16 @@
-"""What the protocol tells of server and models: plain dataclasses, which /docs describes.
+"""What the protocol tells of server and models: dataclasses, which /docs describes.
 
 The names of the fields are the protocol's, in JSON and in protobuf messages alike.
 """
 
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from app.responses import Classified
+
+VERSION = "1"  # of every model
 
 # Of Triton's extensions, those that are served here.
 EXTENSIONS = (
@@ -104,7 +110,6 @@ class Duration:
     ns: int = 0
 
     def add(self, ms: float) -> None:
-        """Count one more."""
         self.count += 1
         self.ns += int(ms * 1e6)
 
@@ -138,9 +143,46 @@ class ModelStatistics:
     inference_stats: InferStatistics = field(default_factory=InferStatistics)
     batch_stats: list[dict[str, Any]] = field(default_factory=list)  # see the service's metrics
 
+    def succeeded(self, took_ms: float, images: Sequence[Classified]) -> None:
+        """Count a request that was answered."""
+        self.last_inference = int(time.time() * 1e3)
+        self.inference_count += len(images)
+        durations = self.inference_stats
+        durations.success.add(took_ms)
+        if looking_ms := _slowest(images, "cache"):
+            is_hit = all(image.cached for image in images)
+            (durations.cache_hit if is_hit else durations.cache_miss).add(looking_ms)
+            if is_hit:
+                return
+        self.execution_count += 1
+        durations.compute_input.add(_slowest(images, "decode"))
+        durations.queue.add(_slowest(images, "queue"))
+        durations.compute_infer.add(_slowest(images, "infer"))
+        durations.compute_output.add(_slowest(images, "combine"))
+
+    def failed(self, took_ms: float) -> None:
+        """Count a request that was not."""
+        self.inference_stats.fail.add(took_ms)
+
 
 @dataclass(slots=True)
 class AllStatistics:
     """The answer of /v2/models/stats."""
 
     model_stats: list[ModelStatistics]
+
+
+class Statistics:
+    """Of the models ``names``, since the process started: Triton's statistics extension."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.by_name = {name: ModelStatistics(name, VERSION) for name in names}
+
+    def of(self, name: str | None = None) -> AllStatistics:
+        """Return one model's, or everyone's."""
+        return AllStatistics(list(self.by_name.values()) if name is None else [self.by_name[name]])
+
+
+def _slowest(images: Sequence[Classified], stage: str) -> float:
+    times = [s.duration_ms for image in images for s in image.timings_ms.stages if s.stage == stage]
+    return max(times, default=0.0)

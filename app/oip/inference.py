@@ -10,13 +10,12 @@ from app.graph.probabilities import ClassifiedWithProbabilities
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions, TensorRequest
 from app.graph.service import EnsembleService
 from app.messages import Fault
-from app.oip.answer import InferAnswer
+from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
+from app.oip.documents import Statistics
 from app.oip.models import IMAGE, Models, ServedModel
-from app.oip.outputs import answer_of, check_outputs_fit
 from app.oip.regions import Regions
 from app.oip.request import InferRequest
 from app.oip.shared_memory import SharedMemory, loaded, placed
-from app.oip.statistics import Statistics
 from app.oip.tensors import bytes_elements, uint8_array
 from app.queueing.byte_budget import Share
 
@@ -57,7 +56,8 @@ class Inference:
 
         """
         body = _InferBody(self, reader)
-        counted: list[ClassifiedWithProbabilities] = []
+        images: list[ClassifiedWithProbabilities] = []
+        is_answered = False
         try:
             images, fault = _images_of(await self.service.answer(body, options, observer))
             if fault is not None:
@@ -65,11 +65,15 @@ class Inference:
             asked = body.asked
             assert asked is not None
             answer = placed(answer_of(asked.request, asked.model, images), asked.regions)
-            counted = images
+            is_answered = True
             return answer
         finally:
             if body.asked is not None:
-                self._count(body.asked.model.name, observer, counted)
+                statistics = self.statistics.by_name[body.asked.model.name]
+                if is_answered:
+                    statistics.succeeded(observer.elapsed_ms(), images)
+                else:
+                    statistics.failed(observer.elapsed_ms())
 
     async def body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
         """Check a request, and return what the graph needs of it; the rest is let go."""
@@ -89,22 +93,10 @@ class Inference:
             )
         check_outputs_fit(request, model, count, asked.regions)
         tensor = await loaded(tensor, asked.regions, self._settings.max_body_bytes, share)
-        files: list[bytes] = []
-        tensors = TensorRequest(member=model.member)
-        if tensor.name == IMAGE:
-            files = bytes_elements(tensor)
-        else:
-            tensors = TensorRequest(uint8_array(tensor), model.member)
+        is_files = tensor.name == IMAGE
+        tensors = TensorRequest(None if is_files else uint8_array(tensor), model.member)
+        files = bytes_elements(tensor) if is_files else []
         return RequestBody(files, 1, request.timeout_s, request.priority, tensors)
-
-    def _count(
-        self, name: str, observer: RequestObserver, images: list[ClassifiedWithProbabilities]
-    ) -> None:
-        took_ms = observer.elapsed_ms()
-        if images:
-            self.statistics.succeeded(name, took_ms, images)
-        else:
-            self.statistics.failed(name, took_ms)
 
 
 class _InferBody:
@@ -118,13 +110,8 @@ class _InferBody:
         """Return the images; see :class:`app.graph.request.BodyReader`."""
         asked = await self._reader.read(share)
         body = await self._inference.body_of(asked, share)
-        self.asked = replace(asked, request=_without_inputs(asked.request))
+        self.asked = replace(asked, request=replace(asked.request, inputs=()))
         return body
-
-
-def _without_inputs(request: InferRequest) -> InferRequest:
-    """Return what is left to know of a request whose images the graph has."""
-    return InferRequest((), request.outputs, request.parameters, request.id)
 
 
 def _images_of(
@@ -134,8 +121,8 @@ def _images_of(
     images: list[ClassifiedWithProbabilities] = []
     for number, answer in enumerate(answers):
         if isinstance(answer, Fault):
-            told = f"image {number} of {len(answers)} (counted from 0): {answer.message}"
-            return [], Fault(answer.status, answer.code, told)
+            message = f"image {number} of {len(answers)} (counted from 0): {answer.message}"
+            return [], Fault(answer.status, answer.code, message)
         assert isinstance(answer, ClassifiedWithProbabilities)
         images.append(answer)
     return images, None

@@ -61,16 +61,16 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
     )
 
 
-def _header_length(given: str, body_bytes: int) -> int:
-    if not (given.isascii() and given.isdecimal()):
+def _header_length(text: str, body_bytes: int) -> int:
+    if not (text.isascii() and text.isdecimal()):
         raise BadTensorError(
-            f"Inference-Header-Content-Length is {shown(given)}; it is the number of bytes of JSON"
+            f"Inference-Header-Content-Length is {shown(text)}; it is the number of bytes of JSON"
         )
-    if len(given) > 18 or int(given) > body_bytes:
+    if len(text) > 18 or int(text) > body_bytes:
         raise BadTensorError(
-            f"Inference-Header-Content-Length is {given[:18]}, and the body has {body_bytes} bytes"
+            f"Inference-Header-Content-Length is {text[:18]}, and the body has {body_bytes} bytes"
         )
-    return int(given)
+    return int(text)
 
 
 def _loaded(text: bytes) -> Any:

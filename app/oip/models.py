@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from app.errors import BadTensorError, UnknownModelError
-from app.oip.answer import VERSION
 from app.oip.documents import (
     EXTENSIONS,
     SHARED_MEMORY,
+    VERSION,
     IndexEntry,
     ModelMetadata,
     ServerMetadata,

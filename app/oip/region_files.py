@@ -70,21 +70,16 @@ def opened(folder: Path, name: str, *, is_writing: bool = False) -> Iterator[Ope
             "file that the service's user may read and write, and be there until it is unregistered"
         ) from error
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise BadRegionError(f"shared memory {shown(name)} is no regular file")
-        yield OpenFile(descriptor, (found.st_dev, found.st_ino), found.st_size)
+        yield OpenFile(descriptor, (status.st_dev, status.st_ino), status.st_size)
     finally:
         os.close(descriptor)
 
 
 def read_at(file: OpenFile, place: int, num_bytes: int) -> bytes:
-    """Return so many bytes.
-
-    Raises:
-        BadRegionError: the file ends before.
-
-    """
+    """Return so many bytes; raise :class:`BadRegionError` if the file ends before."""
     parts, left = [], num_bytes
     while left:
         part = os.pread(file.descriptor, min(left, STEP_BYTES), place + num_bytes - left)

@@ -8,7 +8,6 @@ import hashlib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,7 @@ MAX_NAME = 256  # characters
 MAX_OFFSET = 2**63 - 1  # off_t
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """What is remembered of a region."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-    identity: tuple[int, int]  # of its file
+Entry = tuple[RegionStatus, tuple[int, int]]  # a region, and the identity of its file
 
 
 class Regions:
@@ -58,7 +49,7 @@ class Regions:
         with opened(self._memory, file) as there:
             _check_size(there, shown(name), offset + byte_size)
             identity = there.identity
-        self._add(_Entry(name, str(key), offset, byte_size, identity))
+        self._add(RegionStatus(name, str(key), offset, byte_size), identity)
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all if no name is given; one that is not there is no error."""
@@ -72,8 +63,7 @@ class Regions:
             UnknownRegionError: the region is not registered.
 
         """
-        found = [self._find(name)] if name else self._all()
-        return [RegionStatus(one.name, one.key, one.offset, one.byte_size) for one in found]
+        return [self._find(name)[0]] if name else self._all()
 
     def read(self, part: RegionSlice) -> bytes:
         """Return the bytes of ``part``, on any thread.
@@ -111,47 +101,47 @@ class Regions:
         self, part: RegionSlice, *, is_writing: bool = False
     ) -> Iterator[tuple[OpenFile, int]]:
         """Open the file of a region, and check anew that it is the same one and has the part."""
-        region, told = self._find(part.region), f"region {shown(part.region)}"
+        (region, identity), where = self._find(part.region), f"region {shown(part.region)}"
         if not 0 <= part.offset < part.offset + part.byte_size <= region.byte_size:
             raise BadRegionError(
-                f"{told} has {region.byte_size} bytes, and {part.byte_size} from {part.offset} on "
+                f"{where} has {region.byte_size} bytes, and {part.byte_size} from {part.offset} on "
                 "are asked for"
             )
         with opened(self._memory, file_name(region.key), is_writing=is_writing) as file:
-            if file.identity != region.identity:
-                raise BadRegionError(f"{told}: its file was replaced; register it again")
+            if file.identity != identity:
+                raise BadRegionError(f"{where}: its file was replaced; register it again")
             place = region.offset + part.offset
-            _check_size(file, told, place + part.byte_size)
+            _check_size(file, where, place + part.byte_size)
             yield file, place
 
-    def _find(self, name: str) -> _Entry:
+    def _find(self, name: str) -> Entry:
         with suppress(FileNotFoundError):
             return _parsed(self._place(_checked_name(name)).read_bytes())
         raise UnknownRegionError(f"region {shown(name)} is not registered; register it first")
 
-    def _all(self) -> list[_Entry]:
-        entries = []
+    def _all(self) -> list[RegionStatus]:
+        regions = []
         for place in self._places():
             with suppress(FileNotFoundError):  # unregistered meanwhile
-                entries.append(_parsed(place.read_bytes()))
-        return sorted(entries, key=lambda one: one.name)
+                regions.append(_parsed(place.read_bytes())[0])
+        return sorted(regions, key=lambda region: region.name)
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, region: RegionStatus, identity: tuple[int, int]) -> None:
         if len(self._places()) >= MAX_REGIONS:
             raise BadRegionError(
                 f"{MAX_REGIONS} regions are registered, the limit; unregister those of no use"
             )
         unfinished = self._entries / f".{uuid.uuid4().hex}"
         try:
-            unfinished.write_bytes(orjson.dumps(astuple(entry)))
-            self._place(entry.name).hardlink_to(unfinished)
+            unfinished.write_bytes(orjson.dumps((region, identity)))
+            self._place(region.name).hardlink_to(unfinished)
         except FileExistsError as error:
             raise RegionExistsError(
-                f"region {shown(entry.name)} is registered already; unregister it first"
+                f"region {shown(region.name)} is registered already; unregister it first"
             ) from error
         except OSError as error:
             raise BadRegionError(
-                f"region {shown(entry.name)} cannot be kept in {self._entries}: {error.strerror}"
+                f"region {shown(region.name)} cannot be kept in {self._entries}: {error.strerror}"
             ) from error
         finally:
             unfinished.unlink(missing_ok=True)
@@ -164,9 +154,9 @@ class Regions:
         return self._entries / hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
-def _parsed(text: bytes) -> _Entry:
-    name, key, offset, byte_size, identity = orjson.loads(text)
-    return _Entry(name, key, offset, byte_size, tuple(identity))
+def _parsed(text: bytes) -> Entry:
+    region, identity = orjson.loads(text)
+    return RegionStatus(**region), tuple(identity)
 
 
 def _checked_name(name: object) -> str:
@@ -187,9 +177,9 @@ def _number(what: str, value: Any, least: int) -> int:
     )
 
 
-def _check_size(file: OpenFile, told: str, needed: int) -> None:
+def _check_size(file: OpenFile, where: str, needed: int) -> None:
     if needed > file.size:
         raise BadRegionError(
-            f"{told}: its shared memory has {file.size} bytes, and it needs {needed}; make it as "
+            f"{where}: its shared memory has {file.size} bytes, and it needs {needed}; make it as "
             "large before it is registered, and leave it so"
         )

@@ -43,31 +43,31 @@ class InferRequest:
     @property
     def threshold(self) -> float | None:
         """The least score of a label of a multi-label set; None: the set's own."""
-        given = self.parameters.get("threshold")
-        if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
-            return given
-        raise BadTensorError(f"parameter threshold is {shown(given)}; it is a number")
+        value: float | None = _number(self.parameters, "threshold", int | float, "a number")
+        return value
 
     @property
     def timeout_s(self) -> float | None:
         """The client's time for its answer, which is in microseconds as Triton has it."""
-        given = whole_number(self.parameters, "timeout")
-        if given is not None and given < 0:
-            raise BadTensorError(f"timeout is {given}; give microseconds above 0")
-        return given / MICROSECONDS if given else None
+        timeout_us = whole_number(self.parameters, "timeout")
+        if timeout_us is not None and timeout_us < 0:
+            raise BadTensorError(f"timeout is {timeout_us}; give microseconds above 0")
+        return timeout_us / MICROSECONDS if timeout_us else None
 
     @property
     def priority(self) -> str | None:
         """The value of a Priority header (RFC 9218); None if the client gives no priority."""
-        given = whole_number(self.parameters, "priority")
-        if given is not None and given < 0:
-            raise BadTensorError(f"priority is {given}; 1 goes first, 5 and above wait for others")
-        return f"u={min(given - 1, MAX_URGENCY)}" if given else None
+        priority = whole_number(self.parameters, "priority")
+        if priority is not None and priority < 0:
+            raise BadTensorError(
+                f"priority is {priority}; 1 goes first, 5 and above wait for others"
+            )
+        return f"u={min(priority - 1, MAX_URGENCY)}" if priority else None
 
     @property
     def uses_regions(self) -> bool:
         """Whether a tensor is, or is to be, in shared memory."""
-        return any(one.region for one in self.inputs) or any(one.region for one in self.outputs)
+        return any(i.region for i in self.inputs) or any(o.region for o in self.outputs)
 
     @property
     def wants_binary(self) -> bool:
@@ -77,10 +77,15 @@ class InferRequest:
 
 def whole_number(parameters: Mapping[str, Any], name: str) -> int | None:
     """Return a parameter's value; None if it is not there."""
+    value: int | None = _number(parameters, name, int, "a whole number")
+    return value
+
+
+def _number(parameters: Mapping[str, Any], name: str, kind: Any, what: str) -> Any:
     value = parameters.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
-    raise BadTensorError(f"parameter {name} is {shown(value)}; it is a whole number")
+    raise BadTensorError(f"parameter {name} is {shown(value)}; it is {what}")
 
 
 def truth(parameters: Mapping[str, Any], name: str) -> bool:

@@ -75,11 +75,11 @@ def shared_memory_of(settings: Settings) -> SharedMemory:
 def is_loopback(address: str) -> bool:
     """Whether an IP address is this machine's own; what is no address is not."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def asks_for_itself(header: Callable[[str], str | None]) -> bool:
@@ -95,7 +95,7 @@ def asks_for_itself(header: Callable[[str], str | None]) -> bool:
     if header("origin") is not None or header("forwarded") is not None:
         return False
     forwarded = header("x-forwarded-for")
-    return forwarded is None or all(is_loopback(one.strip()) for one in forwarded.split(","))
+    return forwarded is None or all(is_loopback(part.strip()) for part in forwarded.split(","))
 
 
 async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:

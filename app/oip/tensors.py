@@ -189,21 +189,21 @@ def _flat(tensor: Tensor) -> list[Any]:
         for size in tensor.shape:
             if not all(isinstance(part, list) for part in level):
                 raise _miscounted(tensor, "data nested less deeply", "its dimensions")
-            if found := set(map(len, level)) - {size}:
-                raise _miscounted(tensor, f"lists of {min(found)}", f"of {size}")
+            if other := set(map(len, level)) - {size}:
+                raise _miscounted(tensor, f"lists of {min(other)}", f"of {size}")
             level = list(chain.from_iterable(level))
     if len(level) != tensor.num_elements:
         raise _miscounted(tensor, f"{len(level)} values", tensor.num_elements)
     return level
 
 
-def _miscounted(tensor: Tensor, found: str, expected: object) -> BadTensorError:
+def _miscounted(tensor: Tensor, sent: str, expected: object) -> BadTensorError:
     return BadTensorError(
-        f"input {shown(tensor.name)} has {found}, and its shape {list(tensor.shape)} means "
+        f"input {shown(tensor.name)} has {sent}, and its shape {list(tensor.shape)} means "
         f"{expected}; shape and data must agree"
     )
 
 
 def packed_elements(elements: Iterable[bytes]) -> bytes:
     """Return BYTES elements in their binary form."""
-    return b"".join(part for one in elements for part in (LENGTH.pack(len(one)), one))
+    return b"".join(part for element in elements for part in (LENGTH.pack(len(element)), element))

@@ -8,8 +8,8 @@ import pytest
 
 from app.graph.keys import Keys
 from app.grpc import open_inference_pb2 as messages
+from app.grpc.call import is_loopback_peer
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
-from app.grpc.shared_memory import is_loopback_peer
 from app.oip.inference import Inference
 from app.oip.shared_memory import SharedMemory
 from tests.support.grpc_contexts import context_of, stream_of
