@@ -14,12 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from app.calls.answer_messages import calls_at_once
 from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
-from app.calls.call_messages import Question, SharedCall, pack_call
 from app.calls.channels.pool import ChannelPool
 from app.calls.known_replicas import known_replicas
-from app.calls.message_reader import MessageError, check
+from app.calls.messages import MessageError, Question, SharedCall, calls_at_once, check, pack_call
 from app.calls.ray_features import PICKLED_CALLS
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
@@ -38,7 +36,7 @@ class SharedCalls(Generic[A]):
 
     Args:
         handle: of the deployment.
-        method: that answers a message of :mod:`app.calls.call_messages`.
+        method: that answers a message of :mod:`app.calls.messages`.
         read: takes an answer apart, a part for each question.
         sizes: of calls, in images.
         channels: to replicas on this node; None: every call goes through Ray.

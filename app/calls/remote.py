@@ -13,11 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from app.calls.answer_messages import read_classified, read_decoded
 from app.calls.attempts import HEDGE_AFTER_SHARE, hedged, retry
 from app.calls.batched import SharedCalls, hedge_budget
-from app.calls.call_messages import Question
 from app.calls.channels.pool import ChannelPool
+from app.calls.messages import Question, read_classified, read_decoded
 from app.messages import Combined, Decoded, MemberAnswer
 from app.queueing.call_batcher import SIZES
 from app.queueing.priority import Lane

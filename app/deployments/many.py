@@ -5,9 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from app.calls.answer_messages import pack_classified, pack_decoded
-from app.calls.call_messages import Question, SharedCall, read_call
-from app.calls.message_reader import MessageError
+from app.calls.messages import (
+    MessageError,
+    Question,
+    SharedCall,
+    pack_classified,
+    pack_decoded,
+    read_call,
+)
 from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
 from app.errors import UPDATING, OtherSetError

@@ -1,8 +1,8 @@
 """Frames: what goes over a channel, and the protocol that takes a stream of bytes apart again.
 
 A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
-the payload. Payloads of calls and answers are the messages of :mod:`app.calls.call_messages` and
-:mod:`app.calls.answer_messages`.
+the payload. Payloads of calls and answers are the messages of :mod:`app.calls.messages` and
+:mod:`app.calls.messages`.
 """
 
 import asyncio

@@ -5,9 +5,9 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 
-from app.calls.answer_messages import named_error
 from app.calls.channels.address import is_same_user, listening_socket
 from app.calls.channels.frames import VERSION, FrameProtocol, Kind
+from app.calls.messages import named_error
 from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from models.errors import TandemError
 

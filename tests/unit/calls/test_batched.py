@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from app.calls import attempts
-from app.calls.call_messages import read_call
+from app.calls.messages import read_call
 from app.calls.remote import RemoteDecoder, RemoteMember
 from app.deployments.many import classify_many, decode_many
 from app.errors import DeadlineError, HeavyFileError, OtherSetError, OverloadedError

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calls.answer_messages import (
+from app.calls.messages import (
+    MessageError,
+    Question,
+    SharedCall,
+    pack_call,
     pack_classified,
     pack_decoded,
+    read_call,
     read_classified,
     read_decoded,
 )
-from app.calls.call_messages import Question, SharedCall, pack_call, read_call
-from app.calls.message_reader import MessageError
 from app.errors import DeadlineError, NotReadyError, OtherSetError, OverloadedError
 from app.messages import Decoded, Fault, MemberAnswer
 from app.tracing.parents import SpanIds

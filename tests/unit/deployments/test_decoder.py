@@ -7,8 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from app.calls.answer_messages import read_decoded
-from app.calls.call_messages import Question, SharedCall, pack_call
+from app.calls.messages import Question, SharedCall, pack_call, read_decoded
 from app.compute.health import MAX_RUN_S
 from app.deployments.assembly import assemble
 from app.deployments.decoder import HEAVY_PIXELS, Decoder
