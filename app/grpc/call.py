@@ -69,7 +69,7 @@ class GrpcCall:
     def is_local(self) -> bool:
         """Whether it is known to come from a program on this machine.
 
-        Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.shared_memory`).
+        Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.front`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
 
