@@ -56,8 +56,8 @@ def read_network(path: Path) -> ov.Model:
     try:
         return _core().read_model(path)
     except RuntimeError as error:
-        first_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"OpenVINO cannot read {path}: {first_line}") from error
+        last_line = str(error).strip().splitlines()[-1].lstrip("- ")
+        raise ModelSetError(f"OpenVINO cannot read {path}: {last_line}") from error
 
 
 def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledModel:

@@ -1,12 +1,9 @@
 """The command ``tandem models add``: makes a model set of one's own networks."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -145,8 +142,9 @@ def add(
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
     """
     with needs_extra("calibrate", "models add"):
-        from calibration.sets.add_set import NewSet, add_set
+        from calibration.sets.add_set import NewSet
         from calibration.sets.member_options import MemberOptions, read_member_options
+        from calibration.sets.own_process import add_set_apart
     new = NewSet(
         name=name,
         members=[(key, Path(value)) for key, value in pairs(member, "--member")],
@@ -177,8 +175,7 @@ def add(
         task=None if task is None else _task(task),
         threshold=None if threshold is None else _threshold(threshold),
     )
-    with _told_in_a_line():
-        made = add_set(new, into or user_sets_dir(), is_replaced=replace, say=_say)
+    made = add_set_apart(new, into or user_sets_dir(), is_replaced=replace, say=_say)
     tell(made, is_inferred=task is None)
 
 
@@ -212,19 +209,6 @@ def _interpolation(text: str) -> Literal["bilinear", "bicubic"]:
 def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:
     found = one_of(text, ("auto", "logits", "probabilities"), "--outputs")
     return cast(Literal["auto", "logits", "probabilities"], found)
-
-
-@contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    """Name the first of the manifest's values that cannot be, and what was given for it."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "set"
-        given = first["input"]
-        told = f" (given: {given!r})" if isinstance(given, str | int | float) else ""
-        raise ModelSetError(f"{where}: {first['msg']}{told}") from error
 
 
 def _say(member: str, facts: str, doubt: str | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.preprocess import ColorFormat, PrePostProcessor
@@ -18,7 +19,11 @@ MEAN_RGB = (123.675, 116.28, 103.53)
 SCALE_RGB = (58.395, 57.12, 57.375)
 Triple = tuple[float, float, float]
 ColorOrder = Literal["RGB", "BGR"]
+FOLDED = "image", "tandem/pixels", "before/tandem/pixels"  # inputs of what was folded before
 INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
+# Through these OpenVINO carries a reversal of colours right, into the weights of a convolution. Of
+# others it thinks so too, and leaves PRelu its slopes and a padding its channels.
+CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,16 @@ class Normalisation:
             f"pixels from 0 to 1, but are taken of 0 to 255: --mean {_numbers(mean)} --scale "
             f"{_numbers(scale)} would be the same of these"
         )
+
+
+def order_doubt(name: str, pixel_order: ColorOrder | None) -> str | None:
+    """Say which order is assumed of uint8 pixels, the input ``name``, if nobody stated one."""
+    if pixel_order is not None or name in FOLDED:
+        return None
+    return (
+        "its uint8 pixels are taken for BGR, as those of Tandem's own files are: if it was made "
+        "for RGB, say --color-order RGB, and else --color-order BGR"
+    )
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -78,12 +93,14 @@ def fold(
     ``batch``: images that the model takes at a time; None: any number.
     """
     how = normalisation or Normalisation()
+    is_reversed = how.color_order == "RGB"
+    is_carried = is_reversed and _ends_in_convolutions(model)
     steps = _steps(model, input_size, layout, batch)
     chain = steps.input().preprocess().convert_element_type(ov.Type.f32)
-    if how.color_order == "RGB":
+    if is_carried:
         chain = chain.convert_color(ColorFormat.RGB)
     chain.mean(list(how.mean)).scale(list(how.scale))
-    return _built(steps)
+    return _built(steps, is_reversed=is_reversed and not is_carried)
 
 
 def fold_integers(
@@ -102,13 +119,11 @@ def fold_integers(
         return model
     steps = _steps(model, input_size, layout, batch)
     chain = steps.input().preprocess()
-    if color_order == "RGB":
-        chain = chain.convert_color(ColorFormat.RGB)
     if kind == ov.Type.i8:
         chain.convert_element_type(ov.Type.f32).mean(INT8_ZERO).convert_element_type(ov.Type.i8)
     elif kind != ov.Type.u8:
         chain.convert_element_type(kind)
-    return _built(steps)
+    return _built(steps, is_reversed=color_order == "RGB")
 
 
 def _steps(
@@ -124,7 +139,28 @@ def _steps(
     return steps
 
 
-def _built(steps: PrePostProcessor) -> ov.Model:
+def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
+    """Put the steps in front, and if ``is_reversed`` a change of the colours' order."""
     folded = steps.build()
+    if is_reversed:
+        image = folded.input()
+        ports = image.get_target_inputs()
+        # A slice from the last to the first: of a Gather OpenVINO makes other weights again.
+        other = ops.slice(image, *(np.array([number]) for number in (2, -4, -1, 3)))
+        for port in ports:
+            port.replace_source_output(other.output(0))
+        folded.validate_nodes_and_infer_types()
     folded.input().set_names({"image"})
     return folded
+
+
+def _ends_in_convolutions(model: ov.Model) -> bool:
+    """Whether the image goes to convolutions alone, through nothing but arithmetic."""
+    ports = list(model.input().get_target_inputs())
+    while ports:
+        node = ports.pop().get_node()
+        if node.get_type_name() in CARRYING:
+            ports += node.output(0).get_target_inputs()
+        elif node.get_type_name() != "Convolution":
+            return False
+    return True

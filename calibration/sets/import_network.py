@@ -23,7 +23,7 @@ from calibration.sets.ending import (
     with_ending,
 )
 from calibration.sets.files import check_file, is_quantized
-from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers
+from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers, order_doubt
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
 from calibration.sets.task import Ending, Outputs, gives, task_of
@@ -118,6 +118,9 @@ def import_network(
     if reading.precision == "INT8":
         make_weights_symmetric(model)
     is_float = not model.input().element_type.is_integral()
+    doubt = normalisation.doubt if is_float else None
+    if is_folded:
+        doubt = order_doubt(model.input().any_name if model.input().names else "", pixel_order)
     model, added, at_a_time = _folded_for_any(model, reading)
     (height, width, _), num_classes = check_network(model, str(path))
     if height != width:
@@ -135,7 +138,7 @@ def import_network(
         at_a_time,
         reading.task,
         f"takes {takes}; {gives(reading.task, added)}",
-        normalisation.doubt if is_float else None,
+        doubt,
     )
 
 

@@ -14,23 +14,23 @@ def chain_concats(model: ov.Model) -> int:
 
     Changes ``model`` in place and returns how many concatenations were rewritten.
     """
-    seen: dict[tuple[tuple[str, int], ...], ov.Node] = {}
+    seen: dict[tuple[int, tuple[tuple[str, int], ...]], ov.Node] = {}  # by axis and inputs
     num_rewritten = 0
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Concat":
             continue
         sources = [port.get_source_output() for port in node.inputs()]
         key = tuple((s.get_node().get_friendly_name(), s.get_index()) for s in sources)
-        earlier = seen.get(key[:-1])
-        if earlier is None:
-            seen[key] = node
-            continue
         axis = node.get_attributes()["axis"]
+        earlier = seen.get((axis, key[:-1]))
+        if earlier is None:
+            seen[axis, key] = node
+            continue
         chained = ops.concat([earlier.output(0), sources[-1]], axis)
         chained.set_friendly_name(node.get_friendly_name() + "/chained")
         for port in node.output(0).get_target_inputs():
             port.replace_source_output(chained.output(0))
-        seen[key] = chained
+        seen[axis, key] = chained
         num_rewritten += 1
     model.validate_nodes_and_infer_types()
     return num_rewritten

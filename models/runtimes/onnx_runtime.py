@@ -20,7 +20,7 @@ from models.runtimes.interface import LoadedNetwork, check_image
 from models.runtimes.onnx_file import read_onnx
 from models.runtimes.options import Pixels, RuntimeOptions
 
-QUIET = 3  # ONNX Runtime's log level "error": warnings go to stderr unasked
+QUIET = 4  # ONNX Runtime's log level "fatal": errors are raised, and need not be on stderr too
 
 
 class OnnxNetwork(LoadedNetwork):

@@ -30,7 +30,7 @@ def doubt_by_comparison(path: Path, made: Imported, options: FileOptions) -> str
     images = trial_images(NUM_COMPARED, network.input_shape)
     own = np.concatenate([network.predict(image[None]) for image in images])
     try:
-        other = answers_of(import_onnx(path, options), images)
+        other = answers_of(import_onnx(path, options), path, images)
     except ModelSetError:  # it has operators that ONNX Runtime lacks, or is not taken there
         return None
     difference = float(np.abs(own - other).max())

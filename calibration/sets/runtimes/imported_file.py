@@ -137,20 +137,28 @@ def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> I
     return make(Finish(task, ending, classes))
 
 
-def answers_of(made: ImportedFile, images: Pixels) -> Probabilities:
+def answers_of(made: ImportedFile, path: Path, images: Pixels) -> Probabilities:
     """Return the rows of images, as the file's own runtime gives them."""
-    with _loaded(made, "network") as network:
+    with _loaded(made, path) as network:
         return np.concatenate([network.predict(image[None]) for image in images])
 
 
 @contextmanager
-def _loaded(made: ImportedFile, stem: str) -> Iterator[LoadedNetwork]:
+def _loaded(made: ImportedFile, path: Path) -> Iterator[LoadedNetwork]:
+    """Load the file, which is made of ``path``; errors name that."""
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as folder:
-        file = Path(folder) / f"{stem}{SUFFIXES[made.runtime]}"
+        file = Path(folder) / f"{path.stem}{SUFFIXES[made.runtime]}"
         file.write_bytes(made.content)
-        network = load(file, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
-        network.check_fits(made.input_size, made.num_classes)
-        yield network
+        try:
+            network = load(file, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
+            if network.num_classes != made.num_classes:
+                raise ModelSetError(
+                    f"{path} says that it gives {made.num_classes} classes, but computes "
+                    f"{network.num_classes}: export it again"
+                )
+            yield network
+        except ModelSetError as error:
+            raise ModelSetError(error.message.replace(str(file), str(path))) from error
 
 
 def _answers(made: ImportedFile, path: Path, *, is_probabilities: bool = False) -> Probabilities:
@@ -158,7 +166,7 @@ def _answers(made: ImportedFile, path: Path, *, is_probabilities: bool = False) 
 
     Those that are probabilities must be the same whatever the other images are.
     """
-    with _loaded(made, path.stem) as network:
+    with _loaded(made, path) as network:
         if is_probabilities:
             check_independent(network, path, made.precision)
         return network.predict(trial_images(NUM_TRIED, network.input_shape))

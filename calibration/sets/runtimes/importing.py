@@ -10,7 +10,7 @@ from calibration.sets.pytorch.conversion import converted
 from calibration.sets.pytorch.files import INSTEAD, SUFFIXES
 from calibration.sets.runtimes.compared import doubt_by_comparison
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
-from models.errors import ModelSetError
+from models.errors import ModelSetError, TandemError
 from models.extras import check_installed, needs_extra
 from models.record import PACKAGES, RuntimeName
 
@@ -83,18 +83,27 @@ def _imported(
     if runtime == "onnxruntime":
         with needs_extra(runtime, f"models add of {path.name}"):
             from calibration.sets.runtimes.onnx_graph import import_onnx
-        return import_onnx(path, options, made)
-    network = import_network(
-        path,
-        options.input_size,
-        options.normalisation,
-        options.outputs,
-        layout=options.layout,
-        pixel_order=options.pixel_order,
-        classes=options.classes,
-        task=options.task,
-        converted=made,
-    )
+        try:
+            return import_onnx(path, options, made)
+        except TandemError:
+            raise
+        except Exception as error:  # of a damaged graph the onnx package's parts raise any kind
+            raise ModelSetError(f"{path} is no ONNX file that can be read: {error}") from error
+    try:
+        network = import_network(
+            path,
+            options.input_size,
+            options.normalisation,
+            options.outputs,
+            layout=options.layout,
+            pixel_order=options.pixel_order,
+            classes=options.classes,
+            task=options.task,
+            converted=made,
+        )
+    except RuntimeError as error:  # OpenVINO's, of whatever step
+        last_line = str(error).strip().splitlines()[-1]
+        raise ModelSetError(f"OpenVINO cannot take {path}: {last_line}") from error
     doubt = network.doubt or doubt_by_comparison(made or path, network, options)
     return replace(network, doubt=doubt)
 

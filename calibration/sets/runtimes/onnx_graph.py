@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.sets.files import check_file
-from calibration.sets.fold import ColorOrder
+from calibration.sets.fold import ColorOrder, order_doubt
 from calibration.sets.runtimes.imported_file import (
     FileOptions,
     Finish,
@@ -47,6 +47,7 @@ INTEGERS = {
 }
 LEAST = 1e-12  # a probability, before its logarithm
 OURS = "tandem/"  # names of nodes and tensors begin so
+BEFORE = "before/"  # goes before such names in a file that was folded already
 Graph = Any  # onnx.GraphProto; the package's types are generated
 
 
@@ -88,13 +89,34 @@ def _read(file: Path, path: Path) -> Any:
             f"{path} is of opset {opset}; {OLDEST_OPSET} or later is taken: convert it with "
             "onnx.version_converter, or export it again"
         )
+    _rename_ours(model.graph)
     for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and np.isnan(numpy_helper.to_array(tensor)).any():
+        if tensor.data_type == TensorProto.FLOAT and np.isnan(_values(tensor, path)).any():
             raise ModelSetError(
                 f"{path}: the weights {tensor.name} have NaN; its training failed, or the file is "
                 "damaged"
             )
     return model
+
+
+def _values(tensor: Any, path: Path) -> np.ndarray:
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:  # NumPy's and onnx's own kinds
+        raise ModelSetError(f"{path}: the weights {tensor.name} are damaged: {error}") from error
+
+
+def _rename_ours(graph: Graph) -> None:
+    """Free the names that are to be used, in a member's own file that is added again."""
+
+    def other(name: str) -> str:
+        return BEFORE + name if OURS in name else name
+
+    for node in graph.node:
+        node.input[:] = [other(name) for name in node.input]
+        node.output[:] = [other(name) for name in node.output]
+    for named in (*graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        named.name = other(named.name)
 
 
 def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
@@ -173,7 +195,10 @@ def _folded(
     graph.output.append(rows)
     precision: Precision = "INT8" if is_quantized else "FP16"
     content = _bytes_of(model)
-    is_float = inputs.type.tensor_type.elem_type == TensorProto.FLOAT
+    taken = inputs.type.tensor_type.elem_type
+    doubt = options.normalisation.doubt if taken == TensorProto.FLOAT else None
+    if taken == TensorProto.UINT8:
+        doubt = order_doubt(inputs.name, options.pixel_order)
     return ImportedFile(
         "onnxruntime",
         content,
@@ -183,7 +208,7 @@ def _folded(
         batch,
         finish.task,
         f"takes {_takes(inputs, options)}; {gives(finish.task, finish.ending)}",
-        options.normalisation.doubt if is_float else None,
+        doubt,
     )
 
 

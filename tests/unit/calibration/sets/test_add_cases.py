@@ -3,6 +3,10 @@
 The first tests make the networks; the last one adds the files kept beside the project.
 """
 
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
+from app.cli.main import app
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.import_network import import_network
 from calibration.sets.member_options import MemberOptions
 from models.errors import ModelSetError
-from models.manifest import MemberRecord
+from models.manifest import MemberRecord, read_manifest
 from models.model_set import ModelSet
 from models.record import RuntimeName
 from models.runtimes.load import load
@@ -303,39 +308,220 @@ def test_a_list_of_dictionaries(tmp_path, runtime):
         added(tmp_path, path, runtime)
 
 
-CASES = {
-    "softmax_exact": (40, (220, 40, 40), 0.978),
-    "softmax_rounded": (40, (220, 40, 40), 0.978),
-    "int32_pixels": (3, (150, 120, 100), 0.946),
-    "uint8_pixels": (3, (150, 120, 100), 0.946),
-}
-REFUSED = {
-    "batchnorm_training": "depends on the other images of its batch",
-    "softmax_over_the_batch": "over another dimension than the classes",
-    "qdq_16bit": "which OpenVINO computes wrongly",
-    "maxpool_window_in_padding": "answers NaN to an image, and no weight is NaN",
-    "lfs_pointer": "is a pointer of Git LFS",
-    "custom_vision_zipmap": "a list of dictionaries",
+def behind_slopes(path: Path) -> Path:
+    """Write slopes of their own for what is negative, channel by channel."""
+    slopes = np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
+    nodes = step("PRelu", "x", "slopes", "s"), step("Conv", "s", "w", "y")
+    return network(path, *nodes, *means("y"), weights={"slopes": slopes, "w": IDENTITY})
+
+
+def behind_a_fourth_channel(path: Path) -> Path:
+    """Write a padding of one channel in front, of ones, that counts for nothing."""
+    ends = np.array([0, 1, 0, 0, 0, 0, 0, 0])
+    nodes = step("Pad", "x", "ends", "one", "p"), step("Conv", "p", "w", "y")
+    weights = {"ends": ends, "one": np.float32(1), "w": np.pad(IDENTITY, [(0, 0), (1, 0), *NONE])}
+    return network(path, *nodes, *means("y"), weights=weights)
+
+
+IDENTITY = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
+NONE = ((0, 0), (0, 0))
+
+
+@both
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+@pytest.mark.parametrize(
+    ("write", "gains"),
+    [(behind_slopes, np.array([1, 2, 3])), (behind_a_fourth_channel, np.ones(3))],
+    ids=["slopes", "a fourth channel"],
+)
+def test_colours_keep_what_is_theirs(tmp_path, write, gains, order, runtime):
+    """OpenVINO changes their order in the convolution's weights, past what is in between."""
+    options = MemberOptions(color_order=order, mean=(255.0,) * 3, scale=(51.0,) * 3)
+    made = added(tmp_path, write(tmp_path / "net.onnx"), runtime, options)
+    colors = [(220, 40, 90), (30, 120, 100)]
+    taken = np.array(colors)[:, :: 1 if order == "RGB" else -1]
+    wanted = softmax((taken - 255) / 51 * gains)
+    np.testing.assert_allclose(rows_of(made, *colors), wanted, atol=2e-3)
+
+
+def test_concatenations_of_the_same_along_other_axes(tmp_path):
+    """The longer one is no extension of the shorter one."""
+    wide, deep = step("Concat", "x", "x", "x", "a", axis=3), step("Concat", "x", "x", "b", axis=1)
+    tall = step("Conv", "b", "w", "c")
+    sums = (
+        step("GlobalAveragePool", "c", "d"),
+        step("Flatten", "d", "e"),
+        step("Add", "flat", "e", "l"),
+    )
+    weights = {"w": np.concatenate([IDENTITY, 8 * IDENTITY], axis=1)}
+    path = network(tmp_path / "net.onnx", deep, wide, tall, *means("a"), *sums, weights=weights)
+    wanted = softmax(np.array([[220, 40, 40]]) / 255 * 10)
+    np.testing.assert_allclose(rows_of(added(tmp_path, path), (220, 40, 40)), wanted, atol=2e-3)
+
+
+@both
+def test_an_operator_that_the_runtime_lacks_is_named(tmp_path, capfd, runtime):
+    path = network(tmp_path / "net.onnx", step("Foo", "x", "y"), *means("y"))
+    with pytest.raises(ModelSetError, match=r"net\.onnx.* Foo") as told:
+        added(tmp_path, path, runtime)
+    assert str(path) in told.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+@both
+def test_what_fails_while_it_runs_is_told_in_a_line(tmp_path, capfd, runtime):
+    """The number of images is one, by a constant beside them."""
+    one = np.ones((1, 1, SIZE, SIZE), np.float32)
+    nodes = step("Concat", "x", "one", "y", axis=1), step("Conv", "y", "w", "z")
+    weights = {"one": one, "w": np.ones((3, 4, 1, 1), np.float32)}
+    path = network(tmp_path / "net.onnx", *nodes, *means("z"), weights=weights)
+    with pytest.raises(ModelSetError, match=r"net\.onnx") as told:
+        added(tmp_path, path, runtime)
+    assert str(path) in told.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+@both
+def test_the_assumed_order_of_uint8_pixels_is_doubted(tmp_path, runtime):
+    cast = step("Cast", "x", "f", to=TensorProto.FLOAT)
+    path = network(tmp_path / "net.onnx", cast, *means("f"), kind=TensorProto.UINT8)
+    said: Said = []
+    made = added(tmp_path, path, runtime, MemberOptions(), said=said)
+    own = made.network_path("a", "FP16")
+    (tmp_path / "kept").mkdir()
+    for file in own.parent.glob(f"{own.stem}.*"):
+        file.rename(tmp_path / "kept" / file.name)
+    added(tmp_path, tmp_path / "kept" / own.name, runtime, MemberOptions(), said=said)
+    added(tmp_path, path, runtime, MemberOptions(color_order="BGR"), said=said)
+    (_, facts, doubt), (_, _, of_its_own), (_, _, stated) = said
+    assert facts.startswith("takes BGR pixels as they are")
+    assert "if it was made for RGB, say --color-order RGB" in str(doubt)
+    assert (of_its_own, stated) == (None, None)
+
+
+Right = tuple[tuple[int, int, int], int, float, str]  # of a colour: its class, that's probability
+RED, SKIN = (220, 40, 40), (150, 120, 100)
+FLOAT, INT8 = "FP16", "INT8"  # what it is taken for
+DEPENDS = "depends on the other images of its batch"
+OTHER_AXIS = "is over another dimension than the classes"
+# By file: its labels and options, what is right, or what the refusal says, on OpenVINO, and on ONNX
+# Runtime; and what is said besides.
+TABLE: dict[str, tuple[str, str, Right | str, Right | str, str]] = {
+    "softmax_exact": ("labels40", "", (RED, 0, 0.978, FLOAT), (RED, 0, 0.978, FLOAT), ""),
+    "softmax_rounded": ("labels40", "", (RED, 0, 0.978, INT8), (RED, 0, 0.978, INT8), ""),
+    "batchnorm_training": ("labels3", "", DEPENDS, DEPENDS, ""),
+    "softmax_over_the_batch": ("labels3", "", OTHER_AXIS, OTHER_AXIS, ""),
+    "int32_pixels": ("labels3", "", (SKIN, 0, 0.946, FLOAT), (SKIN, 0, 0.946, FLOAT), ""),
+    "uint8_pixels": (
+        "labels3",
+        "--color-order RGB",
+        (SKIN, 0, 0.946, FLOAT),
+        (SKIN, 0, 0.946, FLOAT),
+        "takes RGB pixels as they are",
+    ),
+    "plain": (
+        "labels3",
+        "",
+        ((140, 120, 120), 0, 0.392, FLOAT),
+        ((140, 120, 120), 0, 0.392, FLOAT),
+        "takes (RGB - 123.675,116.28,103.53) / 58.395,57.12,57.375",
+    ),
+    "qdq_16bit": (
+        "labels",
+        "",
+        "is quantised to 16 bits, which OpenVINO computes wrongly",
+        (RED, 1, 0.499, INT8),
+        "",
+    ),
+    "dynamic_quant": ("labels", "", (RED, 1, 0.829, INT8), (RED, 1, 0.829, INT8), ""),
+    "avgpool_ceil_include": ("labels", "", (RED, 2, 0.581, FLOAT), (RED, 2, 0.574, FLOAT), ""),
+    "resize_antialias": ("labels", "", (RED, 2, 0.646, FLOAT), (RED, 2, 0.646, FLOAT), ""),
+    "maxpool_window_in_padding": (
+        "labels",
+        "",
+        "answers NaN to an image, and no weight is NaN",
+        (RED, 2, 0.508, FLOAT),  # of the least float it makes a class that is never likely
+        "",
+    ),
+    "lfs_pointer": ("labels", "", "is a pointer of Git LFS", "is a pointer of Git LFS", ""),
+    "custom_vision_zipmap": (
+        "labels",
+        "",
+        "a list of dictionaries (Z",
+        "a list of dictionaries",
+        "",
+    ),
 }
 
 
 @pytest.mark.shared_data
-def test_the_networks_kept_beside_the_project(tmp_path: Path, shared_data: Path) -> None:
+@both
+@pytest.mark.parametrize("name", TABLE)
+def test_the_networks_kept_beside_the_project(
+    tmp_path: Path, shared_data: Path, name: str, runtime: RuntimeName
+) -> None:
+    """Through the command, each by its own options."""
     folder = shared_data.parent / "cases" / "networks"
-    for name, (num_classes, color, probability) in CASES.items():
-        options = MemberOptions(color_order="RGB" if name == "uint8_pixels" else None)
-        made = added(tmp_path, folder / f"{name}.onnx", options=options, num_classes=num_classes)
-        assert rows_of(made, color)[0].max() == pytest.approx(probability, abs=1e-3), name
-    for name, says in REFUSED.items():
-        with pytest.raises(ModelSetError, match=says):
-            added(tmp_path, folder / f"{name}.onnx", num_classes=10)
-    for name in ("avgpool_ceil_include", "resize_antialias"):
-        said: Said = []
-        added(tmp_path, folder / f"{name}.onnx", options=MemberOptions(), num_classes=10, said=said)
-        assert "OpenVINO and ONNX Runtime differ by" in str(said[0][2])
-    made = added(tmp_path, folder / "dynamic_quant.onnx", num_classes=10)
-    assert tuple(member_of(made).networks) == ("INT8",)
-    imported = import_network(folder / "plain.onnx", None, MemberOptions().normalisation)
-    assert imported.doubt is None
-    made = added(tmp_path, folder / "plain.onnx", options=MemberOptions())
-    assert rows_of(made, (140, 120, 120))[0, 0] == pytest.approx(0.392, abs=1e-3)
+    assert {path.stem for path in folder.glob("*.onnx")} == TABLE.keys()
+    labels, options, on_openvino, on_onnx_runtime, said = TABLE[name]
+    right = on_openvino if runtime == "openvino" else on_onnx_runtime
+    words = ["models", "add", "made", "--member", f"a={folder / name}.onnx", "--runtime"]
+    words += [f"a={runtime}", "--labels", f"{folder / labels}.txt", "--into", str(tmp_path)]
+    result = CliRunner().invoke(app, [*words, *options.split()])
+    if isinstance(right, str):
+        assert isinstance(result.exception, ModelSetError)
+        assert right in result.exception.message
+        assert "damaged" not in result.exception.message
+        assert not (tmp_path / "made").exists()
+        return
+    assert result.exit_code == 0, result.output
+    color, index, probability, precision = right
+    made = ModelSet(tmp_path / "made", read_manifest(tmp_path / "made"))
+    (row,) = rows_of(made, color, size=made.manifest.image.input_size)
+    assert row[index] == pytest.approx(probability, abs=1e-3)
+    assert tuple(member_of(made).networks) == (precision,)
+    assert member_of(made).imported_int8 == (precision == INT8)
+    is_suggested = precision == FLOAT and runtime == "openvino"
+    assert ("tandem quantize" in result.output) == is_suggested
+    is_different = name in ("avgpool_ceil_include", "resize_antialias") and runtime == "openvino"
+    assert ("OpenVINO and ONNX Runtime differ by 0." in result.output) == is_different
+    assert said in result.output
+
+
+@pytest.mark.shared_data
+@both
+def test_units_of_0_to_1_of_the_network_kept_beside_the_project(
+    tmp_path: Path, shared_data: Path, runtime: RuntimeName
+) -> None:
+    folder = shared_data.parent / "cases" / "networks"
+    words = ["models", "add", "made", "--member", f"a={folder / 'plain.onnx'}", "--runtime"]
+    words += [f"a={runtime}", "--labels", f"{folder / 'labels3.txt'}", "--into", str(tmp_path)]
+    units = ["--mean", "0.485,0.456,0.406", "--scale", "0.229,0.224,0.225"]
+    result = CliRunner().invoke(app, [*words, *units])
+    assert result.exit_code == 0, result.output
+    assert "look like those of pixels from 0 to 1" in result.output
+
+
+def test_a_file_that_its_reader_dies_of_is_an_error_of_a_line(tmp_path):
+    """OpenVINO 2026.4 ends with a segmentation fault here; the command does not."""
+    path = network(tmp_path / "net.onnx", step("Conv", "x", "y"), *means("y"))
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n", "utf-8")
+    words = ["models", "add", "made", "--member", f"a={path}", "--into", str(tmp_path)]
+    result = CliRunner().invoke(app, [*words, "--labels", str(tmp_path / "labels.txt")])
+    assert isinstance(result.exception, ModelSetError)
+    assert str(path) in result.exception.message
+    assert "\n" not in result.exception.message
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_process_that_makes_a_set_ends_when_nobody_waits_for_it(tmp_path):
+    """It waits for labels that never come, until its stdin ends."""
+    labels = tmp_path / "labels.txt"
+    os.mkfifo(labels)
+    line = [sys.executable, "-P", "-m", "calibration.sets.own_process", "2"]
+    working = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert working.stdin is not None
+    new = NewSet("made", [("a", tmp_path / "net.onnx")], labels)
+    working.stdin.write(pickle.dumps((new, tmp_path, False)))
+    working.stdin.close()
+    assert working.wait(60) == 130
