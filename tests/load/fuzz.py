@@ -1,4 +1,4 @@
-"""Fuzzes manifests and image files: ``python tests/load/fuzz.py``; exit code 1 at a traceback.
+"""Fuzzes manifests, images and networks: ``python tests/load/fuzz.py``; exit code 1 at a traceback.
 
 Every mutation must end in a right answer or an error of ours, within two seconds of CPU time. The
 seed of the one that does not is printed.
@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -15,22 +16,24 @@ import typer
 from result_file import write_result
 
 from tests.support.fuzzing import Attempt, ImageFuzz, ManifestFuzz, MetadataFuzz, run
+from tests.support.onnx_fuzz import OnnxFuzz
 
 
 def main(
     mutations: Annotated[int, typer.Option(min=1, help="of each kind")] = 100_000,
     seconds: Annotated[float, typer.Option(help="of each kind, at most")] = 3600,
     seed: Annotated[int, typer.Option(help="the same seed, the same mutations")] = 917524,
-    only: Annotated[str | None, typer.Option(help="manifests, images or metadata")] = None,
+    only: Annotated[str | None, typer.Option(help="manifests, images, metadata or onnx")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result here")] = None,
 ) -> None:
     """Try mutations of each kind and count what became of them."""
     _silence_decoders()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, closing(OnnxFuzz(Path(folder))) as onnx:
         kinds: dict[str, Attempt] = {
             "manifests": ManifestFuzz(Path(folder)),
             "images": ImageFuzz(),
             "metadata": MetadataFuzz(),
+            "onnx": onnx,
         }
         result = {
             name: _counted(attempt, mutations, seed, seconds)
