@@ -3,10 +3,10 @@
 from app.errors import UnverifiedError
 from app.settings import Settings
 from models.ledger import Verdict, judge
-from models.manifest import Manifest
+from models.model_set import ModelSet
 
 
-def check_accuracy(manifest: Manifest, settings: Settings) -> Verdict:
+def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
     """Return what the set's accuracy record says of it.
 
     Raises:
@@ -14,7 +14,7 @@ def check_accuracy(manifest: Manifest, settings: Settings) -> Verdict:
             is off.
 
     """
-    verdict = judge(manifest, settings.precision)
+    verdict = judge(model_set.manifest, settings.precision, model_set.argument)
     if verdict.status == "dropped" and not settings.allow_unverified:
         raise UnverifiedError(verdict.message)
     return verdict

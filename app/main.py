@@ -39,13 +39,14 @@ def build(settings: Settings) -> Application:
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
     shared_memory_of(settings)  # the same
-    manifest = settings.load_set().manifest
+    model_set = settings.load_set()
+    manifest = model_set.manifest
     for member in manifest.members:
         precision = member.precision_of(settings.precision)
         if (network := member.networks.get(precision)) is not None:
             package = PACKAGES[network.runtime]
             check_installed(package, package, f"member {member.name}")
-    verdict = check_accuracy(manifest, settings)
+    verdict = check_accuracy(model_set, settings)
     if verdict.status != "verified":
         logger.warning(verdict.message)
     check_task(settings, manifest)

@@ -54,8 +54,14 @@ def current_records(manifest: Manifest) -> list[AccuracyRecord]:
     return [r for r in records_of_networks(manifest) if r.conditions == conditions]
 
 
-def judge(manifest: Manifest, precision: Precision = "INT8") -> Verdict:
-    """Judge by every record: what one refused, only another of as many images allows."""
+def judge(
+    manifest: Manifest, precision: Precision = "INT8", argument: str | None = None
+) -> Verdict:
+    """Judge by every record: what one refused, only another of as many images allows.
+
+    ``argument`` is how commands name the set, if not as its manifest does.
+    """
+    manifest = manifest.model_copy(update={"name": argument or manifest.name})
     if precision == "INT8" and (problem := _refusal(manifest)):
         return Verdict("dropped", problem)
     records = [r for r in current_records(manifest) if precision in r.scores]

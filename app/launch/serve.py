@@ -154,7 +154,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         model_set.network_path(member.name, settings.precision)
     check_task(settings, model_set.manifest)
     check_functions(settings, model_set.manifest)
-    verdict = check_accuracy(model_set.manifest, settings)
+    verdict = check_accuracy(model_set, settings)
     if verdict.status != "verified":
         _warn(verdict.message)
     config = config.fitted_to(model_set.manifest)

@@ -35,7 +35,7 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
     settings = served.settings
     check_place(settings, path)
     loaded = settings.load_set()
-    check_accuracy(loaded.manifest, settings)
+    check_accuracy(loaded, settings)
     for member in loaded.manifest.members:
         loaded.network_path(member.name, settings.precision)
     if images is None:

@@ -141,7 +141,8 @@ def _is_well(found: Found) -> bool:
 
 def _is_refused(folder: Path) -> bool:
     """Whether the set is over its limit all the same, by other images than these."""
-    verdict = judge(read_manifest(folder))
+    manifest = read_manifest(folder)
+    verdict = judge(manifest, argument=ModelSet(folder, manifest).argument)
     if verdict.status == "dropped":
         err.print(f"[red]not by these images, but by others:[/] {escape(verdict.message)}")
     elif verdict.status == "unknown":

@@ -26,11 +26,20 @@ def dropped(tmp_path: Path) -> Path:
 def test_a_dropped_set_is_refused_everywhere(dropped: Path) -> None:
     settings = Settings(model_set=str(dropped))
     with pytest.raises(UnverifiedError, match=r"costs sure 10\.00 points"):
-        check_accuracy(read_manifest(dropped), settings)
+        check_accuracy(settings.load_set(), settings)
     with pytest.raises(UnverifiedError):
         build(settings)  # serve run and serve deploy come this way
     with pytest.raises(UnverifiedError):
         _checked_config(ServeOptions(model_set=str(dropped), port=1))
+
+
+def test_the_commands_that_are_advised_name_the_set_by_its_folder(dropped: Path) -> None:
+    """Nothing of the name in its manifest is to be found here."""
+    settings = Settings(model_set=str(dropped))
+    with pytest.raises(UnverifiedError) as told:
+        check_accuracy(settings.load_set(), settings)
+    assert f"(tandem quantize {dropped})" in told.value.message
+    assert f"(tandem evaluate {dropped})" in told.value.message
 
 
 def test_allow_unverified_serves_it_and_says_so(
@@ -51,7 +60,8 @@ def test_the_command_line_passes_it_on(
 
 
 def test_float_networks_need_no_int8_record(dropped: Path) -> None:
-    verdict = check_accuracy(read_manifest(dropped), Settings(precision="FP16"))
+    settings = Settings(model_set=str(dropped), precision="FP16")
+    verdict = check_accuracy(settings.load_set(), settings)
     assert verdict.status == "unmeasured"
 
 
