@@ -68,4 +68,4 @@ def test_float_networks_need_no_int8_record(dropped: Path) -> None:
 def test_the_bundled_set_is_verified() -> None:
     from models.model_set import load_model_set
 
-    assert check_accuracy(load_model_set("imagenette").manifest, Settings()).status == "verified"
+    assert check_accuracy(load_model_set("imagenette"), Settings()).status == "verified"

@@ -42,7 +42,7 @@ def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
     manifest = read_manifest(folder)
     assert judge(manifest).status == "dropped"
     with pytest.raises(UnverifiedError, match=r"costs sure 100\.00 points .* \(18 images\)"):
-        check_accuracy(manifest, Settings())
+        check_accuracy(load_model_set(str(folder)), Settings())
     kept = manifest.member("sure").validation_drop
     assert kept is not None
     assert (kept.num_images, kept.drop.top1) == (18, 1.0)

@@ -519,7 +519,7 @@ def test_the_process_that_makes_a_set_ends_when_nobody_waits_for_it(tmp_path):
     labels = tmp_path / "labels.txt"
     os.mkfifo(labels)
     line = [sys.executable, "-P", "-m", "calibration.sets.own_process", "2"]
-    working = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    working = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert working.stdin is not None
     new = NewSet("made", [("a", tmp_path / "net.onnx")], labels)
     working.stdin.write(pickle.dumps((new, tmp_path, False)))
