@@ -17,13 +17,16 @@ OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
-.PHONY: help serve tools training-tools release test test-ray test-all test-training durations check format proto clean
+.PHONY: help serve imagenet tools training-tools release test test-ray test-all test-training durations check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 until Ctrl-C
-	@exec $(BIN)/tandem serve
+serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 until Ctrl-C; or SET=imagenet
+	@exec $(BIN)/tandem serve $(if $(SET),--model-set $(SET))
+
+imagenet: $(VENV)/.tools ## make the set of ImageNet's 1,000 classes, without torch: some minutes, 75 MB
+	@exec $(BIN)/tandem models fetch imagenet
 
 tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 

@@ -174,6 +174,7 @@ class Manifest(Record):
     # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
     calibration: FileRecord | None = None  # sha256 of each image that INT8 was fitted to
+    calibration_source: str = ""  # which images, if they came with packages
     golden: FileRecord | None = None  # what each network answers to generated images
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown to people beside the classes, such as how to get more of them

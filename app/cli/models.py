@@ -65,6 +65,10 @@ def _show(sets: list[ModelSet]) -> None:
     console.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
         console.print(f"{model_set.name}: {escape(str(model_set.folder))}", soft_wrap=True)
+    if not any(model_set.name == "imagenet" for model_set in sets):
+        err.print(
+            "ImageNet's 1,000 classes: tandem models fetch imagenet, in a checkout make imagenet"
+        )
 
 
 def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]

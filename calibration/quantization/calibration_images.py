@@ -79,7 +79,7 @@ class HeldOut:
 
 
 def held_out(
-    images: Path, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
+    images: Path | None, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
 ) -> HeldOut:
     """Read the images of ``validation``, or else what calibration left of ``images``.
 
@@ -95,6 +95,8 @@ def held_out(
     if validation is not None:
         dataset = read_dataset(validation, model_set)
         found = dataset.images
+    elif images is None:
+        return HeldOut("nothing: packaged photographs have no labels of this set")
     else:
         try:
             dataset = read_dataset(images, model_set)

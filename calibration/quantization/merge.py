@@ -45,6 +45,7 @@ def merged(
     update = {
         "members": members,
         "calibration": made.calibration,
+        "calibration_source": made.calibration_source,
         "golden": made.golden,
         "accuracy": made.accuracy,
     }

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 
 from calibration.statistics import Paired, Rightness
-from models.cpus import available_cpus
+from models.cpus import available_cpus, cpu_model, instructions_of
 from models.drop_rule import judged, outcome_of
 from models.manifest import QuantizationOptions
 from models.network_shapes import fixed_batch
@@ -135,11 +135,17 @@ def _calibration_batches(images: Sequence[Pixels], model: ov.Model) -> list[Pixe
     return [pixels[places] for places in _places(len(images), fixed_batch(model) or 1)]
 
 
-def _advanced(model: ov.Model) -> nncf.AdvancedQuantizationParameters | None:
-    """Let NNCF take each image of a batch that is built in by itself, as it does others."""
-    if (fixed_batch(model) or 1) == 1:
-        return None
-    return nncf.AdvancedQuantizationParameters(batchwise_statistics=True)
+def _advanced(model: ov.Model) -> nncf.AdvancedQuantizationParameters:
+    """Let NNCF take each image of a batch that is built in by itself, as it does others.
+
+    AVX2 adds two products of INT8 in 16 bits, which saturate: without VNNI weights take 7 bits
+    (DECISIONS.md, "Seven bits on AVX2").
+    """
+    is_avx2_alone = instructions_of(cpu_model()) == "avx2"
+    return nncf.AdvancedQuantizationParameters(
+        batchwise_statistics=True if (fixed_batch(model) or 1) > 1 else None,
+        overflow_fix=nncf.OverflowFix.ENABLE if is_avx2_alone else None,
+    )
 
 
 def _arguments(options: QuantizationOptions, num_batches: int) -> dict[str, Any]:

@@ -8,15 +8,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.quantization.calibration_images import HeldOut, draw_images, held_out
+from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
 from calibration.quantization.nncf_errors import check_ignored, nncf_errors
+from calibration.quantization.packaged_images import TOLD, packaged_images
 from calibration.quantization.quantize import (
     Labelled,
     Quantized,
     quantize_within,
     with_model_type,
 )
+from calibration.sets.packaged.wheels import WheelSource
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
 from models.accuracy import ValidationDrop, images_digest
@@ -40,13 +42,14 @@ Say = Callable[[str], None]
 class Request:
     """What to quantise on; None takes the manifest's own."""
 
-    images: Path
+    images: Path | None  # None: of photographs that packages ship
     validation: Path | None = None
     members: tuple[str, ...] = ()  # none: all
     subset_size: int | None = None
     preset: str | None = None
     fast_bias_correction: bool | None = None
     max_drop: float | None = None
+    wheels: WheelSource | None = None  # where those packages come from; needed without images
 
     def options_of(self, member: MemberRecord) -> QuantizationOptions:
         """Return the member's options with what was asked for in their place."""
@@ -84,49 +87,62 @@ def quantize_set(
             manifest was edited so that this INT8 is not its own; the set is then as it was.
 
     """
-    folder = model_set.folder
-    with change(folder) as staging:
-        model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
-        manifest = model_set.manifest
-        records = [manifest.member(n) for n in request.members] or _with_float(manifest)
-        _check_runtimes(records)
-        floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
-        options = {m.name: request.options_of(m) for m in records}
-        for name, path in floats.items():
-            check_ignored(name, options[name], read_network(path))
-        # INT8 takes less than the float weights, which are FP16; golden answers and notes the rest.
-        staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
-        size = max(o.subset_size for o in options.values())
-        say(f"reading {size} images of {request.images}")
-        inputs = manifest.inputs
-        chosen = draw_images(request.images, size, inputs, request.subset_size is not None)
-        validation = held_out(request.images, request.validation, model_set, chosen.paths)
-        outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
-        max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
-        for name, path in floats.items():
-            model = read_network(path)
-            options[name] = with_model_type(options[name], model)
-            say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
-            with nncf_errors(name):
-                outcome.members[name] = quantize_within(
-                    model,
-                    _of_each(name, chosen.pixels[: options[name].subset_size], inputs),
-                    _of_member(name, validation.labelled, inputs),
-                    options[name],
-                    max_drop,
-                    partial(_say_of, say, name),
-                    len(floats),
-                )
-        hashes = set(chosen.hashes)
-        if any(q.is_retried for q in outcome.members.values()):
-            hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
-        made = _with_int8(staging, manifest, outcome, options, hashes, validation)
-        is_validated = validation.labelled is not None
-        result = merged(folder, manifest, made, floats, is_validated=is_validated)
-        if request.max_drop is not None:
-            result = result.model_copy(update={"max_drop": max_drop})
-        staging.move_in(result)
+    with change(model_set.folder) as staging:
+        return quantize_staged(staging, request, say)
+
+
+def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuantization:
+    """Do it in a set that is being changed, or made."""
+    folder = staging.folder
+    model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
+    manifest = model_set.manifest
+    records = [manifest.member(n) for n in request.members] or _with_float(manifest)
+    _check_runtimes(records)
+    floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
+    options = {m.name: request.options_of(m) for m in records}
+    for name, path in floats.items():
+        check_ignored(name, options[name], read_network(path))
+    # INT8 takes less than the float weights, which are FP16; golden answers and notes the rest.
+    staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
+    size = max(o.subset_size for o in options.values())
+    inputs = manifest.inputs
+    say(f"reading {size} images of {request.images or TOLD}")
+    chosen = _chosen(request, size, inputs)
+    validation = held_out(request.images, request.validation, model_set, chosen.paths)
+    outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
+    max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
+    for name, path in floats.items():
+        model = read_network(path)
+        options[name] = with_model_type(options[name], model)
+        say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
+        with nncf_errors(name):
+            outcome.members[name] = quantize_within(
+                model,
+                _of_each(name, chosen.pixels[: options[name].subset_size], inputs),
+                _of_member(name, validation.labelled, inputs),
+                options[name],
+                max_drop,
+                partial(_say_of, say, name),
+                len(floats),
+            )
+    hashes = set(chosen.hashes)
+    if any(q.is_retried for q in outcome.members.values()):
+        hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
+    made = _with_int8(staging, manifest, outcome, options, hashes, validation)
+    made = made.model_copy(update={"calibration_source": "" if request.images else TOLD})
+    is_validated = validation.labelled is not None
+    result = merged(folder, manifest, made, floats, is_validated=is_validated)
+    if request.max_drop is not None:
+        result = result.model_copy(update={"max_drop": max_drop})
+    staging.move_in(result)
     return outcome
+
+
+def _chosen(request: Request, num_images: int, inputs: ImageInputs) -> Chosen:
+    if request.images is not None:
+        return draw_images(request.images, num_images, inputs, request.subset_size is not None)
+    assert request.wheels is not None
+    return packaged_images(num_images, inputs, request.wheels)
 
 
 def _how(options: QuantizationOptions) -> str:

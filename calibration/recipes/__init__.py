@@ -1,0 +1,1 @@
+"""Makes whole sets by one command: networks, labels and INT8."""

