@@ -127,6 +127,7 @@ class Conditions(Record):
     float_type: FloatType = "f32"
     member_images: dict[str, ImageRecord] | None = None  # of members whose input is their own
     threshold: float | None = None  # of a multi-label set; None: a classification set
+    temperatures: dict[str, float] | None = None  # of members and ensemble; None: all are 1
 
     def changes(self, now: "Conditions") -> list[str]:
         """Name what is otherwise in ``now``, for people."""
@@ -140,6 +141,7 @@ class Conditions(Record):
             "weights of the average": (self.weights, now.weights),
             "the float type": (self.float_type, now.float_type),
             "the threshold": (self.threshold, now.threshold),
+            "temperatures": (self.temperatures, now.temperatures),
         }
         return [what for what, (before, after) in pairs.items() if before != after]
 

@@ -21,11 +21,22 @@ class Prediction:
     probability: float
 
 
-def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) -> Probabilities:
+def tempered(rows: Probabilities, temperature: float) -> Probabilities:
+    """Return float32 (N, C) with the logits divided by ``temperature``: Guo et al., 2017."""
+    if temperature == 1:
+        return rows
+    raised = rows ** np.float32(1 / temperature)
+    scaled: Probabilities = raised / raised.sum(axis=1, keepdims=True)
+    return scaled
+
+
+def average(
+    members: Mapping[str, Probabilities], weights: Mapping[str, float], temperature: float = 1.0
+) -> Probabilities:
     """Return the weighted mean of the members' probabilities, each float32 (N, C).
 
     The weights of the members that answered are scaled to sum to one, so rows that sum to one still
-    do when a member is absent.
+    do when a member is absent; ``temperature`` is of the mean of all, and of no other.
     """
     if not members:
         raise ValueError("no member answered: there is nothing to average")
@@ -35,7 +46,7 @@ def average(members: Mapping[str, Probabilities], weights: Mapping[str, float]) 
         share = rows * np.float32(weights[name] / total)
         mean = share if mean is None else np.add(mean, share, out=mean)
     assert mean is not None
-    return mean
+    return tempered(mean, temperature) if len(members) == len(weights) else mean
 
 
 def margins(rows: Probabilities) -> Probabilities:

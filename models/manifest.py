@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
+from models.accuracy import ENSEMBLE, AccuracyRecord, Conditions, ValidationDrop
 from models.answer_rule import DEFAULT_THRESHOLD
 from models.durable import flush
 from models.errors import ModelSetError
@@ -25,6 +25,7 @@ from models.record import (
     Record,
     RuntimeName,
     Task,
+    Temperature,
     Weight,
 )
 from models.strict_yaml import YamlError, read_yaml
@@ -112,6 +113,7 @@ class MemberRecord(Record):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
     weight: Weight = 1.0  # in the combiner's average
+    temperature: Temperature = 1.0  # of its probabilities; tandem evaluate --calibrate fits it
     source: str  # where the weights came from
     networks: dict[Precision, Network]
     image: ImageRecord | None = None  # its own input, if that is not the set's
@@ -165,6 +167,7 @@ class Manifest(Record):
     task: Task = "classification"
     # Of multi_label, and of nothing else: an answer lists the labels whose score is this or more.
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    temperature: Temperature = 1.0  # of the average of all members
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
@@ -202,6 +205,8 @@ class Manifest(Record):
                 f"threshold is {self.threshold} and task {self.task}: a multi_label set has a "
                 "threshold, above 0 and below 1, and no other set has one"
             )
+        if self.task == "multi_label" and set(self.temperatures.values()) != {1.0}:
+            raise ValueError("a temperature is of classes that exclude each other: not multi_label")
         return self
 
     @property
@@ -215,7 +220,13 @@ class Manifest(Record):
             float_type=self.float_type,
             member_images={m.name: m.image for m in self.members if m.image} or None,
             threshold=self.threshold,
+            temperatures=self.temperatures if set(self.temperatures.values()) != {1.0} else None,
         )
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """Return each member's temperature, and the average's."""
+        return {m.name: m.temperature for m in self.members} | {ENSEMBLE: self.temperature}
 
     @property
     def inputs(self) -> ImageInputs:

@@ -96,7 +96,8 @@ class ModelSet:
             for member in self.manifest.members
             if member.name in weights
         )
-        return ModelSet(self.folder, self.manifest.model_copy(update={"members": members}))
+        update = {"members": members, "temperature": 1.0}  # that was fitted to the average of all
+        return ModelSet(self.folder, self.manifest.model_copy(update=update))
 
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
         path = self.verified(record)
@@ -119,6 +120,8 @@ class ModelSet:
         parts.append(manifest.float_type)
         if manifest.threshold is not None:
             parts.append(f"{manifest.task} {manifest.threshold!r}")
+        if manifest.conditions.temperatures is not None:
+            parts.append(repr(manifest.temperatures))
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]

@@ -34,6 +34,10 @@ RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 
 
+# What logits are divided by. The bounds keep float32 rows of many classes from vanishing.
+Temperature = Annotated[float, Field(ge=0.2, le=20, strict=True)]
+
+
 class Record(BaseModel):
     """A frozen piece of a manifest; a key nobody knows is an error, not a surprise."""
 

@@ -23,6 +23,7 @@ from app.scaling.usage import Usage
 from app.setting_values import QueueConfig, check_form_fits
 from app.settings import Settings
 from models import golden
+from models.ensemble import tempered
 from models.errors import TandemError
 from models.model_set import ModelSet
 from models.runtimes.interface import LoadedNetwork
@@ -66,6 +67,7 @@ class Classifier:
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.precision)
         self._input_size = manifest.image_of(member).input_size
+        self._temperature = manifest.member(member).temperature
         self._log_network()
         self._network.check_fits(self._input_size, manifest.num_classes)
         self._network.warm_up()
@@ -213,5 +215,5 @@ class Classifier:
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run on a thread, which the batch may have waited for."""
         started = time.monotonic()
-        rows = self._network.predict(batch)
+        rows = tempered(self._network.predict(batch), self._temperature)
         return TimedRows(rows, started, time.monotonic())

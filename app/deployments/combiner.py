@@ -29,6 +29,7 @@ class Combiner:
         self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
         self._rule = model_set.answer_rule
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._temperature = model_set.manifest.temperature
 
     async def combine(
         self,
@@ -51,7 +52,9 @@ class Combiner:
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
         own = self._own
-        mean = await own.rows(members) if own else average(members, self._weights)
+        mean = (
+            await own.rows(members) if own else average(members, self._weights, self._temperature)
+        )
         rule = self._rule.asked(threshold)
         return [self._one(i, row, members, rule, top_k) for i, row in enumerate(mean)]
 

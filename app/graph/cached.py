@@ -57,6 +57,7 @@ class CachedEnsemble:
         self._model_set = model_set
         self._averages = ensemble.averages
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
@@ -75,7 +76,8 @@ class CachedEnsemble:
         num_members = len(rows) if self._averages else len(rows) - 1
         answered, skipped = asked[:num_members], asked[num_members:]
         members = dict(zip(answered, rows[:num_members, None], strict=True))  # each (1, C)
-        row = average(members, self._weights)[0] if self._averages else rows[num_members]
+        mean = average(members, self._weights, self._temperature)
+        row = mean[0] if self._averages else rows[num_members]
         combined = Combined.of(
             row,
             {name: row[0] for name, row in members.items()},

@@ -70,6 +70,7 @@ class Ensemble:
             for name, member in members.items()
         }
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; a bad file's answer is its fault.
@@ -102,7 +103,7 @@ class Ensemble:
         answers: Sequence[Classified] = self._answers_of_good(request, computed)
         if request.tensors is not None:
             answers = with_probabilities(
-                answers, computed.results, computed.combined, self._weights
+                answers, computed.results, computed.combined, self._weights, self._temperature
             )
         in_order = iter(answers)
         return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]

@@ -28,6 +28,7 @@ def with_probabilities(
     results: Sequence[MemberResults],
     combined: Sequence[Sequence[Combined]],
     weights: Mapping[str, float],
+    temperature: float,
 ) -> list[ClassifiedWithProbabilities]:
     """Return the answers of a request's good images with what the Combiner averaged.
 
@@ -36,13 +37,14 @@ def with_probabilities(
         results: that the answers were made of.
         combined: the Combiner's answers to ``results``; if they carry rows, these are taken.
         weights: the manifest's, by member.
+        temperature: the manifest's, of the average.
 
     """
     rows: dict[int, Probabilities] = {}  # by the image's place
     for result, images in zip(results, combined, strict=True):
         own = {name: answer.probabilities for name, answer in result.answers.items()}
         kept = [image.row for image in images if image.row is not None]
-        mean = kept or average(own, weights)  # (K, C) float32
+        mean = kept or average(own, weights, temperature)  # (K, C) float32
         rows |= zip(result.images, mean, strict=True)
     return [with_row(answer, rows[place]) for place, answer in enumerate(answers)]
 

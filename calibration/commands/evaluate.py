@@ -28,6 +28,14 @@ Subsets = Annotated[
     typer.Option("--subsets", help="compare every ensemble of the members: accuracy against cost"),
 ]
 Plot = Annotated[Path | None, typer.Option(help="with --subsets: draw them, FILE.svg or FILE.png")]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="fit a temperature for each member and one for the average on half of the images, "
+        "judge on the others, and write them into the manifest",
+    ),
+]
 MaxImages = Annotated[
     int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
 ]
@@ -46,6 +54,7 @@ def evaluate(
     url: Url = None,
     subsets: Subsets = False,
     plot: Plot = None,
+    calibrate: Calibrate = False,
     max_images: MaxImages = 0,
     record: RecordOption = True,
     json_file: JsonFile = None,
@@ -73,6 +82,7 @@ def evaluate(
         key_file,
         subsets,
         plot,
+        calibrate,
     )
     if not run_evaluation(name, options):
         raise typer.Exit(1)

@@ -21,6 +21,7 @@ class EvaluateOptions:
     key_file: Path | None = None  # of the service
     has_subsets: bool = False
     plot: Path | None = None  # of them
+    is_calibrated: bool = False  # temperatures are fitted, and nothing else
 
 
 def check_can_write(path: Path | None) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from calibration.commands.calibrate_run import calibrate, check_calibrate_options
 from calibration.commands.evaluate_options import (
     EvaluateOptions,
     check_can_write,
@@ -72,6 +73,9 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     is_multi_label = model_set.manifest.task == "multi_label"
     if is_multi_label:
         check_multi_label(options)
+    if options.is_calibrated:
+        _calibrate(model_set, options)
+        return True
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
     if is_recorded:
         check_can_keep(model_set.folder)
@@ -81,6 +85,17 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
     return _is_well(found) and not (is_recorded and _is_refused(model_set.folder))
+
+
+def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
+    check_calibrate_options(options, model_set)
+    if options.is_recorded:
+        check_can_keep(model_set.folder)
+    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+    *_, precision = _whole_precisions(model_set)
+    with _progress() as progress:
+        track = _Tracker(progress, f"{model_set.name} {precision}")
+        calibrate(model_set, dataset, precision, options, track)
 
 
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
@@ -201,16 +216,23 @@ def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
     """Measure what the members cost, before anything else is compiled in this process."""
     manifest = model_set.manifest
     subsets_of([member.name for member in manifest.members])  # or it says why not
-    whole = [
-        p for p in precisions if all(m.precision_of(p) in m.networks for m in manifest.members)
-    ]
-    if not whole:
-        raise ModelSetError(
-            f"--subsets compares networks of one precision, and no precision of {model_set.name} "
-            "has all members; tandem quantize makes the missing ones"
-        )
+    whole = _whole_precisions(model_set, precisions)
     costs = measure_costs(model_set, whole[-1])
     return SubsetStudy(manifest, whole[-1], costs, _served_as(model_set))
+
+
+def _whole_precisions(
+    model_set: ModelSet, precisions: Sequence[Precision] = ("FP16", "INT8")
+) -> list[Precision]:
+    """Return the precisions that all members have, the float ones first."""
+    members = model_set.manifest.members
+    whole = [p for p in precisions if all(m.precision_of(p) in m.networks for m in members)]
+    if not whole:
+        raise ModelSetError(
+            f"--subsets and --calibrate take networks of one precision, and none of "
+            f"{model_set.name} has all members; tandem quantize makes the missing ones"
+        )
+    return whole
 
 
 def _served_as(model_set: ModelSet) -> str:

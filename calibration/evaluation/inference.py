@@ -18,7 +18,7 @@ from calibration.datasets.labelled import ImageFile, LabelledImage
 from calibration.evaluation.tally import Indices
 from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
-from models.ensemble import Probabilities, average
+from models.ensemble import Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
 from models.manifest import Manifest
 from models.model_set import ModelSet
@@ -64,6 +64,7 @@ class Networks:
         self.num_threads = available_cpus()
         self._inputs = self.manifest.inputs
         self._weights = {member.name: member.weight for member in self.manifest.members}
+        self._temperatures = self.manifest.temperatures
         self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {
             precision: {
                 member.name: self._compile(model_set, member.name, precision)
@@ -111,13 +112,15 @@ class Networks:
             stacked = np.stack(pixels)
             for precision, members in self.compiled.items():
                 rows = {
-                    name: network.predict(self._inputs.of(name, stacked))
+                    name: tempered(
+                        network.predict(self._inputs.of(name, stacked)), self._temperatures[name]
+                    )
                     for name, network in members.items()
                 }
                 for name, probabilities in rows.items():
                     _check_finite(name, precision, probabilities)
                 if len(rows) == len(self._weights):  # no ensemble of some
-                    rows[ENSEMBLE] = average(rows, self._weights)
+                    rows[ENSEMBLE] = average(rows, self._weights, self._temperatures[ENSEMBLE])
                 done.probabilities[precision] = rows
         return done
 

@@ -11,8 +11,10 @@ from app.deployments.classifier import LAST_BATCH_SHARE, Classifier
 from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.queueing.batch_records import TimedRows
 from app.settings import Settings
+from calibration.evaluation.temperatures import with_temperatures
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
+from models.manifest import read_manifest, write_manifest
 from tests.support.tiny_networks import (
     COLORS,
     SIZE,
@@ -187,3 +189,14 @@ async def test_no_larger_batches_that_answer_otherwise(tmp_path, monkeypatch, ca
     assert await sizes_of_backlogs(classifier) == {4}
     assert "sure: no batches of 8: it does not answer as it did" in caplog.text
     assert classifier._network.batch_sizes == (1, 4)
+
+
+async def test_rows_have_the_members_temperature(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    plain = await Classifier(settings(folder), "unsure").classify(images("red", "blue"), 10.0)
+    names = {"sure": 1.0, "unsure": 0.5, "ensemble": 1.0}
+    write_manifest(folder, with_temperatures(read_manifest(folder), names))
+    found = await Classifier(settings(folder), "unsure").classify(images("red", "blue"), 10.0)
+    squares = plain.probabilities**2
+    expected = squares / squares.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found.probabilities, expected, atol=1e-5)

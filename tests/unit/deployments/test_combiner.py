@@ -5,6 +5,7 @@ import pytest
 
 from app.deployments.combiner import Combiner
 from app.settings import Settings
+from models.manifest import read_manifest, write_manifest
 from tests.support.tiny_networks import LABELS, write_tiny_set
 
 
@@ -38,3 +39,15 @@ async def test_one_member_alone_agrees_with_itself(combiner):
     (one,) = await combiner.combine({"unsure": row(0.2, 0.3, 0.5)}, 3)
     assert one.agreement
     assert sum(p.probability for p in one.predictions) == pytest.approx(1)
+
+
+async def test_the_temperature_is_of_all_members_average(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest.model_copy(update={"temperature": 0.5}))
+    hot = Combiner(Settings(model_set=str(folder)))
+    rows = {"sure": row(0.8, 0.1, 0.1), "unsure": row(0.4, 0.3, 0.3)}
+    (one,) = await hot.combine(rows, 3)
+    assert [p.probability for p in one.predictions] == pytest.approx([9 / 11, 1 / 11, 1 / 11])
+    (alone,) = await hot.combine({"sure": rows["sure"]}, 1)
+    assert alone.predictions[0].probability == pytest.approx(0.8)

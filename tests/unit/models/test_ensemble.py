@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.ensemble import average, entropy, is_sure, likeliest, margins, top_k
+from models.ensemble import average, entropy, is_sure, likeliest, margins, tempered, top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 POSITIVE = st.floats(0.01, 100.0)
@@ -155,3 +155,27 @@ def test_the_entropy_of_few_and_of_many_classes_is_the_same_formula(num_classes)
     row /= row.sum()
     expected = -np.sum(row[1:] * np.log(row[1:])) / np.log(num_classes)
     assert entropy(row) == pytest.approx(expected, rel=1e-5)
+
+
+@BOUNDED
+@given(rows=member_rows(), temperature=st.floats(0.2, 20))
+def test_a_temperature_divides_logits_and_changes_no_order(rows, temperature):
+    for row in rows.values():
+        exact = np.exp(np.log(row.astype(np.float64)) / temperature)
+        found = tempered(row, temperature)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), atol=1e-5)
+        assert (np.take_along_axis(found, row.argmax(1)[:, None], 1)[:, 0] == found.max(1)).all()
+
+
+def test_a_temperature_of_one_costs_nothing():
+    rows = np.full((2, 3), 1 / 3, np.float32)
+    assert tempered(rows, 1.0) is rows
+
+
+def test_the_averages_temperature_is_of_all_members_alone():
+    rows = {"a": np.array([[0.8, 0.2]], np.float32), "b": np.array([[0.4, 0.6]], np.float32)}
+    weights = {"a": 1.0, "b": 1.0}
+    mean = average(rows, weights)
+    assert average(rows, weights, 0.5) == pytest.approx(tempered(mean, 0.5))
+    assert average({"a": rows["a"]}, weights, 0.5) == pytest.approx(rows["a"])

@@ -1,0 +1,123 @@
+"""Runs ``tandem evaluate --calibrate``: fits temperatures, writes them into the manifest."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.commands.evaluate_options import EvaluateOptions
+from calibration.datasets.labelled import Dataset
+from calibration.evaluation.evaluate import Track, evaluate
+from calibration.evaluation.temperatures import Fitted, TemperatureFit, with_temperatures
+from calibration.sets.staging import writing
+from calibration.sets.transaction import change
+from models.accuracy import ENSEMBLE
+from models.errors import ModelSetError
+from models.manifest import read_manifest, write_manifest
+from models.model_set import ModelSet
+from models.record import Precision
+
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False)
+
+
+def check_calibrate_options(options: EvaluateOptions, model_set: ModelSet) -> None:
+    """Refuse what has no meaning with ``--calibrate``."""
+    if model_set.manifest.task == "multi_label":
+        raise ModelSetError(
+            f"--calibrate: {model_set.name} is multi-label, and a temperature is of classes that "
+            "exclude each other; leave it out"
+        )
+    others = {
+        "--subsets": options.has_subsets,
+        "--url": options.url is not None,
+        "--html": options.html is not None,
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise ModelSetError(
+            f"{' and '.join(given)}: --calibrate fits temperatures and evaluates nothing else; "
+            "evaluate again afterwards"
+        )
+
+
+def calibrate(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precision: Precision,
+    options: EvaluateOptions,
+    track: Track,
+) -> None:
+    """Fit temperatures on half of the images, judge on the other half, write them.
+
+    Raises:
+        ModelSetError: too few images, or the set was changed meanwhile.
+
+    """
+    names = [*(member.name for member in model_set.manifest.members), ENSEMBLE]
+    plain = with_temperatures(model_set.manifest, dict.fromkeys(names, 1.0))
+    fit = TemperatureFit(plain, precision)
+    evaluate(ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add)
+    fitted = fit.result()
+    if options.is_recorded:
+        _write(model_set, fitted)
+    if str(options.json_file) == "-":
+        typer.echo(json.dumps(_facts(model_set, precision, fitted), indent=2))
+        return
+    _show(fitted)
+    if options.json_file is not None:
+        text = json.dumps(_facts(model_set, precision, fitted), indent=2) + "\n"
+        with writing(options.json_file):
+            options.json_file.write_text(text, "utf-8")
+    if options.is_recorded:
+        err.print(
+            f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
+        )
+        err.print(f"is of before: tandem evaluate {escape(model_set.argument)} --images DIR")
+
+
+def _write(model_set: ModelSet, fitted: Fitted) -> None:
+    folder: Path = model_set.folder
+    with change(folder):
+        now = read_manifest(folder)
+        if now != model_set.manifest:
+            raise ModelSetError(f"{folder} was changed meanwhile: nothing is written; fit again")
+        with writing(folder):
+            write_manifest(folder, with_temperatures(now, fitted.temperatures))
+
+
+def _facts(model_set: ModelSet, precision: Precision, fitted: Fitted) -> dict[str, Any]:
+    return {"set": model_set.name, "precision": precision, **asdict(fitted)}
+
+
+def _show(fitted: Fitted) -> None:
+    table = Table()
+    table.add_column("", overflow="fold")
+    for column in (
+        "temperature",
+        "ECE\nbefore",
+        "after",
+        "top-1\nbefore",
+        "after",
+        "nats\nbefore",
+        "after",
+    ):
+        table.add_column(column, no_wrap=True)
+    for name, temperature in fitted.temperatures.items():
+        before, after = fitted.before[name], fitted.after[name]
+        table.add_row(
+            name,
+            f"{temperature:.3f}",
+            *(f"{value:.4f}" for value in (before.calibration_error, after.calibration_error)),
+            *(f"{value:.4f}" for value in (before.top1, after.top1)),
+            *(f"{value:.3f}" for value in (before.log_likelihood, after.log_likelihood)),
+        )
+    out.print(table)
+    out.print(
+        f"fitted to {fitted.num_fitted} images, judged on {fitted.num_judged} others; ECE: "
+        "calibration error; nats: mean log-likelihood"
+    )

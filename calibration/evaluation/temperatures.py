@@ -1,0 +1,142 @@
+"""Fits temperatures: one a member, then one of their average (Guo et al., 2017).
+
+On half of the images, as a hash of each file says; the other half judges. A temperature divides the
+logits, so it changes how sure a member is and never what it answers; the average of members that
+are surer, or less sure, than before may answer otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.subsets.split import is_for_fitting
+from calibration.statistics import Reliability
+from models.accuracy import ENSEMBLE
+from models.ensemble import Probabilities, average, tempered
+from models.errors import ModelSetError
+from models.manifest import Manifest
+from models.record import Precision
+
+LOWEST, HIGHEST = 0.2, 20.0  # as manifests have it
+NUM_STEPS = 40  # of the golden section: each leaves 0.62 of the interval
+FLOOR = 1e-30  # of a probability whose logarithm is taken
+MIN_IMAGES = 100  # to fit to, and to judge with
+Classes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One classifier on the images that nothing was fitted to."""
+
+    top1: float
+    calibration_error: float
+    log_likelihood: float  # mean, nats
+
+    @classmethod
+    def of(cls, rows: Probabilities, truth: Classes) -> "Judged":
+        """Judge float32 (N, C) against (N,) classes."""
+        right, reliability = rows.argmax(1) == truth, Reliability()
+        reliability.add(rows.max(axis=1), right)
+        nats = float(np.log(np.maximum(rows[np.arange(len(truth)), truth], FLOOR)).mean())
+        return cls(float(right.mean()), reliability.expected_calibration_error, nats)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Temperatures by member and ``ensemble``, and what they do to images not fitted to."""
+
+    temperatures: Mapping[str, float]
+    num_fitted: int
+    num_judged: int
+    before: Mapping[str, Judged]
+    after: Mapping[str, Judged]
+
+
+def fit_temperature(rows: Probabilities, truth: Classes) -> float:
+    """Return the temperature of the highest likelihood of (N,) classes by (N, C) probabilities.
+
+    The likelihood is concave in the inverse of the temperature: a golden section finds its top.
+    """
+    logits = np.log(np.maximum(rows, FLOOR))
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / exp(log_temperature)
+        most = scaled.max(axis=1, keepdims=True)
+        total = np.log(np.exp(scaled - most).sum(axis=1)) + most[:, 0]
+        return float((total - scaled[np.arange(len(truth)), truth]).mean())
+
+    low, high, share = log(LOWEST), log(HIGHEST), (sqrt(5) - 1) / 2
+    left, right = high - share * (high - low), low + share * (high - low)
+    of_left, of_right = loss(left), loss(right)
+    for _ in range(NUM_STEPS):
+        if of_left < of_right:
+            high, right, of_right = right, left, of_left
+            left = high - share * (high - low)
+            of_left = loss(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + share * (high - low)
+            of_right = loss(right)
+    return round(exp((low + high) / 2), 4)
+
+
+class TemperatureFit:
+    """Collects the rows of a set whose temperatures are all 1, then fits them."""
+
+    def __init__(self, manifest: Manifest, precision: Precision) -> None:
+        self._precision: Precision = precision
+        self._weights = {member.name: member.weight for member in manifest.members}
+        self._parts: list[tuple[npt.NDArray[np.bool_], Classes, dict[str, Probabilities]]] = []
+
+    def add(self, batch: PredictedBatch) -> None:
+        """Keep a batch's rows: 4 bytes a class, member and image."""
+        if not batch.images:
+            return
+        is_fitted = np.array([is_for_fitting(image.path) for image in batch.images])
+        rows = batch.probabilities[self._precision]
+        members = {name: rows[name] for name in self._weights}
+        self._parts.append((is_fitted, batch.truth, members))
+
+    def result(self) -> Fitted:
+        """Fit, and judge.
+
+        Raises:
+            ModelSetError: there are too few images.
+
+        """
+        is_fitted = np.concatenate([part[0] for part in self._parts])
+        truth = np.concatenate([part[1] for part in self._parts])
+        rows = {name: np.concatenate([p[2][name] for p in self._parts]) for name in self._weights}
+        if min(is_fitted.sum(), (~is_fitted).sum()) < MIN_IMAGES:
+            raise ModelSetError(
+                f"--calibrate fits to {is_fitted.sum()} images and judges with "
+                f"{(~is_fitted).sum()} others: {MIN_IMAGES} of each are the least; give more"
+            )
+        found = {n: fit_temperature(r[is_fitted], truth[is_fitted]) for n, r in rows.items()}
+        after = {name: tempered(of, found[name]) for name, of in rows.items()}
+        mean = average(after, self._weights)
+        found[ENSEMBLE] = fit_temperature(mean[is_fitted], truth[is_fitted])
+        before = rows | {ENSEMBLE: average(rows, self._weights)}
+        after |= {ENSEMBLE: tempered(mean, found[ENSEMBLE])}
+        judge, of_truth = ~is_fitted, truth[~is_fitted]
+        return Fitted(
+            found,
+            int(is_fitted.sum()),
+            int(judge.sum()),
+            {name: Judged.of(of[judge], of_truth) for name, of in before.items()},
+            {name: Judged.of(of[judge], of_truth) for name, of in after.items()},
+        )
+
+
+def with_temperatures(manifest: Manifest, temperatures: Mapping[str, float]) -> Manifest:
+    """Return the manifest with these temperatures, by member and ``ensemble``."""
+    members = tuple(
+        member.model_copy(update={"temperature": temperatures[member.name]})
+        for member in manifest.members
+    )
+    update = {"members": members, "temperature": temperatures[ENSEMBLE]}
+    return manifest.model_copy(update=update)

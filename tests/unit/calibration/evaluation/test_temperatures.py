@@ -1,0 +1,132 @@
+"""``tandem evaluate --calibrate``: known temperatures are found, written, and served by."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.datasets.labelled import LabelledImage
+from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.subsets.split import is_for_fitting
+from calibration.evaluation.temperatures import TemperatureFit, fit_temperature, with_temperatures
+from models.accuracy import ENSEMBLE
+from models.ensemble import tempered
+from models.errors import ModelSetError
+from models.ledger import judge
+from models.manifest import Manifest, read_manifest, write_manifest
+from models.model_set import load_model_set
+from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.tiny_networks import write_pictures, write_tiny_set
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+NUM_CLASSES = 12
+
+
+def drawn(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities (N, C) that are right, and classes drawn by them."""
+    generator = np.random.default_rng(seed)
+    rows = np.exp(generator.normal(0, 2, (num_images, NUM_CLASSES)))
+    rows /= rows.sum(axis=1, keepdims=True)
+    truth = np.array([generator.choice(NUM_CLASSES, p=row) for row in rows])
+    return rows.astype(np.float32), truth
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_a_temperature_that_was_taken_away_is_found(temperature: float) -> None:
+    rows, truth = drawn(4000, 1)
+    found = fit_temperature(tempered(rows, 1 / temperature), truth)
+    assert found == pytest.approx(temperature, rel=0.06)
+
+
+def test_probabilities_of_zero_and_members_that_are_always_right_are_no_trouble() -> None:
+    rows = np.eye(NUM_CLASSES, dtype=np.float32)
+    assert fit_temperature(rows, np.arange(NUM_CLASSES)) == pytest.approx(0.2, rel=0.01)
+    assert fit_temperature(rows, np.arange(NUM_CLASSES)[::-1]) == pytest.approx(20, rel=0.01)
+
+
+def fit_of(manifest: Manifest, num_images: int, folder: Path, temperatures: dict[str, float]):
+    """Let members say the truth at other temperatures than 1."""
+    rows, truth = drawn(num_images, 2)
+    fit = TemperatureFit(manifest, "INT8")
+    images = []
+    for number, index in enumerate(truth):
+        path = folder / f"{number}.png"
+        path.write_bytes(str(number).encode())
+        images.append(LabelledImage(path, int(index)))
+    members = {name: tempered(rows, 1 / t) for name, t in temperatures.items()}
+    fit.add(PredictedBatch(images, [], truth, {"INT8": members}, []))
+    fit.add(PredictedBatch([], [], np.empty(0, np.int64), {}, []))
+    return fit, [is_for_fitting(image.path) for image in images]
+
+
+def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -> None:
+    manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
+    fit, halves = fit_of(manifest, 3000, tmp_path, {"sure": 2.0, "unsure": 0.5})
+    done = fit.result()
+    assert done.temperatures["sure"] == pytest.approx(2.0, rel=0.08)
+    assert done.temperatures["unsure"] == pytest.approx(0.5, rel=0.08)
+    assert done.temperatures[ENSEMBLE] == pytest.approx(1.0, rel=0.08)  # of alike members
+    assert (done.num_fitted, done.num_judged) == (sum(halves), 3000 - sum(halves))
+    for name in ("sure", "unsure"):
+        assert done.before[name].top1 == done.after[name].top1
+        assert done.before[name].calibration_error > 0.1
+        assert done.after[name].calibration_error < 0.04
+        assert done.after[name].log_likelihood > done.before[name].log_likelihood
+    assert done.after[ENSEMBLE].calibration_error < 0.04
+
+
+def test_too_few_images_are_refused(tmp_path: Path) -> None:
+    manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
+    fit, _ = fit_of(manifest, 150, tmp_path, {"sure": 2.0, "unsure": 0.5})
+    with pytest.raises(ModelSetError, match="100 of each are the least"):
+        fit.result()
+
+
+def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
+    tmp_path: Path,
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    assert evaluated(folder, "--images", many).exit_code == 0
+    before = load_model_set(str(folder))
+    assert judge(before.manifest).status == "verified"
+    kept = tmp_path / "fitted.json"
+    done = evaluated(folder, "--images", many, "--calibrate", "--json", kept)
+    assert done.exit_code == 0, done.output
+    facts = json.loads(kept.read_text("utf-8"))
+    after = load_model_set(str(folder))
+    assert after.manifest.temperatures == facts["temperatures"]
+    assert after.manifest.temperatures["sure"] < 1  # all are right: it may be surer
+    assert (facts["num_fitted"], facts["num_judged"]) != (0, 0)
+    assert facts["num_fitted"] + facts["num_judged"] == 270
+    assert after.fingerprint() != before.fingerprint()
+    assert judge(after.manifest).status == "unmeasured"
+    again = evaluated(folder, "--images", many, "--calibrate", "--no-record", "--json", kept)
+    assert again.exit_code == 0, again.output
+    assert json.loads(kept.read_text("utf-8"))["temperatures"] == facts["temperatures"]
+    assert evaluated(folder, "--images", many).exit_code == 0
+    assert judge(read_manifest(folder)).status == "verified"
+
+
+def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    done = evaluated(folder, "--images", pictures, "--calibrate", "--subsets")
+    assert "--calibrate fits temperatures and evaluates nothing else" in str(done.exception)
+    done = evaluated(folder, "--images", pictures, "--calibrate")
+    assert "100 of each are the least" in str(done.exception)
+    assert set(read_manifest(folder).temperatures.values()) == {1.0}
+
+
+def test_a_manifest_has_temperatures_that_can_be() -> None:
+    with pytest.raises(ValueError, match=r"greater than or equal to 0\.2"):
+        Manifest.model_validate({"temperature": 0.1})
+
+
+def test_weights_of_others_take_the_averages_temperature_away(tmp_path: Path) -> None:
+    folder = write_tiny_set(tmp_path / "tiny")
+    manifest = read_manifest(folder)
+    found = {"sure": 2.0, "unsure": 0.5, ENSEMBLE: 0.75}
+    write_manifest(folder, with_temperatures(manifest, found))
+    weighted = load_model_set(str(folder)).weighted({"sure": 2.0})
+    assert weighted.manifest.temperatures == {"sure": 2.0, ENSEMBLE: 1.0}
