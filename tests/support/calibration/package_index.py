@@ -82,5 +82,5 @@ class PackageIndex(ThreadedServer):
         """Let pip, started by this process, ask this index and nothing else, once."""
         for name in [n for n in os.environ if n.startswith("PIP_") or n.lower().endswith("_proxy")]:
             monkeypatch.delenv(name)
-        for name, value in {**self.environment, "PIP_RETRIES": "0"}.items():
+        for name, value in {**self.environment, "PIP_RETRIES": "2", "PIP_TIMEOUT": "60"}.items():
             monkeypatch.setenv(name, value)
