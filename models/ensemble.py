@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+LEAST = np.float32(1e-37)  # of a probability whose logarithm is taken
 FEW_CLASSES = 64  # up to so many, Python is as fast as NumPy
 
 
@@ -25,8 +26,12 @@ def tempered(rows: Probabilities, temperature: float) -> Probabilities:
     """Return float32 (N, C) with the logits divided by ``temperature``: Guo et al., 2017."""
     if temperature == 1:
         return rows
-    raised = rows ** np.float32(1 / temperature)
-    scaled: Probabilities = raised / raised.sum(axis=1, keepdims=True)
+    scaled: Probabilities = np.log(
+        np.maximum(rows, LEAST)
+    )  # NumPy's power takes half as long again
+    scaled *= np.float32(1 / temperature)
+    np.exp(scaled, out=scaled)
+    scaled /= scaled.sum(axis=1, keepdims=True)
     return scaled
 
 

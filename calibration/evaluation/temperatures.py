@@ -73,7 +73,7 @@ def fit_temperature(rows: Probabilities, truth: Classes) -> float:
     left, right = high - share * (high - low), low + share * (high - low)
     of_left, of_right = loss(left), loss(right)
     for _ in range(NUM_STEPS):
-        if of_left < of_right:
+        if of_left <= of_right:  # where all are right, any low one is best
             high, right, of_right = right, left, of_left
             left = high - share * (high - low)
             of_left = loss(left)

