@@ -223,7 +223,7 @@ def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
         lambda: load_model_set(str(folder)).network_path("onnxruntime", "FP16"),
         lambda: build(Settings(model_set=str(folder), precision="FP16")),
     ):
-        with pytest.raises(MissingExtraError, match=r"needs on.*'tandem\[on"):
+        with pytest.raises(MissingExtraError, match=r"needs on.*'tandem-serve\[on"):
             use()
 
 
