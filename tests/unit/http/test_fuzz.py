@@ -111,7 +111,7 @@ def description() -> dict[str, Any]:
 def check(asked: Asked, told: Told) -> None:
     """Hold the answer to the description of the interface."""
     ways = description()["paths"].get(asked.path, {})
-    way = ways.get(asked.method.lower())
+    way = ways.get("get" if asked.method == "HEAD" else asked.method.lower())
     documented = {int(s) for s in way["responses"]} if way else {404, 405}
     if asked.hangs_up:
         documented |= {499}  # nobody sees it
