@@ -1,4 +1,4 @@
-"""Calls made again: on another replica when one died, a second time when there is no answer.
+"""Calls made again, on another replica or without an answer, and what their errors mean.
 
 **Retries.** Classifying is idempotent. Serve sends a call again itself when the replica was gone
 before it had the call; when it dies with the call, the caller is told, since Serve cannot know
@@ -16,9 +16,14 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, NotReadyError, OverloadedError
+from models.errors import TandemError
 
 T = TypeVar("T")
+OF_RAY = (RayError, RayServeException)  # what a call through a handle raises
 # A request that kills whoever runs it must not go through all replicas: it gets two more.
 MAX_CALLS = 3
 # In the shortest pause Serve's router marks the replica; the deadline ends a pause as any other
@@ -103,3 +108,15 @@ async def hedged(
     finally:
         for each in calls:
             each.cancel()
+
+
+def as_tandem(error: BaseException) -> TandemError:
+    """Unwrap a stage's error; what is not ours means that the stage is not there."""
+    if isinstance(error, BackPressureError):
+        return OverloadedError(f"every queue place is taken; {IN_A_SECOND}")
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, TandemError):
+        return cause
+    if isinstance(cause, TaskCancelledError):
+        return DeadlineError(f"the request was cancelled on its way through the graph; {MORE_TIME}")
+    return NotReadyError(f"a stage of the graph failed ({type(cause).__name__}); try again")

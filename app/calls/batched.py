@@ -16,9 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.calls.channels.pool import ChannelPool
-from app.calls.known_replicas import known_replicas
 from app.calls.messages import MessageError, Question, SharedCall, calls_at_once, check, pack_call
 from app.calls.ray_features import PICKLED_CALLS
+from app.calls.replicas import known_replicas
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.priority import Lane

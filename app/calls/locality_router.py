@@ -5,7 +5,7 @@ own router takes two replicas of all by chance, so that of two nodes' traffic ha
 network; its locality option stays on the node until the replica there is full, however long its
 queue. This one weighs both: a replica elsewhere is taken when its queue is shorter by more than
 ``LOCALITY_SLACK``, whatever the distance (tests/load/locality.py). And one that says nothing any
-more is called by nobody (:mod:`app.calls.failure_detector`), long before Serve's health checks find
+more is called by nobody (:mod:`app.calls.replicas`), long before Serve's health checks find
 it.
 """
 
@@ -23,8 +23,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from app.calls.failure_detector import FailureDetector
-from app.calls.known_replicas import KnownReplicas, is_silent, note_replicas
+from app.calls.replicas import FailureDetector, KnownReplicas, is_silent, note_replicas
 
 T = TypeVar("T")
 

@@ -3,11 +3,9 @@
 from app.calls.ray_names import Feature, RayName
 
 ROUTER = "ray.serve.request_router"
-REPLICA, COMMON = "ray.serve._private.replica", "ray.serve._private.common"
-METRICS = "ReplicaMetricsManager"
 
-# app/deployments/loopback.py. Without it the gRPC servers of replicas, one of which unpickles what
-# it is sent, would listen on every interface.
+# app/deployments/grpc_server.py. Without it the gRPC servers of replicas, one of which unpickles
+# what it is sent, would listen on every interface.
 LOOPBACK = Feature(
     "gRPC servers on loopback",
     "they would listen on every interface",
@@ -71,10 +69,4 @@ SURGE = Feature(
     "an update stops a replica before its successor is there; two replicas leave no gap",
     (RayName("ray.serve.schema", "DeploymentSchema.max_surge_percent"),),
 )
-REPLICA_FEATURES = (
-    LOOPBACK,
-    GRPC_OPTIONS,
-    STAGE_ROUTER,
-    PICKLED_CALLS,
-    SURGE,
-)
+REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, STAGE_ROUTER, PICKLED_CALLS, SURGE)

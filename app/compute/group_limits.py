@@ -1,4 +1,4 @@
-"""What this process's control groups, and its user's limits, leave it of memory and processes.
+"""What the machine, control groups and the user's limits leave this process.
 
 A limit may stand on any group from its own up to the root: the tightest counts.
 """
@@ -29,6 +29,11 @@ class Limit(NamedTuple):
 def memory_left(proc: Path = PROC) -> float:
     """Return the bytes that the process may still take; infinite without a limit."""
     return min((_memory(folder).left for folder in group_folders("memory", proc)), default=math.inf)
+
+
+def free_memory(proc: Path = PROC) -> int:
+    """Return bytes: of the machine, cut to what the tightest limit of its groups leaves."""
+    return int(min(psutil.virtual_memory().available, memory_left(proc)))
 
 
 def tightest_pids_limit(proc: Path = PROC) -> Limit:

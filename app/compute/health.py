@@ -1,7 +1,8 @@
 """Liveness of a stage: batches of a network, or the decoding of files; backs ``check_health``."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from app.errors import UnhealthyError
@@ -33,21 +34,20 @@ class Health:
         self._running: dict[int, float] = {}  # since when, by a number of its own
         self._numbers = count()
 
-    def run(self) -> "WatchedRun":
+    @contextmanager
+    def run(self) -> Iterator[None]:
         """Watch a block as one run; a caller that goes away is no failure."""
-        return WatchedRun(self, next(self._numbers))
-
-    def began(self, number: int) -> None:
-        """Note a run that begins."""
+        number = next(self._numbers)
         self._running[number] = self._clock()
-
-    def ended(self, number: int, kind: type[BaseException] | None) -> None:
-        """Note how a run ended: with an exception of ``kind``, or well."""
-        del self._running[number]
-        if kind is None:
-            self._num_failures = 0
-        elif issubclass(kind, Exception):
+        try:
+            yield
+        except Exception:
             self._num_failures += self._counts_failures
+            raise
+        else:
+            self._num_failures = 0
+        finally:
+            del self._running[number]
 
     def check(self) -> None:
         """Say nothing if all is well.
@@ -66,18 +66,3 @@ class Health:
                 f"a {self._work} has run for {taken_s:.0f} s, the limit is "
                 f"{MAX_RUN_S:g}; {REPLACED}"
             )
-
-
-class WatchedRun:
-    """The block of :meth:`Health.run`."""
-
-    __slots__ = ("_health", "_number")
-
-    def __init__(self, health: Health, number: int) -> None:
-        self._health, self._number = health, number
-
-    def __enter__(self) -> None:
-        self._health.began(self._number)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._health.ended(self._number, kind)

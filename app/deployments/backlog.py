@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from app.compute.free_memory import free_memory
+from app.compute.group_limits import free_memory
 from app.queueing.backlog_size import BacklogSize
 from app.settings import Settings
 from models import golden

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
 from app.compute.health import Health
+from app.deployments.classifier import Classifier
 from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
@@ -39,25 +40,6 @@ class _Outcome(NamedTuple):
     file: DecodedFile
 
 
-class LocalMember(Protocol):
-    """A member of the Decoder's process, whose networks share its event loop and cores."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no image waits or is computed."""
-        ...
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether images wait for every core, so that none needs the loop's."""
-        ...
-
-    @property
-    def images_per_s(self) -> float:
-        """How many it answers at most, by its last batches; 0 before the first."""
-        ...
-
-
 class Decoder:
     """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free.
 
@@ -70,7 +52,7 @@ class Decoder:
         self,
         settings: Settings,
         model_set: ModelSet | None = None,
-        members: Sequence[LocalMember] = (),
+        members: Sequence[Classifier] = (),
     ) -> None:
         """Make the threads.
 

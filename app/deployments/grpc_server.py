@@ -1,4 +1,4 @@
-"""Sets two options of Serve's gRPC servers for clients, which Serve has no setting for.
+"""Binds Serve's gRPC servers to loopback where Ray listens there, and sets two of their options.
 
 A message has a limit, and what nobody has received yet stays with the client. By itself grpcio
 lets a client send 4 MB ahead of that on a fast connection (it estimates the bandwidth-delay
@@ -9,11 +9,17 @@ Serve makes these servers, of replicas when the ingress has been made, with the 
 of one of its private modules has (:data:`app.calls.ray_features.GRPC_OPTIONS`).
 """
 
+import ipaddress
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-from app.calls.ray_features import GRPC_OPTIONS
-from app.deployments.loopback import keep_to_loopback
+import ray
 
+from app.calls.ray_compatibility import check_ray
+from app.calls.ray_features import GRPC_OPTIONS, LOOPBACK
+
+ALL_INTERFACES = "[::]:"
 BDP_PROBE = "grpc.http2.bdp_probe"
 MAX_RECEIVE = "grpc.max_receive_message_length"
 
@@ -24,7 +30,8 @@ def prepare_proxy() -> list[Any]:
     Serve calls it in replicas of the ingress too (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``).
     """
     limit_unread()
-    return keep_to_loopback()
+    keep_to_loopback()
+    return []
 
 
 def limit_unread(max_message_bytes: int | None = None) -> None:
@@ -49,3 +56,38 @@ def _set(name: str, value: int) -> None:
     options: list[tuple[str, int]] = grpc_util.DEFAULT_GRPC_SERVER_OPTIONS  # type: ignore[attr-defined]
     options[:] = [option for option in options if option[0] != name]
     options.append((name, value))
+
+
+def keep_to_loopback() -> None:
+    """Let this process's gRPC servers listen on 127.0.0.1 if its node's address is one of those.
+
+    Serve binds them to all interfaces and has no option for it: the one of each replica that
+    answers gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call
+    each other, which unpickles what those send who have Ray's token.
+
+    Raises:
+        ConfigError: the installed Ray or grpcio has nothing to do it by.
+
+    """
+    check_ray((LOOPBACK,))
+    if ray.is_initialized() and _is_on_loopback():
+        # What grpc.aio.server() makes, and Serve's own derives from.
+        from grpc.aio._server import Server
+
+        if not hasattr(Server.add_insecure_port, "__wrapped__"):
+            Server.add_insecure_port = _on_loopback(Server.add_insecure_port)
+
+
+def _on_loopback(add_insecure_port: Callable[[Any, str], int]) -> Callable[[Any, str], int]:
+    @wraps(add_insecure_port)
+    def add(server: Any, address: str) -> int:
+        if address.startswith(ALL_INTERFACES):
+            address = "127.0.0.1:" + address.removeprefix(ALL_INTERFACES)
+        return int(add_insecure_port(server, address))
+
+    return add
+
+
+def _is_on_loopback() -> bool:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return ipaddress.ip_address(address).is_loopback

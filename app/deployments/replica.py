@@ -1,35 +1,47 @@
 """What every replica does beside its stage's work: started once per process, reported to Serve."""
 
+import asyncio
 import gc
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import serve
 
-from app.calls.channels.address import address_of
+from app.calls.channels.frames import address_of
 from app.calls.channels.server import ChannelServer
+from app.calls.messages import (
+    MessageError,
+    Question,
+    SharedCall,
+    pack_classified,
+    pack_decoded,
+    read_call,
+)
 from app.compute.inference_threads import replica_cores
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
-from app.deployments.grpc_server import limit_unread
-from app.deployments.loopback import keep_to_loopback
-from app.deployments.many import classify_many, decode_many
+from app.deployments.grpc_server import keep_to_loopback, limit_unread
+from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
-from app.messages import Combined, Decoded
+from app.messages import Combined, Decoded, MemberAnswer
 from app.metrics.replica import start_metrics
 from app.queueing.priority import Lane
 from app.scaling.costs import COMBINE_CPU_MS, decoder_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
+from app.tracing.parents import continue_below
 from app.tracing.pipeline import pipeline
 from models.ensemble import Probabilities
+from models.errors import TandemError
 
 # So many more objects than were before make the garbage collector look at the new ones; Python's
 # 700 are those of some requests under way, at which it looked again and again.
 YOUNG_OBJECTS = 5_000
+A = TypeVar("A")
+logger = logging.getLogger("ray.serve")
 
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
@@ -59,7 +71,7 @@ class StageReplica:
 class SharedStageReplica(StageReplica):
     """A stage whose calls many requests share; Gateways on its node make them over a channel.
 
-    ``answer_many`` takes a call's message and gives its answer's (:mod:`app.deployments.many`).
+    ``answer_many`` takes a call's message and gives its answer's (:func:`decode_many`).
     """
 
     answer_many: Callable[..., Awaitable[bytes]]
@@ -85,13 +97,59 @@ class SharedStageReplica(StageReplica):
         try:
             await channel.start()
         except OSError as error:  # the next check tries again
-            logging.getLogger("ray.serve").warning("no channel; calls go through Ray: %s", error)
+            logger.warning("no channel; calls go through Ray: %s", error)
         else:
             self._channel = channel
 
     async def _drain(self) -> None:
         if self._channel is not None:
             await self._channel.drain()
+
+
+async def decode_many(decoder: Decoder, message: bytes) -> bytes:
+    """Decode the files of many requests; a large picture among those of others is sent back."""
+    call = _call_of(message)
+
+    async def decode(question: Question) -> Decoded:
+        files, left_s = list(question.files), question.left_s
+        return await decoder.decode(files, left_s, call.lane, takes_heavy=call.is_alone)
+
+    return pack_decoded(await _each(call, decode), decoder.calls_at_once)
+
+
+async def classify_many(member: Classifier, message: bytes) -> bytes:
+    """Run a member on the images of many requests."""
+    call = _call_of(message)
+
+    async def classify(question: Question) -> MemberAnswer:
+        if question.images is None:
+            raise OtherSetError(f"a member was sent files; {UPDATING}")
+        return await member.classify(question.images, question.left_s, call.lane)
+
+    return pack_classified(await _each(call, classify), member.calls_at_once)
+
+
+def _call_of(message: bytes) -> SharedCall:
+    try:
+        return read_call(message)
+    except MessageError as error:
+        raise OtherSetError(f"{error}; {UPDATING}") from error
+
+
+async def _each(
+    call: SharedCall, answer: Callable[[Question], Awaitable[A]]
+) -> list[A | BaseException]:
+    """Return what became of each part; an error is its own. If the call is ended, all end."""
+
+    async def part(question: Question) -> A:
+        continue_below(question.span)  # each part runs in a context of its own
+        return await answer(question)
+
+    answers = await asyncio.gather(*map(part, call.questions), return_exceptions=True)
+    for error in answers:
+        if isinstance(error, Exception) and not isinstance(error, TandemError):
+            logger.error("a part of a call failed: %r", error, exc_info=error)
+    return answers
 
 
 class DecoderReplica(SharedStageReplica, Decoder):
@@ -115,7 +173,6 @@ class DecoderReplica(SharedStageReplica, Decoder):
             return await super().decode(files, left_s, lane, takes_heavy=takes_heavy)
 
     async def decode_many(self, message: bytes) -> bytes:
-        """Answer a call of many requests; see :mod:`app.deployments.many`."""
         return await decode_many(self, message)
 
     answer_many = decode_many
@@ -125,7 +182,6 @@ class ClassifierReplica(SharedStageReplica, Classifier):
     """One member as a deployment."""
 
     async def classify_many(self, message: bytes) -> bytes:
-        """Answer a call of many requests; see :mod:`app.deployments.many`."""
         return await classify_many(self, message)
 
     answer_many = classify_many

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from app.calls.stage_errors import OF_RAY, as_tandem
+from app.calls.attempts import OF_RAY, as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
 from app.graph.request import ClassifyRequest

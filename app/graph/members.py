@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.calls.stage_errors import as_tandem
+from app.calls.attempts import as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.graph.observer import Interval
 from app.graph.request import ClassifyRequest

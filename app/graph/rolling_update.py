@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged
-from app.calls.stage_errors import OF_RAY, as_tandem
+from app.calls.attempts import HEDGE_AFTER_SHARE, OF_RAY, HedgeBudget, as_tandem, hedged
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError
 from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
 from models.errors import TandemError

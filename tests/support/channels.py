@@ -6,11 +6,11 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from app.calls.channels.address import address_of, listening_socket
 from app.calls.channels.client import Channel
+from app.calls.channels.frames import address_of, listening_socket
 from app.calls.channels.pool import ChannelPool
 from app.calls.channels.server import ChannelServer
-from app.calls.known_replicas import KnownReplicas, note_replicas
+from app.calls.replicas import KnownReplicas, note_replicas
 
 APP = "of_channels"
 WITHIN_S = 30.0

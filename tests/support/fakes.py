@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
-from app.deployments.many import classify_many, decode_many
+from app.deployments.replica import classify_many, decode_many
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
 from app.graph.keys import read_keys

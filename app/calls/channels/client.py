@@ -8,10 +8,9 @@ from itertools import count
 
 from ray.exceptions import RayActorError
 
-from app.calls.channels.address import is_same_user
-from app.calls.channels.frames import VERSION, FrameProtocol, Kind
-from app.calls.failure_detector import SUSPECT_AFTER_S
+from app.calls.channels.frames import VERSION, FrameProtocol, Kind, is_same_user
 from app.calls.messages import error_named
+from app.calls.replicas import SUSPECT_AFTER_S
 from app.errors import NotReadyError
 from models.errors import TandemError
 

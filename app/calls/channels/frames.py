@@ -1,4 +1,4 @@
-"""Frames: what goes over a channel, and the protocol that takes a stream of bytes apart again.
+"""Frames: what goes over a channel, the protocol that takes a stream of bytes apart, addresses.
 
 A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
 the payload. Payloads of calls and answers are the messages of :mod:`app.calls.messages` and
@@ -6,11 +6,15 @@ the payload. Payloads of calls and answers are the messages of :mod:`app.calls.m
 """
 
 import asyncio
+import os
+import socket
 import struct
 from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import cast
 
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+MAX_NAME = 107  # bytes, after the leading zero
 FRAME_HEAD = struct.Struct("<BxxxIQ")
 VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
 MAX_BYTES = 2**30  # of a payload: more than any call or answer has; who announces it is no peer
@@ -81,3 +85,21 @@ class FrameProtocol(asyncio.Protocol, ABC):
         if self.transport is not None:
             self.transport.abort()
             self.transport = None
+
+
+def address_of(app_name: str, deployment_name: str, replica_id: str) -> str:
+    """Return the address; ``replica_id`` is Serve's, drawn anew for each replica."""
+    name = f"tandem/{replica_id}/{app_name}/{deployment_name}".encode()[:MAX_NAME]
+    return "\0" + name.decode(errors="ignore")
+
+
+def is_same_user(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other end of a connection is a process of this process's user."""
+    sock = transport.get_extra_info("socket")
+    try:
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:  # uvloop's has no getsockopt
+            credentials = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    except OSError:  # no file descriptor is left
+        return False
+    _, uid, _ = CREDENTIALS.unpack(credentials)
+    return bool(uid == os.geteuid())

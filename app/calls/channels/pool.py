@@ -6,9 +6,9 @@ import random
 import socket
 import time
 
-from app.calls.channels.address import address_of
 from app.calls.channels.client import Channel
-from app.calls.known_replicas import KnownReplicas, known_replicas, note_silent
+from app.calls.channels.frames import address_of
+from app.calls.replicas import KnownReplicas, known_replicas, note_silent
 from app.queueing.priority import LANES
 
 logger = logging.getLogger("ray.serve")

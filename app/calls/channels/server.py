@@ -3,10 +3,10 @@
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
-from app.calls.channels.address import is_same_user, listening_socket
-from app.calls.channels.frames import VERSION, FrameProtocol, Kind
+from app.calls.channels.frames import VERSION, FrameProtocol, Kind, is_same_user
 from app.calls.messages import named_error
 from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from models.errors import TandemError
@@ -32,8 +32,14 @@ class ChannelServer:
             OSError: another process has the address, or no file descriptor is left.
 
         """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:  # uvloop itself takes no abstract name
+            sock.bind(self._address)
+        except BaseException:
+            sock.close()
+            raise
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Connection(self, self._answer), sock=listening_socket(self._address)
+            lambda: _Connection(self, self._answer), sock=sock
         )
 
     async def drain(self) -> None:

@@ -14,7 +14,7 @@ BANNED = {
     "from ray.serve._private.constants import SERVE_CONTROLLER_NAME": "launch/ray_internals.py",
     "from ray.serve import _private": "launch/ray_internals.py",
     "from ray.serve.context import _get_global_client": "launch/ray_internals.py",
-    "from grpc.aio._server import Server": "deployments/loopback.py",
+    "from grpc.aio._server import Server": "deployments/grpc_server.py",
     "import os; os.environ.get('HOME')": "environment.py",
     "import os; os.getenv('HOME')": "environment.py",
     "from os import environ": "environment.py",

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError
 from app.calls import attempts
 from app.calls.messages import read_call
 from app.calls.remote import RemoteDecoder, RemoteMember
-from app.deployments.many import classify_many, decode_many
+from app.deployments.replica import classify_many, decode_many
 from app.errors import DeadlineError, HeavyFileError, OtherSetError, OverloadedError
 from app.messages import Decoded
 from tests.support.fakes import FakeDecoder, FakeHandle, FakeMember

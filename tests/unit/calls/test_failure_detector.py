@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.calls.failure_detector import PROBE_EVERY_S, SUSPECT_AFTER_S, FailureDetector
+from app.calls.replicas import PROBE_EVERY_S, SUSPECT_AFTER_S, FailureDetector
 from tests.support.hand_clock import HandClock
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from app.calls.known_replicas import known_replicas, note_silent
 from app.calls.locality_router import LOCALITY_SLACK, LocalityRouter, rank_replicas
+from app.calls.replicas import known_replicas, note_silent
 
 
 def ranks(queues: dict[str, int | None]) -> list[list[str]]:

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from app.compute.free_memory import free_memory
+from app.compute.group_limits import free_memory
 from tests.support.cgroup_files import CgroupFiles
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from app.calls.messages import Question, SharedCall, pack_call, read_decoded
 from app.compute.health import MAX_RUN_S
 from app.deployments.assembly import assemble
 from app.deployments.decoder import HEAVY_PIXELS, Decoder
-from app.deployments.many import decode_many
+from app.deployments.replica import decode_many
 from app.errors import DeadlineError, HeavyFileError, UnhealthyError
 from app.settings import Settings
 from models.errors import TooManyPixelsError

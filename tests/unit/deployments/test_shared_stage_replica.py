@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 
-from app.calls.channels.address import address_of
+from app.calls.channels.frames import address_of
 from app.calls.channels.pool import connected
 from app.calls.channels.server import ChannelServer
 from app.deployments import replica as replicas

@@ -9,14 +9,13 @@ import pytest
 import uvloop
 from ray.exceptions import RayActorError
 
-from app.calls.channels import address, client
+from app.calls.channels import client, frames
 from app.calls.channels import pool as pools
 from app.calls.channels import server as servers
-from app.calls.channels.address import address_of
 from app.calls.channels.client import Channel, ConnectionLostError
-from app.calls.channels.frames import FRAME_HEAD, VERSION, Kind
+from app.calls.channels.frames import FRAME_HEAD, VERSION, Kind, address_of
 from app.calls.channels.pool import connected
-from app.calls.failure_detector import SUSPECT_AFTER_S
+from app.calls.replicas import SUSPECT_AFTER_S
 from app.errors import NotReadyError, OverloadedError
 from tests.support.channels import APP, WITHIN_S, Node, Waiting, echo, listener, until
 from tests.support.hand_clock import HandClock
@@ -208,9 +207,9 @@ async def test_a_replica_answers_no_call_of_another_users_process(
 async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.add(echo)
     channel = await node.channel()
-    assert address.is_same_user(channel.transport)
+    assert frames.is_same_user(channel.transport)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not address.is_same_user(channel.transport)
+    assert not frames.is_same_user(channel.transport)
 
 
 async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> None:
@@ -230,7 +229,7 @@ async def test_without_a_file_descriptor_nobody_is_trusted(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "dup", none_left)
-    assert not address.is_same_user(channel.transport)
+    assert not frames.is_same_user(channel.transport)
 
 
 async def is_refused(address: str) -> bool:
@@ -281,7 +280,7 @@ def test_on_uvloop_which_ray_takes_where_it_is_installed() -> None:
         node, waiting = Node(), Waiting()
         await node.add(echo)
         channel = await node.channel()
-        assert address.is_same_user(channel.transport)
+        assert frames.is_same_user(channel.transport)
         asked = [bytes([n]) * size for n, size in enumerate((0, 1, 3_000_000, 70_000))]
         assert await asyncio.gather(*map(channel.call, asked)) == [one[::-1] for one in asked]
         node.ids.clear()

@@ -10,11 +10,10 @@ from app.calls.channels import pool as pools
 from app.calls.channels.frames import FrameProtocol
 from app.calls.channels.pool import MAX_UNSENT_BYTES
 from app.calls.channels.server import ChannelServer, _Connection
-from app.calls.failure_detector import SUSPECT_AFTER_S
-from app.calls.known_replicas import is_silent, note_silent
 from app.calls.messages import read_call
 from app.calls.remote import RemoteMember
-from app.deployments.many import classify_many
+from app.calls.replicas import SUSPECT_AFTER_S, is_silent, note_silent
+from app.deployments.replica import classify_many
 from tests.support.channels import APP, Node, Waiting, echo, until
 from tests.support.fakes import FakeHandle, FakeMember
 
