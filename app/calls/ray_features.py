@@ -51,7 +51,7 @@ STAGE_ROUTER = Feature(
         RayName(ROUTER, "ReplicaID.unique_id"),
     ),
 )
-# app/calls/batched.py.
+# app/calls/remote.py.
 PICKLED_CALLS = Feature(
     "pickle for calls of stages",
     "Serve pickles them its own way, which takes longer",

@@ -1,31 +1,145 @@
-"""Stages that are deployments of their own, called through their handles.
+"""Stages that are deployments of their own, called through their handles or over channels.
 
 Each class has the methods of the stage that it stands for (:mod:`app.graph.stages`), so the graph
 does not know where a stage runs. The Decoder and the members are asked by many requests in one call
-(:mod:`app.calls.batched`). A call whose replica dies is made again on another one, and a second
-call is made when half of its time is over without an answer (:mod:`app.calls.attempts`).
+(:mod:`app.queueing.call_batcher`). Each request keeps what it had with a call of its own: its lane,
+the time that it has left, its trace, its error, a second call when half of its time is over, and
+another replica when one dies (:mod:`app.calls.attempts`). What was in a call whose replica died
+never shares a call again: one of its files may have killed the replica, and would kill the next one
+with the others' files too.
 """
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from contextvars import Context
+from functools import cached_property, partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from app.calls.attempts import HEDGE_AFTER_SHARE, hedged, retry
-from app.calls.batched import SharedCalls, hedge_budget
+from app.calls.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.calls.channels.pool import ChannelPool
-from app.calls.messages import Question, read_classified, read_decoded
+from app.calls.messages import (
+    MessageError,
+    Question,
+    SharedCall,
+    calls_at_once,
+    check,
+    pack_call,
+    read_classified,
+    read_decoded,
+)
+from app.calls.ray_features import PICKLED_CALLS
+from app.calls.replicas import known_replicas
+from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.messages import Combined, Decoded, MemberAnswer
-from app.queueing.call_batcher import SIZES
+from app.queueing.call_batcher import SIZES, CallBatcher, Part
 from app.queueing.priority import Lane
-from app.tracing.parents import current_ids
+from app.tracing.parents import current_ids, untraced
 from models.ensemble import Probabilities
+from models.errors import TandemError
 from models.runtime import Pixels
 
+A = TypeVar("A")
 T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
+Asked = tuple[Question, float]  # and until when, by time.monotonic
+SERIALIZATIONS = "request_serialization", "response_serialization"
+hedge_budget = HedgeBudget()  # of all calls of this process
+
+
+class SharedCalls(Generic[A]):
+    """The calls of one method of a deployment, which takes and gives messages.
+
+    Args:
+        handle: of the deployment.
+        method: that answers a message of :mod:`app.calls.messages`.
+        read: takes an answer apart, a part for each question.
+        sizes: of calls, in images.
+        channels: to replicas on this node; None: every call goes through Ray.
+
+    """
+
+    def __init__(
+        self,
+        handle: StageHandle,
+        method: str,
+        read: Callable[[bytes], Sequence[A | TandemError]],
+        sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._channels, self._read = channels, read
+        self._handle, self._name = handle, method
+        self._untraced = untraced()
+        self._batcher: CallBatcher[Asked, A] = CallBatcher(
+            self._send, sizes, self._num_replicas, self._context
+        )
+
+    async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
+        """Return the answer to a question; ``num_bytes`` is the larger of the two.
+
+        Raises:
+            RayError, RayServeException: the replicas are gone or full.
+            TandemError: what the stage raised.
+
+        """
+        expires = time.monotonic() + question.left_s
+        asked = question, expires
+        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
+        alone = partial(self._batcher.submit_alone, asked, num_images, num_bytes, lane)
+
+        async def first() -> A:
+            try:
+                return await retry(together, alone)
+            except HeavyFileError:
+                return await retry(alone)
+
+        after_s = HEDGE_AFTER_SHARE * question.left_s
+        return await hedged(first, after_s, hedge_budget, num_images, lambda: retry(alone))
+
+    async def _send(
+        self, lane: Lane, parts: Sequence[Part[Asked, A]], is_alone: bool
+    ) -> Sequence[A | TandemError]:
+        now = time.monotonic()
+        questions = [
+            question._replace(left_s=expires - now)
+            for question, expires in (part.content for part in parts)
+        ]
+        message = await self._call(pack_call(SharedCall(questions, lane, is_alone)))
+        try:
+            answers = self._read(message)
+            check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
+        except MessageError as error:
+            raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
+        self._batcher.calls_per_replica = calls_at_once(message)
+        return answers
+
+    async def _call(self, message: bytes) -> bytes:
+        """Make a call over a channel, or through Ray if none is to be chosen."""
+        channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
+        if channel is not None:
+            return await channel.call(message)
+        answer: bytes = await self._method.remote(message)
+        return answer
+
+    @cached_property
+    def _method(self) -> StageHandle:
+        """Look the method up at the first call: that is when Serve makes the handle's router.
+
+        Serve's own choice, cloudpickle, takes longer for a message, which is one bytes object.
+        """
+        pickled: dict[str, Any] = dict.fromkeys(SERIALIZATIONS, "pickle")
+        return self._handle.options(
+            method_name=self._name, **(pickled if PICKLED_CALLS.fits() else {})
+        )
+
+    def _num_replicas(self) -> int:
+        return known_replicas(self._handle.app_name, self._handle.deployment_name).num
+
+    def _context(self) -> Context:
+        """Return a context for a call: of no request, whose end Serve would let end the call."""
+        return self._untraced.copy()
 
 
 class RemoteDecoder:

@@ -1,6 +1,6 @@
 """Puts the graph together: each stage in this process, or a deployment behind a handle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.calls.channels.pool import ChannelPool
@@ -13,7 +13,6 @@ from app.graph.ensemble import Ensemble
 from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
 from app.settings import Settings
-from models.model_set import ModelSet
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,12 @@ class Assembly:
 
     service: EnsembleService
     own_members: tuple[Classifier, ...]
-    own_decoder: Decoder | None
-    own_combiner: Combiner | None
+    others: tuple[Decoder | Combiner, ...]
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a stage of this process fails or hangs."""
-        if self.own_decoder is not None:
-            await self.own_decoder.check_health()
-        for member in self.own_members:
-            await member.check_health()
-        if self.own_combiner is not None:
-            await self.own_combiner.check_health()
+        for stage in (*self.own_members, *self.others):
+            await stage.check_health()
         self.service.check_health()
 
 
@@ -49,41 +43,28 @@ def assemble(
     if threads is not None:
         names = [member.name for member in model_set.manifest.members]
         own = {name: Classifier(settings, name, threads, model_set) for name in names}
-    decoding = _decoder(decoder, settings, model_set, tuple(own.values()))
     stages: Mapping[str, MemberStage] = own
     if members is not None:
-        stages = _remote_members(members, settings)
+        sizes = settings.batch_sizes
+        stages = {
+            name: RemoteMember(handle, sizes, _channels(handle, settings))
+            for name, handle in members.items()
+        }
+    decoding: Decoder | RemoteDecoder
+    if decoder is None:
+        decoding = Decoder(settings, model_set, tuple(own.values()))
+        if threads is not None:
+            threads.scheduler.share_cores_with(decoding)
+    else:
+        image_bytes = model_set.manifest.inputs.num_bytes
+        decoding = RemoteDecoder(decoder, image_bytes, _channels(decoder, settings))
     combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
     ensemble = Ensemble(settings, model_set, decoding, stages, combining)
-    own_decoder = decoding if isinstance(decoding, Decoder) else None
-    if threads is not None and own_decoder is not None:
-        threads.scheduler.share_cores_with(own_decoder)
     # Without members of its own a process computes on its one event loop.
     cores = threads.cores if threads is not None else 1
     service = EnsembleService(settings, model_set, ensemble, cores)
-    own_combiner = combining if isinstance(combining, Combiner) else None
-    return Assembly(service, tuple(own.values()), own_decoder, own_combiner)
-
-
-def _decoder(
-    handle: StageHandle | None,
-    settings: Settings,
-    model_set: ModelSet,
-    members: Sequence[Classifier],
-) -> Decoder | RemoteDecoder:
-    if handle is None:
-        return Decoder(settings, model_set, members)
-    image_bytes = model_set.manifest.inputs.num_bytes
-    return RemoteDecoder(handle, image_bytes, _channels(handle, settings))
-
-
-def _remote_members(
-    handles: Mapping[str, StageHandle], settings: Settings
-) -> dict[str, RemoteMember]:
-    return {
-        name: RemoteMember(handle, settings.batch_sizes, _channels(handle, settings))
-        for name, handle in handles.items()
-    }
+    others = tuple(s for s in (decoding, combining) if isinstance(s, Decoder | Combiner))
+    return Assembly(service, tuple(own.values()), others)
 
 
 def _channels(handle: StageHandle, settings: Settings) -> ChannelPool | None:

@@ -4,17 +4,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic import ValidationError
 
+from app.compute.group_limits import free_memory
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
-from app.deployments.backlog import backlog_size
 from app.deployments.member_call import MemberCall, MemberObserver
 from app.errors import UPDATING, ConfigError, OtherSetError
 from app.messages import MemberAnswer
 from app.metrics.member import golden_recorded
+from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import QueueReport, TimedRows
 from app.queueing.priority import Lane
@@ -33,6 +35,7 @@ from models.runtimes.options import Pixels, RuntimeOptions
 logger = logging.getLogger("ray.serve")
 
 LAST_BATCH_SHARE = 0.05  # of the moving average of an image's time
+RESERVE_BYTES = 512 * 2**20  # left to everything else where a network is compiled for a backlog
 
 
 class Classifier:
@@ -217,3 +220,38 @@ class Classifier:
         started = time.monotonic()
         rows = tempered(self._network.predict(batch), self._temperature)
         return TimedRows(rows, started, time.monotonic())
+
+
+def backlog_size(
+    settings: Settings, model_set: ModelSet, member: str, network: LoadedNetwork, num_places: int
+) -> BacklogSize | None:
+    """Return the size for a member whose batches have ``num_places``; None: it gets none."""
+    if not settings.backlog_batches or network.fixed_batch:
+        return None
+    usual = network.max_batch_size
+
+    def add() -> None:
+        needed = network.memory_bytes + RESERVE_BYTES
+        if (free := free_memory()) < needed:
+            raise MemoryError(f"{free / 1e6:.0f} MB are free, it takes up to {needed / 1e6:.0f}")
+        # It is read anew: as it was, or not at all.
+        model_set.network_path(member, settings.precision)
+        network.add_batch_size(2 * usual)
+        if (expected := model_set.golden) is None:
+            return
+        precision = model_set.manifest.member(member).precision_of(settings.precision)
+        try:
+            golden.check(expected, member, precision, network)  # in batches of that size
+        except Exception:
+            network.remove_batch_size(2 * usual)
+            raise
+
+    async def prepare() -> None:
+        # A thread of its own: what it used of the network goes with it.
+        thread = ThreadPoolExecutor(1, "compile")
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, add)
+        finally:
+            thread.shutdown(wait=False)
+
+    return BacklogSize(member, usual, num_places, prepare)

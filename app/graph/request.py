@@ -69,7 +69,6 @@ class BodyReader(Protocol):
             TandemError: the body is too large, too slow, or not as it must be.
 
         """
-        ...
 
 
 class ClassifyRequest(NamedTuple):

@@ -28,7 +28,6 @@ class Graph(Protocol):
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file of a request."""
-        ...
 
 
 def check_same_model_set(theirs: str, ours: str) -> None:

@@ -20,7 +20,6 @@ class DecoderStage(Protocol):
 
     async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode every file; a bad one is a fault in the answer."""
-        ...
 
 
 class MemberStage(Protocol):
@@ -28,7 +27,6 @@ class MemberStage(Protocol):
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Return the probabilities of uint8 (K, H, W, 3) BGR."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +35,6 @@ class LocalMemberStage(MemberStage, Protocol):
 
     def begin(self, images: Pixels, left_s: float, lane: Lane) -> asyncio.Future[MemberAnswer]:
         """Return the future of :meth:`classify`; to cancel it is to leave the queue."""
-        ...
 
 
 class CombinerStage(Protocol):
@@ -54,4 +51,3 @@ class CombinerStage(Protocol):
 
         ``threshold``: what the request asks for in place of a multi-label set's own, if it does.
         """
-        ...

@@ -34,7 +34,6 @@ class InferReader(Protocol):
 
     async def read(self, share: Share) -> ModelRequest:
         """Return the request; what arrives counts in ``share``."""
-        ...
 
 
 class Inference:

@@ -61,7 +61,6 @@ class QueueCall(Protocol):
 
         Others of its batch may still be to be told.
         """
-        ...
 
 
 class Waiting:

@@ -18,7 +18,6 @@ class Entry(Protocol):
 
     def is_gone(self) -> bool:
         """Whether the caller went away."""
-        ...
 
 
 T = TypeVar("T", bound=Entry)

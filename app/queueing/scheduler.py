@@ -25,20 +25,16 @@ class Queue(Protocol):
 
     def waiting_since(self, lane: Lane) -> float | None:
         """When the image that waits longest in a lane arrived; None when none waits there."""
-        ...
 
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form the next batch and return its run, not yet started; None if nobody wants one."""
-        ...
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger, and none late, if so many more came by then."""
-        ...
 
     @property
     def has_whole_batch(self) -> bool:
         """Whether interactive images fill a batch, which would be no better for waiting longer."""
-        ...
 
 
 class ImageSource(Protocol):
@@ -47,16 +43,13 @@ class ImageSource(Protocol):
     @property
     def num_busy(self) -> int:
         """How many cores it keeps busy with them."""
-        ...
 
     @property
     def num_coming(self) -> int:
         """Images that it decodes or is going to."""
-        ...
 
     def on_decoded(self, call: Callable[[], None]) -> None:
         """Have ``call`` called on the loop whenever an image is decoded, or will not be."""
-        ...
 
 
 class BatchScheduler:

@@ -155,7 +155,7 @@ async def test_the_loop_decodes_where_it_keeps_up_with_the_networks_or_nothing_i
     monkeypatch.setattr(BatchQueue, "__len__", lambda _: num_waiting)
     used = threads_used(monkeypatch)
     with nullcontext() if is_idle else graph.own_members[0].usage.under_way(1):
-        await graph.own_decoder.decode([JPEG])
+        await graph.others[0].decode([JPEG])
     assert (used == [MAIN]) is uses_loop
 
 
@@ -166,7 +166,7 @@ async def test_what_counts_is_what_all_members_take_on_all_threads(tiny_set, mon
     with graph.own_members[0].usage.under_way(1):
         for share, is_on_loop in ((1.1, True), (0.9, False)):
             with_networks_of(graph, share * 4 / len(graph.own_members) / LOOP_IMAGES_PER_S)
-            await graph.own_decoder.decode([JPEG])
+            await graph.others[0].decode([JPEG])
             assert (used[-1] == MAIN) is is_on_loop
 
 
