@@ -9,7 +9,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
 from app.deployments.replica import start_replica
-from app.graph.request import ForwardedRequest, RequestAnswers
+from app.graph.request import ClassifyRequest, RequestAnswers
 from app.grpc.interface import GrpcInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.grpc.tandem_pb2 import ClassifyReply
@@ -47,9 +47,9 @@ class Gateway(OpenInferenceMethods):
         """Answer a gRPC call; Serve finds it, and the context's argument, by their names."""
         return await self._grpc.classify(incoming, grpc_context)
 
-    async def handle_forwarded(self, forwarded: ForwardedRequest) -> RequestAnswers:
+    async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer a request of another Gateway; see :mod:`app.graph.rolling_update`."""
-        return await self._service.handle_forwarded(forwarded)
+        return await self._service.handle_forwarded(request)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new queue settings for the members of this process (:class:`QueueConfig`)."""

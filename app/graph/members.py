@@ -52,8 +52,8 @@ async def enough_of(
     """Wait until every call is done, or no longer than is worth while.
 
     That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
-    more; or until nearly all of ``left_s`` is over. Where all are needed :class:`AllOrOneFailed`
-    is enough: the request's own deadline ends that.
+    more; or until nearly all of ``left_s`` is over. Where all are needed the first
+    failure ends the wait, and else the request's own deadline: :func:`asyncio.wait` is enough.
 
     Returns:
         Whether those that are not done had the whole of ``patience_s``; False if the request's own
@@ -77,27 +77,6 @@ async def enough_of(
         if not done:
             return until == patient_until
     return False
-
-
-class AllOrOneFailed:
-    """Waits until ``num`` calls have all succeeded, or one has not, with less than asyncio.wait.
-
-    ``over`` is the future to await; :meth:`ended` has to be told of every call.
-    """
-
-    __slots__ = ("_num_left", "over")
-
-    def __init__(self, num: int) -> None:
-        self._num_left = num
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not num:
-            self.over.set_result(None)
-
-    def ended(self, call: asyncio.Future[Any]) -> None:
-        """Note that a call has ended."""
-        self._num_left -= 1
-        if not self.over.done() and (not self._num_left or not has_succeeded(call)):
-            self.over.set_result(None)
 
 
 def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
@@ -145,12 +124,11 @@ class Members:
             needed = self.needed
         chosen = self._chosen(needed)
         times: dict[str, Interval] = {}
-        everyone = AllOrOneFailed(len(chosen))
-        asked = {name: self._ask(name, images, request, times, everyone) for name in chosen}
+        asked = {name: self._ask(name, images, request, times) for name in chosen}
         were_waited_for = False
         try:
             if needed >= len(asked):
-                await everyone.over
+                await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
                 were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)
         finally:  # what the others still do is of no use
@@ -172,9 +150,8 @@ class Members:
         images: Pixels,
         request: ClassifyRequest,
         times: dict[str, Interval],
-        everyone: AllOrOneFailed,
     ) -> Asked:
-        """Begin a call and note its interval in ``times``; once it has ended tell ``everyone``.
+        """Begin a call and note its interval in ``times``.
 
         A local call has no end there: its images are queued when it begins, with no transport
         before. What lies behind, until this loop hears of the answer, is nothing to centre it in.
@@ -183,15 +160,12 @@ class Members:
         images = self._inputs.of(name, images)
         times[name] = interval = Interval(observer.elapsed_ms())
         if (local := self._local.get(name)) is not None:
-            call = local.begin(images, request.left_s, request.lane)
-            call.add_done_callback(everyone.ended)
-            return call
+            return local.begin(images, request.left_s, request.lane)
         remote = self._members[name].classify(images, request.left_s, request.lane)
         call = asyncio.ensure_future(remote)
 
-        def ended(call: Asked) -> None:
+        def ended(_: Asked) -> None:
             interval.end_ms = observer.elapsed_ms()
-            everyone.ended(call)
 
         call.add_done_callback(ended)
         return call

@@ -5,7 +5,8 @@ placed in the middle of the call that the Gateway timed, the rest being transpor
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
@@ -46,6 +47,9 @@ class RequestObserver:
         self._entropy = 0.0  # the sum of the answers'
         self._is_over = False
 
+    def __reduce__(self) -> tuple[type["RequestObserver"], tuple[()]]:
+        return RequestObserver, ()  # in another process it is made anew, with that one's clock
+
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
         return self._clock() - self._arrived
@@ -54,12 +58,15 @@ class RequestObserver:
         """Milliseconds since the request arrived."""
         return self.elapsed_s() * 1e3
 
-    def stage(self, name: str, *, has_span: bool = True) -> "Stage":
-        """Time a block: the context manager gives its interval, whose end is set at the end.
-
-        ``has_span``: the block is a span of the request's trace, if it has one.
-        """
-        return Stage(self, name, has_span)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a block, which is a span of the request's trace, if it has one."""
+        interval = Interval(self.elapsed_ms())
+        try:
+            yield
+        finally:
+            interval.end_ms = self.elapsed_ms()
+            self.stage_ended(name, interval)
 
     def stage_ended(
         self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
@@ -72,9 +79,14 @@ class RequestObserver:
             started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
             record(name, self._parent, started, ended, attributes)
 
-    def decoded(self, interval: Interval) -> None:
-        """Note when the Decoder worked; it has recorded a span for every file itself."""
-        self._stages["decode"] = interval
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Time the Decoder's block; it records a span for every file itself."""
+        self._stages["decode"] = interval = Interval(self.elapsed_ms())
+        try:
+            yield
+        finally:
+            interval.end_ms = self.elapsed_ms()
 
     def timings_of_image(
         self,
@@ -131,26 +143,6 @@ class RequestObserver:
             meter.defer(observe_stages, [noted])
         else:
             self._durations.append(noted)
-
-
-class Stage:
-    """A block of code that is timed; a class, which costs less than a generator's context."""
-
-    __slots__ = ("_has_span", "_interval", "_name", "_observer")
-
-    def __init__(self, observer: RequestObserver, name: str, has_span: bool) -> None:
-        self._observer, self._name, self._has_span = observer, name, has_span
-
-    def __enter__(self) -> Interval:
-        self._interval = Interval(self._observer.elapsed_ms())
-        return self._interval
-
-    def __exit__(self, *_: object) -> None:
-        self._interval.end_ms = self._observer.elapsed_ms()
-        if self._has_span:
-            self._observer.stage_ended(self._name, self._interval)
-        else:
-            self._observer.decoded(self._interval)
 
 
 def _bar(

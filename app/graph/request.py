@@ -98,44 +98,6 @@ class ClassifyRequest(NamedTuple):
         """How much of its time is left."""
         return self.timeout_s - self.observer.elapsed_s()
 
-
-@dataclass(frozen=True, slots=True)
-class ForwardedRequest:
-    """A request as one Gateway hands it to another, in the middle of a rolling update."""
-
-    files: list[bytes]
-    top_k: int
-    left_s: float
-    request_id: str
-    lane: Lane
-    tensors: TensorRequest | None = None
-    cache_use: CacheUse = "use"
-    threshold: float | None = None
-
-    @classmethod
-    def of(cls, request: ClassifyRequest) -> "ForwardedRequest":
-        """Return what the other Gateway needs; its clock starts anew, with the time left."""
-        return cls(
-            request.files,
-            request.top_k,
-            request.left_s,
-            request.request_id,
-            request.lane,
-            request.tensors,
-            request.cache_use,
-            request.threshold,
-        )
-
-    def request(self) -> ClassifyRequest:
-        """Return the request anew, with an observer of this process."""
-        return ClassifyRequest(
-            self.files,
-            self.top_k,
-            self.left_s,
-            self.request_id,
-            RequestObserver(),
-            self.lane,
-            tensors=self.tensors,
-            cache_use=self.cache_use,
-            threshold=self.threshold,
-        )
+    def forwarded(self) -> "ClassifyRequest":
+        """Return it for another Gateway, where its clock starts anew, with the time that is left."""
+        return self._replace(timeout_s=self.left_s)

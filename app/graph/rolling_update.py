@@ -13,7 +13,7 @@ from ray.serve.exceptions import RayServeException
 
 from app.calls.attempts import HEDGE_AFTER_SHARE, OF_RAY, HedgeBudget, as_tandem, hedged
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError
-from app.graph.request import ClassifyRequest, ForwardedRequest, RequestAnswers
+from app.graph.request import ClassifyRequest, RequestAnswers
 from models.errors import TandemError
 
 AGAIN_AFTER_S = 0.05
@@ -89,9 +89,8 @@ class ForwardingGraph:
     async def _forward(self, handle: Any, request: ClassifyRequest) -> RequestAnswers:
         async def once() -> RequestAnswers | TandemError:
             try:
-                answers: RequestAnswers = await handle.handle_forwarded.remote(
-                    ForwardedRequest.of(request)
-                )
+                forwarded = request.forwarded()
+                answers: RequestAnswers = await handle.handle_forwarded.remote(forwarded)
             except (TandemError, *OF_RAY) as error:
                 return as_tandem(error)  # an answer too: no other one is waited for
             return answers

@@ -4,8 +4,11 @@ An interface parses a request and renders the answer. Everything between is here
 deadlines, the graph, readiness, and what ``/v1/models`` shows.
 """
 
+import math
+
 from app.caching.response_cache import cache_use_of
-from app.graph.answer_timeout import answer_timeout_s
+from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
+from app.errors import ConfigError
 from app.graph.cached import with_cache
 from app.graph.ensemble import Ensemble
 from app.graph.keys import read_keys
@@ -15,7 +18,6 @@ from app.graph.readiness import Readiness
 from app.graph.request import (
     BodyReader,
     ClassifyRequest,
-    ForwardedRequest,
     RequestAnswers,
     RequestBody,
     RequestOptions,
@@ -37,6 +39,9 @@ from models.ledger import judge
 from models.manifest import MemberRecord
 from models.model_set import ModelSet
 from models.record import PACKAGES, Precision
+
+# Of the time that HAProxy waits for a Gateway before it asks another one.
+OF_GATEWAY_TIMEOUT = 0.8
 
 
 class EnsembleService:
@@ -119,7 +124,7 @@ class EnsembleService:
             self._readiness.note_answer()
         return answers
 
-    async def handle_forwarded(self, forwarded: ForwardedRequest) -> RequestAnswers:
+    async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer a request of another Gateway, whose members were replaced.
 
         Raises:
@@ -127,7 +132,6 @@ class EnsembleService:
             TandemError: for the request as a whole, as in :meth:`answer`.
 
         """
-        request = forwarded.request()
         with self.admission.admit(), self.usage.under_way(request.num_images):
             answers = await run_in_time(self._graph, request)
         request.observer.answered()
@@ -227,3 +231,21 @@ def _is_whole(answer: Classified | Fault) -> bool:
     if isinstance(answer, Fault) or answer.cached:
         return False
     return not (answer.degraded or answer.skipped_members)
+
+
+def answer_timeout_s(settings: Settings) -> float:
+    """Return how long a Gateway of this node may take once it has the body.
+
+    Raises:
+        ConfigError: this node's HAProxy would give up a Gateway that may still answer.
+
+    """
+    own_s, haproxy_s = settings.answer_timeout_s, gateway_timeout_s()
+    most_s = math.inf if haproxy_s is None else OF_GATEWAY_TIMEOUT * haproxy_s
+    if own_s is not None and own_s > most_s:
+        raise ConfigError(
+            f"answer_timeout_s is {own_s:g}, and after {haproxy_s:g} s without an answer HAProxy "
+            f"asks another Gateway ({GATEWAY_TIMEOUT}, from tandem environment): set it to "
+            f"{most_s:g} at most, or leave it out"
+        )
+    return min(own_s or most_s, settings.request_timeout_s)

@@ -1,12 +1,12 @@
 """Admission control: refuses requests beyond the limits, before their bodies are read."""
 
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from app.errors import IN_A_SECOND, OverloadedError
 from app.queueing.concurrency_limit import ConcurrencyLimit
-from app.queueing.uploads import Upload, Uploads
+from app.queueing.uploads import Uploads
 
 IMAGES_GAIN = 1 / 32  # of an exponentially weighted mean
 
@@ -36,21 +36,27 @@ class Admission:
         """How many requests are under way."""
         return self._num_answering + self.uploads.num
 
-    def admit(self) -> "Admitted":
+    @contextmanager
+    def admit(self) -> Iterator[None]:
         """Count a request while it is under way, its body included.
-
-        Returns:
-            A context manager; to enter it is to be admitted.
 
         Raises:
             OverloadedError: as many as the limit are under way, and none of them is a slow upload,
                 whose place could be taken.
 
         """
-        return Admitted(self)
+        self.begin()
+        is_answered = False
+        try:
+            yield
+            is_answered = True
+        finally:
+            self._num_answering -= 1
+            if is_answered and self._limit is not None and self._limit.crowd:
+                self._limit.answered(self._clock(), self._num_answering)
 
     def begin(self) -> None:
-        """Admit a request, which :meth:`end` ends; see :meth:`admit`."""
+        """Admit a request, or raise; see :meth:`admit`."""
         try:
             self._check_limit()
             self._check_places()
@@ -60,34 +66,23 @@ class Admission:
             raise
         self._num_answering += 1
 
-    def end(self, *, done: bool) -> None:
-        """End a request that :meth:`begin` admitted; ``done``: it was answered."""
-        self._num_answering -= 1
-        if done and self._limit is not None and self._limit.crowd:
-            self._limit.answered(self._clock(), self._num_answering)
-
-    def arriving(self, within_s: float) -> "Arriving":
-        """Bound the time in which the body of a request that was let in arrives.
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """Bound the time in which the body of a request that was let in arrives, in the block.
 
         Meanwhile it takes no place of those that are answered: how long an upload takes is its
         client's affair.
-
-        Returns:
-            An asynchronous context manager around the reading of the body.
 
         Raises:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        return Arriving(self, self.uploads.arriving(within_s))
-
-    def upload_began(self) -> None:
-        """Move a request that was let in to the uploads."""
-        self._num_answering -= 1
-
-    def upload_ended(self) -> None:
-        """Move a request back to those that are answered."""
-        self._num_answering += 1
+        async with self.uploads.arriving(within_s):
+            self._num_answering -= 1
+            try:
+                yield
+            finally:
+                self._num_answering += 1
 
     def holds(self, num_images: int) -> None:
         """Note how many images a request that was let in turned out to have."""
@@ -136,40 +131,3 @@ class Admission:
             text = f"{self.num_under_way} requests are under way, the limit"
             raise OverloadedError(f"{text}; {IN_A_SECOND}")
         self._make_room()
-
-
-class Admitted:
-    """The block of :meth:`Admission.admit`."""
-
-    __slots__ = ("_admission",)
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    def __enter__(self) -> None:
-        self._admission.begin()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._admission.end(done=kind is None)
-
-
-class Arriving:
-    """The block of :meth:`Admission.arriving`."""
-
-    __slots__ = ("_admission", "_upload")
-
-    def __init__(self, admission: Admission, upload: Upload) -> None:
-        self._admission, self._upload = admission, upload
-
-    async def __aenter__(self) -> None:
-        await self._upload.__aenter__()
-        self._admission.upload_began()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._admission.upload_ended()
-        await self._upload.__aexit__(kind, error, trace)

@@ -19,10 +19,6 @@ class ByteBudget:
         """Return the account of one request; what it holds is given back when its block ends."""
         return Share(self)
 
-    def release(self, num_bytes: int) -> None:
-        """Give back what a request held."""
-        self.num_held -= num_bytes
-
 
 class Share:
     """What one request holds of a :class:`ByteBudget`."""
@@ -34,7 +30,7 @@ class Share:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._budget.release(self.num_held)
+        self._budget.num_held -= self.num_held
 
     def expect(self, num_bytes: int) -> None:
         """Raise :class:`OverloadedError` if so many more bytes have no room now."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from app.environment import MIB
 from app.errors import SlowBodyError
@@ -10,6 +12,22 @@ from app.errors import SlowBodyError
 # Nobody takes the place of an upload that has taken less, or less for each MiB that it announced.
 SLOW_AFTER_S = 1.0
 SLOW_S_PER_MIB = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Upload:
+    """An upload under way; its times are by the loop's clock."""
+
+    timeout: asyncio.Timeout
+    num_bytes: int  # that it announced; 0 where nobody needs to know
+    slow_from: float
+    is_cut: bool = False  # for another, before its time
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its place may be given away; so may one whose time is over."""
+        now = asyncio.get_running_loop().time()
+        return self.timeout.expired() or now >= self.slow_from
 
 
 class Uploads:
@@ -34,16 +52,31 @@ class Uploads:
         """The upload that is slow first, or has been for the longest time."""
         return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
 
-    def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> "Upload":
+    @asynccontextmanager
+    async def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> AsyncIterator[None]:
         """Bound the time that an upload takes to arrive in a block, be it a byte a second.
-
-        ``num_bytes`` is the size it announced; 0 where nobody needs to know.
 
         Raises:
             SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
 
         """
-        return Upload(self, within_s, num_bytes)
+        timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
+        started = asyncio.get_running_loop().time()
+        slow_after_s = max(self.slow_after_s, num_bytes / MIB * SLOW_S_PER_MIB)
+        upload = Upload(timeout, num_bytes, started + slow_after_s)
+        try:
+            async with timeout:
+                self.under_way[upload] = None
+                try:
+                    yield
+                finally:
+                    self.under_way.pop(upload, None)
+        except TimeoutError as error:
+            if not timeout.expired():  # another's, of what the block waited for
+                raise
+            took_s = asyncio.get_running_loop().time() - started
+            why = _cut_after(took_s) if upload.is_cut else _late_after(within_s)
+            raise SlowBodyError(why) from error
 
     def cut_slowest(self) -> bool:
         """Cancel the slowest upload if it is slow, so that its place is free in a moment.
@@ -54,62 +87,10 @@ class Uploads:
         if upload is None or not upload.is_slow:
             return False
         del self.under_way[upload]
-        upload.cut()
+        if not upload.timeout.expired():  # else it ends by itself
+            upload.is_cut = True
+            upload.timeout.reschedule(asyncio.get_running_loop().time())
         return True
-
-
-class Upload:
-    """The block of :meth:`Uploads.arriving`."""
-
-    __slots__ = (
-        "_is_cut",
-        "_started",
-        "_timeout",
-        "_uploads",
-        "_within_s",
-        "num_bytes",
-        "slow_from",
-    )
-
-    def __init__(self, uploads: Uploads, within_s: float, num_bytes: int) -> None:
-        self._uploads, self._within_s, self.num_bytes = uploads, within_s, num_bytes
-        self._timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
-        self._started = 0.0  # by the loop's clock
-        self.slow_from = math.inf  # by the loop's clock, from the block's beginning on
-        self._is_cut = False  # for another, before its time
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether its place may be given away; so may one whose time is over."""
-        now = asyncio.get_running_loop().time()
-        return self._timeout.expired() or now >= self.slow_from
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._started = asyncio.get_running_loop().time()
-        slow_after_s = max(self._uploads.slow_after_s, self.num_bytes / MIB * SLOW_S_PER_MIB)
-        self.slow_from = self._started + slow_after_s
-        self._uploads.under_way[self] = None
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._uploads.under_way.pop(self, None)
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            took_s = asyncio.get_running_loop().time() - self._started
-            why = _cut_after(took_s) if self._is_cut else _late_after(self._within_s)
-            raise SlowBodyError(why) from error
-
-    def cut(self) -> None:
-        """Cancel the upload, unless its time is over anyway: then it ends by itself."""
-        if not self._timeout.expired():
-            self._is_cut = True
-            self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 def _cut_after(seconds: float) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
 from app.errors import ConfigError
-from app.graph.answer_timeout import answer_timeout_s
+from app.graph.service import answer_timeout_s
 from app.main import build
 from app.settings import Settings
 

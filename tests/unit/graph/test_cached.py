@@ -5,7 +5,7 @@ import pytest
 
 from app.errors import NotReadyError, OverloadedError
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest, ForwardedRequest
+from app.graph.request import ClassifyRequest
 from app.messages import Fault
 from app.metrics.table import ANSWERS, CACHE_BYTES, CACHE_EVICTIONS, CACHE_LOOKUPS, STAGE_MS
 from app.responses import as_json
@@ -145,7 +145,9 @@ async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
     await cached.classify(ONE)
     request = ClassifyRequest([ONE], 2, 10.0, "id", RequestObserver())
     for use, expected in (("use", True), ("renew", None), ("off", None)):
-        forwarded = ForwardedRequest.of(request._replace(cache_use=use))
+        asked = request._replace(cache_use=use)
+        forwarded = pickle.loads(pickle.dumps(asked.forwarded()))
+        assert forwarded.observer is not request.observer  # each process has a clock of its own
         (answer,) = await cached.service.handle_forwarded(forwarded)
         assert answer.cached is expected
 
