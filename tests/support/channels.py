@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import itertools
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from app.calls.channels.client import Channel
-from app.calls.channels.frames import address_of, listening_socket
+from app.calls.channels.frames import address_of
 from app.calls.channels.pool import ChannelPool
 from app.calls.channels.server import ChannelServer
 from app.calls.replicas import KnownReplicas, note_replicas
@@ -82,7 +83,9 @@ async def listener(
             writer.close()
 
     name = address_of(APP, "another", f"r{next(_numbers)}-{time.time_ns()}")
-    server = await asyncio.start_unix_server(told, sock=listening_socket(name))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(name)
+    server = await asyncio.start_unix_server(told, sock=sock)
     try:
         yield name
     finally:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from app.deployments import backlog
+from app.deployments import classifier as module
 from app.deployments.classifier import LAST_BATCH_SHARE, Classifier
 from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.queueing.batch_records import TimedRows
@@ -163,7 +163,7 @@ async def test_no_larger_batches_if_they_are_not_wanted(tiny_set):
 
 
 async def test_no_larger_batches_where_memory_is_short(tiny_set, monkeypatch, caplog):
-    monkeypatch.setattr(backlog, "free_memory", lambda: 400 * 10**6)
+    monkeypatch.setattr(module, "free_memory", lambda: 400 * 10**6)
     assert await sizes_of_backlogs(Classifier(settings(tiny_set), "sure")) == {4}
     assert "sure: no batches of 8: 400 MB are free, it takes up to " in caplog.text
 
@@ -185,7 +185,7 @@ async def test_no_larger_batches_that_answer_otherwise(tmp_path, monkeypatch, ca
     def check(*_: object) -> None:
         raise GoldenMismatchError("it does not answer as it did")
 
-    monkeypatch.setattr(backlog.golden, "check", check)
+    monkeypatch.setattr(module.golden, "check", check)
     assert await sizes_of_backlogs(classifier) == {4}
     assert "sure: no batches of 8: it does not answer as it did" in caplog.text
     assert classifier._network.batch_sizes == (1, 4)

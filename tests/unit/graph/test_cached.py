@@ -1,5 +1,7 @@
 """The ensemble behind the response cache: the same answers, computed once."""
 
+import pickle
+
 import numpy as np
 import pytest
 
