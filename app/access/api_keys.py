@@ -86,11 +86,6 @@ def sent_key(key_file: Path | None) -> str | None:
 
 
 def key_headers(key_file: Path | None) -> dict[str, str]:
-    """Return :func:`sent_key` as the header that it is sent in; empty without a key.
-
-    Raises:
-        ApiKeyError: the file or the variable holds no key.
-
-    """
+    """Return :func:`sent_key` in its header; empty without a key; raises as that does."""
     key = sent_key(key_file)
     return {} if key is None else {"authorization": f"Bearer {key}"}

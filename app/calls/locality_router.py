@@ -54,7 +54,7 @@ def rank_replicas(
 
     if not near or not far:
         return [two_of(near or far)]
-    here, there = (min(two_of(s), key=lambda one: queue_len(one) or 0) for s in (near, far))
+    here, there = (min(two_of(s), key=lambda replica: queue_len(replica) or 0) for s in (near, far))
     queues = queue_len(here), queue_len(there)
     if queues[0] is None or queues[1] is None:
         return [[here, there]]
@@ -91,7 +91,7 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         near = tuple(r.replica_id.unique_id for r in replicas if r.node_id == self._node_id)
         known = KnownReplicas(len(replicas), near)
         note_replicas(self._called.app_name, self._called.name, known)
-        self._failure_detector.retain(one.replica_id for one in replicas)
+        self._failure_detector.retain(r.replica_id for r in replicas)
 
     async def choose_replicas(
         self,
@@ -102,15 +102,13 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         if pending_request is not None:  # all are considered: the next attempt may wait
             pending_request.routing_context.should_backoff = True
         candidates = self._speaking(candidate_replicas)
-        near = [one for one in candidates if one.node_id == self._node_id]
-        far = [one for one in candidates if one.node_id != self._node_id]
-        return rank_replicas(
-            near, far, lambda one: self.replica_queue_len_cache.get(one.replica_id)
-        )
+        near = [r for r in candidates if r.node_id == self._node_id]
+        far = [r for r in candidates if r.node_id != self._node_id]
+        return rank_replicas(near, far, lambda r: self.replica_queue_len_cache.get(r.replica_id))
 
     def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
         """Return those that are not silent, or all if all are; ask the silent ones how they are."""
-        silent = [one for one in replicas if self._is_silent(one.replica_id)]
+        silent = [r for r in replicas if self._is_silent(r.replica_id)]
         if not silent:
             return replicas
         for replica in silent:
@@ -118,7 +116,7 @@ class LocalityRouter(FIFOMixin, RequestRouter):
                 task = asyncio.create_task(self._ask(replica))
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
-        return [one for one in replicas if one not in silent] or replicas
+        return [r for r in replicas if r not in silent] or replicas
 
     def _is_silent(self, replica_id: ReplicaID) -> bool:
         return self._failure_detector.is_suspected(replica_id) or is_silent(replica_id.unique_id)

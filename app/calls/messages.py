@@ -64,12 +64,7 @@ def pack_call(call: SharedCall) -> bytes:
 
 
 def read_call(message: bytes) -> SharedCall:
-    """Return the call that a message is; its images are views of the message.
-
-    Raises:
-        MessageError: it is none, or of another version.
-
-    """
+    """Return the call that a message is, or raise :class:`MessageError`; its images are views."""
     with _reading(message, CALL) as reader:
         lane, is_alone, parts = reader.head
         check(lane in LANES, f"there is no lane {lane!r}")

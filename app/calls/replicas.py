@@ -57,16 +57,13 @@ class FailureDetector:
         self._next_ask: dict[Hashable, float] = {}
 
     def call_sent(self, replica: Hashable) -> None:
-        """Note that a call was sent."""
         self._unheard_since.setdefault(replica, self._clock())
 
     def heard_from(self, replica: Hashable) -> None:
-        """Note a sign of life."""
         self._unheard_since.pop(replica, None)
         self._next_ask.pop(replica, None)
 
     def retain(self, replicas: Iterable[Hashable]) -> None:
-        """Forget all but these."""
         for gone in (self._unheard_since.keys() | self._next_ask.keys()) - set(replicas):
             self.heard_from(gone)
 

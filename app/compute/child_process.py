@@ -75,12 +75,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
         return self._process.poll() is not None
 
     def how_ended(self) -> str:
@@ -174,12 +172,7 @@ class FunctionChild(Child):
             raise
 
     def send(self, message: object) -> None:
-        """Send an object.
-
-        Raises:
-            ConfigError: it died.
-
-        """
+        """Send an object; :class:`ConfigError`: the child died."""
         try:
             self._connection.send(message)
         except OSError:

@@ -22,7 +22,6 @@ class Limit(NamedTuple):
 
     @property
     def left(self) -> float:
-        """What it may still take."""
         return max(0.0, self.most - self.used)
 
 

@@ -50,12 +50,7 @@ class Health:
             del self._running[number]
 
     def check(self) -> None:
-        """Say nothing if all is well.
-
-        Raises:
-            UnhealthyError: the last runs all failed, or one does not end.
-
-        """
+        """Raise :class:`UnhealthyError` if the last runs all failed, or one does not end."""
         if self._num_failures >= MAX_FAILURES:
             raise UnhealthyError(
                 f"{self._num_failures} times in a row a {self._work} failed; {REPLACED}"

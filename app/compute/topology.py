@@ -57,12 +57,12 @@ def place_replicas(cores: Sequence[Core], num_cpus: int) -> list[tuple[int, ...]
 
 def cpu_list(text: str) -> list[int]:
     """Read the kernel's ``0-3,8,10-11``."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first.isdecimal():
-            found += range(int(first), int(last or first) + 1)
-    return found
+            cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 def _nodes(sysfs: Path) -> dict[int, int]:

@@ -161,16 +161,10 @@ class Classifier:
         return self._inference_threads.num / self._image_s if self._image_s else 0.0
 
     def report(self) -> QueueReport:
-        """Return how the queue fares."""
         return self._queue.report()
 
     async def check_health(self) -> None:
-        """Tell Serve whether this replica works; one that does not is replaced.
-
-        Raises:
-            UnhealthyError: its batches fail, or one does not end.
-
-        """
+        """Raise :class:`UnhealthyError` if batches fail, or one does not end: Serve replaces it."""
         self._health.check()
 
     async def classify(

@@ -7,8 +7,9 @@ from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with
 from app.functions.stages import OwnCombine
 from app.messages import Combined
+from app.scaling.costs import COMBINE_CPU_MS
+from app.scaling.usage import Usage
 from app.settings import Settings
-from models.answer_rule import AnswerRule
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
 
@@ -28,6 +29,7 @@ class Combiner:
         function = self._own.calls.function if self._own else None
         self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
         self._rule = model_set.answer_rule
+        self.usage = Usage(1, COMBINE_CPU_MS)
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self._temperature = model_set.manifest.temperature
 
@@ -52,23 +54,18 @@ class Combiner:
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
         own = self._own
-        mean = (
-            await own.rows(members) if own else average(members, self._weights, self._temperature)
-        )
-        rule = self._rule.asked(threshold)
-        return [self._one(i, row, members, rule, top_k) for i, row in enumerate(mean)]
-
-    def _one(
-        self,
-        index: int,
-        row: Probabilities,
-        members: Mapping[str, Probabilities],
-        rule: AnswerRule,
-        k: int,
-    ) -> Combined:
-        own = {name: rows[index] for name, rows in members.items()}
-        is_row_kept = self._own is not None
-        return Combined.of(row, own, rule, k, self._fingerprint, is_row_kept=is_row_kept)
+        with self.usage.under_way(max(map(len, members.values()), default=0)):
+            mean = (
+                await own.rows(members)
+                if own
+                else average(members, self._weights, self._temperature)
+            )
+        rule, fingerprint, is_kept = self._rule.asked(threshold), self._fingerprint, own is not None
+        answers = []
+        for index, row in enumerate(mean):
+            rows = {name: own_rows[index] for name, own_rows in members.items()}
+            answers.append(Combined.of(row, rows, rule, top_k, fingerprint, is_row_kept=is_kept))
+        return answers
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""

@@ -12,11 +12,14 @@ import cv2
 import numpy as np
 
 from app.compute.health import Health
+from app.compute.inference_threads import replica_cores
 from app.deployments.classifier import Classifier
 from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from app.queueing.priority import Lane
+from app.scaling.costs import decoder_cpu_ms
+from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.stages import DecodedFile, record_decodes
 from models.errors import TandemError
@@ -76,6 +79,8 @@ class Decoder:
         self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._decode_small, MAX_ON_LOOP)
         self._health = Health("file that is decoded", counts_failures=False)
         self._members = members
+        cores = replica_cores(settings.decode_threads)
+        self.usage = Usage(cores, decoder_cpu_ms(model_set.manifest))
         # Of a remote caller: the files of one call are on several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
 
@@ -95,12 +100,7 @@ class Decoder:
         self._loop_turn.on_decoded(call)
 
     async def check_health(self) -> None:
-        """Tell Serve whether this replica works; one that does not is replaced.
-
-        Raises:
-            UnhealthyError: the decoding of a file does not end.
-
-        """
+        """Raise :class:`UnhealthyError` if decoding a file does not end: Serve replaces it."""
         self._health.check()
 
     async def decode(
@@ -121,12 +121,13 @@ class Decoder:
 
         """
         outcome = None
-        if len(files) == 1 and lane == "interactive" and left_s > 0:
-            outcome = await self._on_loop(files[0])
-        if outcome is not None:
-            outcomes = [outcome]
-        else:
-            outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+        with self.usage.under_way(len(files)):
+            if len(files) == 1 and lane == "interactive" and left_s > 0:
+                outcome = await self._on_loop(files[0])
+            if outcome is not None:
+                outcomes = [outcome]
+            else:
+                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
         record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 

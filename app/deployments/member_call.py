@@ -29,7 +29,6 @@ class MemberObserver:
         self._metrics = MemberMetrics(member, report)
 
     def executed(self, batch: ExecutedBatch) -> None:
-        """Record an executed batch."""
         self._metrics.executed(batch)
         self._spans.executed(batch)
 
@@ -95,7 +94,6 @@ class MemberCall(asyncio.Future[MemberAnswer]):
             self.set_result(self._answer_of(results))
 
     def fail(self, error: BaseException) -> None:
-        """End the call with its error."""
         self._leave(error)
         self.set_exception(error)
 

@@ -3,8 +3,7 @@
 import asyncio
 import gc
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ray import serve
@@ -19,22 +18,18 @@ from app.calls.messages import (
     pack_decoded,
     read_call,
 )
-from app.compute.inference_threads import replica_cores
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
 from app.deployments.grpc_server import keep_to_loopback, limit_unread
 from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
-from app.messages import Combined, Decoded, MemberAnswer
+from app.messages import Decoded, MemberAnswer
 from app.metrics.replica import start_metrics
-from app.queueing.priority import Lane
-from app.scaling.costs import COMBINE_CPU_MS, decoder_cpu_ms
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.parents import continue_below
 from app.tracing.pipeline import pipeline
-from models.ensemble import Probabilities
 from models.errors import TandemError
 
 # So many more objects than were before make the garbage collector look at the new ones; Python's
@@ -155,23 +150,6 @@ async def _each(
 class DecoderReplica(SharedStageReplica, Decoder):
     """The Decoder as a deployment."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        expected_ms = decoder_cpu_ms(settings.load_set().manifest)
-        self.usage = Usage(replica_cores(settings.decode_threads), expected_ms)
-
-    async def decode(
-        self,
-        files: list[bytes],
-        left_s: float = math.inf,
-        lane: Lane = "interactive",
-        *,
-        takes_heavy: bool = True,
-    ) -> Decoded:
-        """Decode files, and count them for the autoscaling policy."""
-        with self.usage.under_way(len(files)):
-            return await super().decode(files, left_s, lane, takes_heavy=takes_heavy)
-
     async def decode_many(self, message: bytes) -> bytes:
         return await decode_many(self, message)
 
@@ -189,18 +167,3 @@ class ClassifierReplica(SharedStageReplica, Classifier):
 
 class CombinerReplica(StageReplica, Combiner):
     """The Combiner as a deployment."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.usage = Usage(1, COMBINE_CPU_MS)
-
-    async def combine(
-        self,
-        members: Mapping[str, Probabilities],
-        top_k: int,
-        left_s: float = math.inf,
-        threshold: float | None = None,
-    ) -> list[Combined]:
-        """Combine images, and count them for the autoscaling policy."""
-        with self.usage.under_way(len(next(iter(members.values())))):
-            return await super().combine(members, top_k, left_s, threshold)

@@ -103,7 +103,7 @@ class _Run:
         self._keys: list[bytes] = []
         self._caching = Interval()
         self._is_noted = False
-        self._found: dict[int, str] = {}
+        self._lookups: dict[int, str] = {}
         # Files that this request computes for itself, whoever else may be at it.
         self._alone: set[int] = set()
         if request.cache_use == "renew":
@@ -123,7 +123,7 @@ class _Run:
                 left = await self._round(left)
             self._end_lookup()
         finally:
-            record_lookups(Counter(self._found.values()))
+            record_lookups(Counter(self._lookups.values()))
         record_state(self._cache.num_bytes, self._cache.take_evicted())
         return [self._answers[place] for place in range(len(files))]
 
@@ -135,8 +135,8 @@ class _Run:
         try:
             hits |= await self._cache.fetch(own)
             misses = {place: flight for place, flight in own.items() if place not in hits}
-            self._found |= dict.fromkeys(hits, "hit") | dict.fromkeys(misses, "miss")
-            self._found |= dict.fromkeys(others, "shared")
+            self._lookups |= dict.fromkeys(hits, "hit") | dict.fromkeys(misses, "miss")
+            self._lookups |= dict.fromkeys(others, "shared")
             for place, rows in hits.items():
                 self._answer(place, Outcome(rows))
             if misses:
@@ -160,11 +160,11 @@ class _Run:
             if place in self._alone:
                 own[place] = None
                 continue
-            found = self._cache.look(self._keys[place], self._request.lane)
-            if found.rows is not None:
-                hits[place] = found.rows
-            elif found.flight is not None:
-                (own if found.is_own else others)[place] = found.flight
+            kept = self._cache.look(self._keys[place], self._request.lane)
+            if kept.rows is not None:
+                hits[place] = kept.rows
+            elif kept.flight is not None:
+                (own if kept.is_own else others)[place] = kept.flight
         return hits
 
     async def _compute(self, own: dict[int, ImageFlight | None]) -> None:
@@ -207,6 +207,6 @@ class _Run:
             return
         self._is_noted = True
         self._caching.end_ms = self._request.observer.elapsed_ms()
-        found = Counter(self._found.values())
-        attributes = {f"tandem.cache.{name}": found[name] for name in ("hit", "miss", "shared")}
+        counts = Counter(self._lookups.values())
+        attributes = {f"tandem.cache.{name}": counts[name] for name in ("hit", "miss", "shared")}
         self._request.observer.stage_ended("cache", self._caching, attributes)

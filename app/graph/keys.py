@@ -29,24 +29,19 @@ class Keys:
             is_known |= hmac.compare_digest(own, digest)
         return is_known
 
-    def check(self, given: Sequence[str]) -> None:
-        """Let a caller in who sent one Authorization header, with a key; anybody, without keys.
-
-        Raises:
-            UnauthorizedError: none, more than one, or none of the keys.
-
-        """
+    def check(self, sent: Sequence[str]) -> None:
+        """Raise :class:`UnauthorizedError` unless the one header has a key; without keys never."""
         if not self:
             return
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
         if scheme.lower() == "bearer" and self.know(key.strip().encode("utf-8", "replace")):
             return
         error = UnauthorizedError(
             "that is none of this service's keys"
-            if given
+            if sent
             else "this service wants a key: send the header Authorization: Bearer KEY"
         )
-        error.is_given = bool(given)
+        error.is_given = bool(sent)
         raise error
 
 
@@ -63,11 +58,11 @@ def read_keys(settings: Settings) -> Keys:
             holds none: a service that should have had keys does not start without.
 
     """
-    found: list[str] = []
+    keys: list[str] = []
     if path := settings.api_keys_file:
-        found += read_key_file(path)
+        keys += read_key_file(path)
         if warning := readable_by_others(path):
             logger.warning(warning)
     if (text := keys_of_environment()) is not None:
-        found += keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
-    return Keys(found)
+        keys += keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
+    return Keys(keys)

@@ -26,7 +26,6 @@ class Interval:
 
     @property
     def duration_ms(self) -> float:
-        """How long it took."""
         return self.end_ms - self.start_ms
 
     def centred(self, duration_ms: float) -> float:

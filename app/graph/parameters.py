@@ -13,12 +13,7 @@ DEFAULT_URGENCY = 3
 
 
 def checked_top_k(top_k: int, num_classes: int) -> int:
-    """Return how many classes are asked for.
-
-    Raises:
-        BadParameterError: none, or more than there are.
-
-    """
+    """Return how many classes are asked for, or raise :class:`BadParameterError`."""
     if not 1 <= top_k <= num_classes:
         raise BadParameterError(
             f"top_k is {str(top_k)[:MAX_SHOWN]}; this model set has {num_classes} classes: "
@@ -47,20 +42,15 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
     return threshold
 
 
-def parse_timeout_s(given: str) -> float:
-    """Return the seconds that the client gives its request.
-
-    Raises:
-        BadParameterError: ``given`` is no number above 0.
-
-    """
+def parse_timeout_s(text: str) -> float:
+    """Return the client's seconds; :class:`BadParameterError`: no number above 0."""
     try:
-        seconds = float(given) if given.isascii() and "_" not in given else math.nan
+        seconds = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
         raise BadParameterError(
-            f"{TIMEOUT_HEADER} is {given[:MAX_SHOWN]!r}; give seconds as a number above 0"
+            f"{TIMEOUT_HEADER} is {text[:MAX_SHOWN]!r}; give seconds as a number above 0"
         )
     return seconds
 
@@ -72,10 +62,10 @@ def lane_of(priority: str | None, num_images: int) -> Lane:
         BadParameterError: the header gives an urgency that RFC 9218 does not have.
 
     """
-    found = URGENCY.search(priority) if priority else None
-    if found is None:
+    match = URGENCY.search(priority) if priority else None
+    if match is None:
         return "bulk" if num_images > 1 else "interactive"
-    urgency = int(found[1][:3])
+    urgency = int(match[1][:3])
     if urgency > 7:
         raise BadParameterError(f"priority is {priority[:40]!r}; its urgency u is 0 to 7")  # type: ignore[index]
     return "interactive" if urgency <= DEFAULT_URGENCY else "bulk"

@@ -45,7 +45,6 @@ class Readiness:
         self._ready_until = time.monotonic() + READY_FOR_S
 
     async def wait(self) -> None:
-        """Return when the graph has answered."""
         while True:
             with contextlib.suppress(NotReadyError):
                 await self.check()

@@ -176,16 +176,10 @@ class EnsembleService:
         self._ensemble.check_health()
 
     async def wait_ready(self) -> None:
-        """Return when the graph has answered."""
         await self._readiness.wait()
 
     async def check_ready(self) -> None:
-        """Return if the graph answers.
-
-        Raises:
-            NotReadyError: a stage does not.
-
-        """
+        """Return if the graph answers; :class:`NotReadyError`: a stage does not."""
         await self._readiness.check()
 
     def served_models(self) -> ServedModels:

@@ -37,12 +37,7 @@ CONTENTS = {
 
 
 def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
-    """Return the request of a message.
-
-    Raises:
-        BadTensorError: its parts do not fit each other.
-
-    """
+    """Return a message's request; :class:`BadTensorError`: its parts do not fit each other."""
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
     return InferRequest(

@@ -55,7 +55,6 @@ class GrpcBody:
     settings: Settings
 
     async def read(self, share: Share) -> RequestBody:
-        """Return the images; see :class:`app.graph.request.BodyReader`."""
         request = self.incoming
         if isinstance(request, messages.ClassifyRequest):
             share.grow(request.ByteSize())

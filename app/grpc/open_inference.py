@@ -36,7 +36,6 @@ class OpenInferenceInterface:
         self._short = ShortReceiver(self._receiver)
 
     async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
-        """Answer one call of a method."""
         call = GrpcCall(OPEN_INFERENCE, method, context)
         reply = getattr(messages, f"{method}Response")
         answering = self._infer if method == "ModelInfer" else self._describe
@@ -127,7 +126,6 @@ class InferMessage:
         self.is_raw = False  # whether its tensors are raw bytes, as the answer's are then
 
     async def read(self, share: Share) -> ModelRequest:
-        """Return the request; see :class:`app.oip.inference.InferReader`."""
         data = await self._receiver.receive_into(share, self._incoming, self._call.announced_bytes)
         message = parsed(data, messages.ModelInferRequest)
         model = self._inference.models.find(message.model_name, message.model_version)

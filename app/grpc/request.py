@@ -30,12 +30,7 @@ def announced_bytes(metadata: Mapping[str, str]) -> int | None:
 
 
 def parsed(message: bytes, kind: type[M]) -> M:
-    """Parse a message of a ``kind``.
-
-    Raises:
-        BadParameterError: it is something else.
-
-    """
+    """Parse a message of a ``kind``; :class:`BadParameterError`: it is something else."""
     request: M = kind()
     try:
         request.ParseFromString(message)

@@ -161,7 +161,6 @@ class ModelStatistics:
         durations.compute_output.add(_slowest(images, "combine"))
 
     def failed(self, took_ms: float) -> None:
-        """Count a request that was not."""
         self.inference_stats.fail.add(took_ms)
 
 

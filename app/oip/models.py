@@ -127,12 +127,7 @@ class Models:
         return list(self._by_name)
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a model; no version means the one there is.
-
-        Raises:
-            UnknownModelError: there is none of this name, or not this version.
-
-        """
+        """Return a model or raise :class:`UnknownModelError`; no version: the one there is."""
         if (model := self._by_name.get(name)) is None:
             raise UnknownModelError(
                 f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"

@@ -94,12 +94,7 @@ def read_at(file: OpenFile, place: int, num_bytes: int) -> bytes:
 
 
 def write_at(file: OpenFile, place: int, data: bytes) -> None:
-    """Write all of ``data``.
-
-    Raises:
-        BadRegionError: the system does not take it; its memory is full, for example.
-
-    """
+    """Write all of ``data``; :class:`BadRegionError`: the system did not take it: it is full."""
     left = memoryview(data)
     while len(left):
         try:

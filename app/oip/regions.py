@@ -57,12 +57,7 @@ class Regions:
             place.unlink(missing_ok=True)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Describe a region, or all if no name is given.
-
-        Raises:
-            UnknownRegionError: the region is not registered.
-
-        """
+        """Describe a region, or all without a name; :class:`UnknownRegionError`: there is none."""
         return [self._find(name)[0]] if name else self._all()
 
     def read(self, part: RegionSlice) -> bytes:

@@ -137,12 +137,7 @@ def uint8_array(tensor: Tensor) -> Bytes:
 
 
 def bytes_elements(tensor: Tensor) -> list[bytes]:
-    """Return a BYTES tensor's elements.
-
-    Raises:
-        BadTensorError: they are not as many as the shape says, or a length runs over the end.
-
-    """
+    """Return a BYTES tensor's elements; :class:`BadTensorError`: they do not fit its shape."""
     if tensor.raw is not None:
         return _split(tensor, memoryview(tensor.raw))
     values = _flat(tensor)

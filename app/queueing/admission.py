@@ -33,7 +33,6 @@ class Admission:
 
     @property
     def num_under_way(self) -> int:
-        """How many requests are under way."""
         return self._num_answering + self.uploads.num
 
     @contextmanager

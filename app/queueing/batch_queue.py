@@ -122,9 +122,9 @@ class BatchQueue:
         if num_images > places - len(self._waiting):
             self._waiting.forget_the_gone()
         if num_images > places - len(self._waiting):
-            told = f"{len(self._waiting)} images are queued, {num_images} more do not fit into"
+            text = f"{len(self._waiting)} images are queued, {num_images} more do not fit into"
             kept = " (the other places are for single images)" if places < self.max_queued else ""
-            raise OverloadedError(f"{told} {places}{kept}; {IN_A_SECOND}")
+            raise OverloadedError(f"{text} {places}{kept}; {IN_A_SECOND}")
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger if so many more images came ``within_s``.
@@ -166,8 +166,8 @@ class BatchQueue:
         for entry in self._waiting:
             if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
-                told = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
-                entry.end(None, DeadlineError(f"{told}; {MORE_TIME}"))
+                text = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
+                entry.end(None, DeadlineError(f"{text}; {MORE_TIME}"))
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that is filled; all that wait if they fill none."""

@@ -18,12 +18,10 @@ class ExecutedBatch:
 
     @property
     def size(self) -> int:
-        """How many images were in it."""
         return len(self.calls)
 
     @property
     def infer_s(self) -> float:
-        """How long it ran."""
         return self.ended - self.started
 
 

@@ -42,12 +42,7 @@ class Share:
             )
 
     def grow(self, num_bytes: int) -> None:
-        """Hold so many more bytes, which have arrived.
-
-        Raises:
-            OverloadedError: all bodies together would pass the limit.
-
-        """
+        """Hold so many more bytes, which have arrived; raises as :meth:`expect` does."""
         self.expect(num_bytes)
         self._budget.num_held += num_bytes
         self.num_held += num_bytes

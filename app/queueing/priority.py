@@ -6,6 +6,7 @@ A form of 64 files must not keep a single photo waiting. Interactive images go f
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Generic, Literal, Protocol, TypeVar
 
 Lane = Literal["interactive", "bulk"]
@@ -36,51 +37,47 @@ class LaneTurns:
         return "interactive"
 
     def taken(self, lane: Lane) -> None:
-        """Note that a lane had its turn."""
         self._since_bulk = 0 if lane == "bulk" else self._since_bulk + 1
 
 
 class PriorityQueue(Generic[T]):
-    """Two queues, each in order of arrival."""
+    """A queue for each lane, in order of arrival."""
 
     def __init__(self) -> None:
-        self._interactive: deque[T] = deque()
-        self._bulk: deque[T] = deque()
+        self._lanes: dict[Lane, deque[T]] = {lane: deque() for lane in LANES}
         self._turns = LaneTurns()
 
     def __len__(self) -> int:
-        return len(self._interactive) + len(self._bulk)
+        return sum(map(len, self._lanes.values()))
 
     def __iter__(self) -> Iterator[T]:
-        yield from self._interactive
-        yield from self._bulk
+        return chain.from_iterable(self._lanes.values())
 
     def head(self, lane: Lane) -> T | None:
         """Return the first of a lane, which has waited longest in it; None if it is empty."""
-        entries = self._interactive if lane == "interactive" else self._bulk
+        entries = self._lanes[lane]
         return entries[0] if entries else None
 
     def heads(self) -> list[T]:
         """Return the first of each lane that has one: nobody has waited longer than they."""
-        return [lane[0] for lane in (self._interactive, self._bulk) if lane]
+        return [entries[0] for entries in self._lanes.values() if entries]
 
     def num_ahead(self, lane: Lane) -> int:
         """Return how many go before one that comes now; an interactive one passes the bulk."""
-        return len(self._interactive) if lane == "interactive" else len(self)
+        return len(self._lanes["interactive"]) if lane == "interactive" else len(self)
 
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
-        """Let entries wait at the end of a lane."""
-        (self._interactive if lane == "interactive" else self._bulk).extend(entries)
+        self._lanes[lane].extend(entries)
 
     def pop(self) -> T:
         """Take the entry whose turn it is."""
-        interactive, bulk = self._interactive, self._bulk
-        lane = self._turns.next(interactive=bool(interactive), bulk=bool(bulk))
+        waiting = {lane: bool(entries) for lane, entries in self._lanes.items()}
+        lane = self._turns.next(**waiting)
         self._turns.taken(lane)
-        return (interactive if lane == "interactive" else bulk).popleft()
+        return self._lanes[lane].popleft()
 
     def forget_the_gone(self) -> None:
         """Free the places of callers that went away."""
         if any(entry.is_gone() for entry in self):
-            self._interactive = deque(entry for entry in self._interactive if not entry.is_gone())
-            self._bulk = deque(entry for entry in self._bulk if not entry.is_gone())
+            for lane, entries in self._lanes.items():
+                self._lanes[lane] = deque(entry for entry in entries if not entry.is_gone())

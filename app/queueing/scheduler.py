@@ -74,7 +74,9 @@ class BatchScheduler:
         self._source: ImageSource | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_called = False
-        self._hold = _Hold(self._give_turns)
+        # A batch that would grow waits until then; afterwards none does until one has been taken.
+        self._hold: asyncio.TimerHandle | None = None
+        self._is_hold_over = False
 
     def join(self, queue: Queue) -> None:
         """Let ``queue`` take turns with the others."""
@@ -101,7 +103,7 @@ class BatchScheduler:
             if (run := queue.take()) is None:
                 continue
             self._turns.taken(lane)
-            self._hold.end()
+            self._end_hold()
             task = asyncio.get_running_loop().create_task(run)
             self._running.add(task)
             task.add_done_callback(self._ended)
@@ -129,17 +131,27 @@ class BatchScheduler:
         """Return the queues with images whose batch would not be larger for waiting a little."""
         waiting = [queue for queue in self._queues if any(_heads([queue], lane) for lane in LANES)]
         if not waiting:
-            self._hold.end()  # of images that are gone
+            self._end_hold()  # of images that are gone
         if not waiting or not (num_coming := self._num_worth_waiting_for()):
             return waiting
         ready = [queue for queue in waiting if not queue.would_grow(num_coming, MAX_HOLD_S)]
-        if not ready:
-            self._hold.begin(MAX_HOLD_S)
+        if not ready and self._hold is None:
+            self._hold = asyncio.get_running_loop().call_later(MAX_HOLD_S, self._hold_over)
         return ready
+
+    def _end_hold(self) -> None:
+        self._is_hold_over = False
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+
+    def _hold_over(self) -> None:
+        self._hold, self._is_hold_over = None, True
+        self._give_turns()
 
     def _num_worth_waiting_for(self) -> int:
         """Return how many images are coming; 0 if a core is idle until they have come."""
-        if self._source is None or self._hold.is_over:
+        if self._source is None or self._is_hold_over:
             return 0
         num_running = min(len(self._running), self._num_at_once)
         num_busy = num_running * self._threads_each + self._source.num_busy
@@ -155,31 +167,3 @@ def _heads(queues: Iterable[Queue], lane: Lane) -> list[tuple[float, Queue]]:
     """Return the queues with images in ``lane``, each with the arrival of its oldest one."""
     since = ((queue.waiting_since(lane), queue) for queue in queues)
     return [(arrived, queue) for arrived, queue in since if arrived is not None]
-
-
-class _Hold:
-    """The time for which a batch that would grow may wait; ``on_over`` is called at its end.
-
-    Once it is over nothing waits again until a batch has been taken.
-    """
-
-    def __init__(self, on_over: Callable[[], None]) -> None:
-        self._on_over = on_over
-        self._timer: asyncio.TimerHandle | None = None
-        self.is_over = False
-
-    def begin(self, max_s: float) -> None:
-        """Let wait for ``max_s`` at most; a wait that has begun goes on."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(max_s, self._expire)
-
-    def end(self) -> None:
-        """Note that a batch was taken, or that nothing waits any more."""
-        self.is_over = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _expire(self) -> None:
-        self._timer, self.is_over = None, True
-        self._on_over()

@@ -39,7 +39,6 @@ class Uploads:
 
     @property
     def num(self) -> int:
-        """How many there are."""
         return len(self.under_way)
 
     @property

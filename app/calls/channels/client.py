@@ -39,7 +39,6 @@ class Channel(FrameProtocol):
 
     @property
     def num_calls(self) -> int:
-        """Calls under way."""
         return len(self._calls)
 
     @property

@@ -43,7 +43,6 @@ class FrameProtocol(asyncio.Protocol, ABC):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection; asyncio calls this."""
         self.transport = cast(asyncio.Transport, transport)
 
     @abstractmethod
@@ -56,7 +55,6 @@ class FrameProtocol(asyncio.Protocol, ABC):
             self.transport.writelines((FRAME_HEAD.pack(kind, number, len(payload)), payload))
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived; asyncio calls this."""
         self._parts.append(data)
         self._num_held += len(data)
         while self._num_held >= self._num_wanted and self.transport is not None:
@@ -81,7 +79,6 @@ class FrameProtocol(asyncio.Protocol, ABC):
         self.frame_received(kind, number, payload)
 
     def abort(self) -> None:
-        """End the connection at once."""
         if self.transport is not None:
             self.transport.abort()
             self.transport = None

@@ -80,8 +80,8 @@ class ChannelPool:
         except OSError as error:  # it ends, is of another version, or in another container
             if name not in self._told:
                 self._told.add(name)
-                told = "no channel to replica %s of %s, whose calls go through Ray: %s"
-                logger.info(told, name, self._deployment[1], error)
+                text = "no channel to replica %s of %s, whose calls go through Ray: %s"
+                logger.info(text, name, self._deployment[1], error)
         finally:
             del self._connecting[name]
 

@@ -87,8 +87,8 @@ class _Connection(FrameProtocol):
 
     def _begin(self, number: int, message: bytes) -> None:
         if self._server.num_calls >= MAX_CALLS:
-            told = f"{MAX_CALLS} calls are under way, as many as may be; {IN_A_SECOND}"
-            self._fail(number, OverloadedError(told))
+            text = f"{MAX_CALLS} calls are under way, as many as may be; {IN_A_SECOND}"
+            self._fail(number, OverloadedError(text))
             return
         self._server.num_calls += 1
         task = asyncio.get_running_loop().create_task(self._run(number, message))

@@ -138,12 +138,12 @@ async def test_what_waits_next_waits_as_long_as_if_none_had_waited_before():
     cores = Cores(num_cores=1)
     cores.decoding.num_coming = 9
     (future,) = await cores.submit(0, 1)
-    assert cores.scheduler._hold._timer is not None
+    assert cores.scheduler._hold is not None
     future.cancel()
     cores.queues[0]._waiting.forget_the_gone()
     cores.decoding.end()
     await settle()
-    assert cores.scheduler._hold._timer is None
+    assert cores.scheduler._hold is None
     assert cores.batches == [[]]
 
 
