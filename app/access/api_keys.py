@@ -47,12 +47,7 @@ def keys_in(text: str, where: str) -> list[str]:
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Return the keys of a file.
-
-    Raises:
-        ApiKeyError: it cannot be read, or its keys are none.
-
-    """
+    """Return the keys of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:

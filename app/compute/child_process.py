@@ -179,12 +179,7 @@ class FunctionChild(Child):
             raise self.death() from None
 
     def receive(self, deadline: float) -> Any:
-        """Return the next object; None if none has come when ``time.monotonic`` is past.
-
-        Raises:
-            ConfigError: it died.
-
-        """
+        """Return the next object; None: none came in time; :class:`ConfigError`: it died."""
         try:
             if self._connection.poll(max(0.0, deadline - time.monotonic())):
                 return self._connection.recv()

@@ -96,8 +96,7 @@ class Decoder:
 
     def on_decoded(self, call: Callable[[], None]) -> None:
         """Have ``call`` called on the loop whenever a file has ended."""
-        self.queue.on_decoded(call)
-        self._loop_turn.on_decoded(call)
+        self.queue.on_end = self._loop_turn.on_end = call
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if decoding a file does not end: Serve replaces it."""

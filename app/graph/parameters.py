@@ -23,12 +23,7 @@ def checked_top_k(top_k: int, num_classes: int) -> int:
 
 
 def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float | None:
-    """Return the threshold that a request asks for; None: the set's own.
-
-    Raises:
-        BadParameterError: it is not between 0 and 1, or the set's rows are distributions.
-
-    """
+    """Return the threshold asked for; None: the set's own; else :class:`BadParameterError`."""
     if threshold is None:
         return None
     shown = str(threshold)[:MAX_SHOWN]

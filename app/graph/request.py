@@ -63,12 +63,7 @@ class BodyReader(Protocol):
     """Reads a request's body under its interface's limits, once the request is admitted."""
 
     async def read(self, share: Share) -> RequestBody:
-        """Return the body; what arrives counts in ``share``.
-
-        Raises:
-            TandemError: the body is too large, too slow, or not as it must be.
-
-        """
+        """Return the body, or raise a TandemError; what arrives counts in ``share``."""
 
 
 class ClassifyRequest(NamedTuple):

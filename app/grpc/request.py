@@ -45,12 +45,7 @@ def parsed(message: bytes, kind: type[M]) -> M:
 def images_of(
     request: messages.ClassifyRequest, max_files: int, max_body_bytes: int
 ) -> list[bytes]:
-    """Return the images' bytes, in order.
-
-    Raises:
-        BadParameterError, TooManyFilesError, BodyTooLargeError: none, or more than may be.
-
-    """
+    """Return the images' bytes, in order; raise an error if there are none, or too many."""
     if not request.images:
         raise BadParameterError("the request has no image; put its bytes into images")
     if len(request.images) > max_files:
@@ -69,12 +64,7 @@ def images_of(
 
 
 def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
-    """Return the time that the client gives its request, in seconds; None if it does not.
-
-    Raises:
-        BadParameterError: x-request-timeout-seconds is no number above 0.
-
-    """
+    """Return the client's time in s, or None; :class:`BadParameterError`: no number above 0."""
     seconds = []
     if (header := metadata.get(TIMEOUT_HEADER)) is not None:
         seconds.append(parse_timeout_s(header))

@@ -40,7 +40,7 @@ class Inference:
     """The protocol's inference, the same over HTTP and gRPC."""
 
     def __init__(self, service: EnsembleService, shared_memory: SharedMemory | None = None) -> None:
-        self.service, self._settings = service, service.settings
+        self.service = service
         self.models = Models(service.served_models())
         self.statistics = Statistics(self.models.names)
         self.shared_memory = shared_memory or SharedMemory()
@@ -48,13 +48,9 @@ class Inference:
     async def answer(
         self, reader: InferReader, options: RequestOptions, observer: RequestObserver
     ) -> InferAnswer | Fault:
-        """Return the answer, or the fault of the first bad image, which is its request's.
-
-        Raises:
-            TandemError: the request is refused, or failed as a whole.
-
-        """
-        body = _InferBody(self, reader)
+        """Return the answer, or the fault of the first bad image; raise what fails as a whole."""
+        limits = self.service.settings
+        body = _InferBody(reader, limits.max_files, limits.max_body_bytes)
         images: list[ClassifiedWithProbabilities] = []
         is_answered = False
         try:
@@ -74,15 +70,24 @@ class Inference:
                 else:
                     statistics.failed(observer.elapsed_ms())
 
-    async def body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
-        """Check a request, and return what the graph needs of it; the rest is let go."""
+
+class _InferBody:
+    """What the service reads of an inference request; keeps the rest of it."""
+
+    def __init__(self, reader: InferReader, max_files: int, max_bytes: int) -> None:
+        self._reader, self._max_files, self._max_bytes = reader, max_files, max_bytes
+        self.asked: ModelRequest | None = None  # without its inputs, which the graph has
+
+    async def read(self, share: Share) -> RequestBody:
+        """Check the request, and return its images; see :class:`app.graph.request.BodyReader`."""
+        asked = await self._reader.read(share)
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
         model.check_outputs(request)
         if request.top_k is not None:
             checked_top_k(request.top_k, len(model.labels))
         checked_threshold(request.threshold, is_multi_label=model.threshold is not None)
-        count, most = tensor.shape[0], self._settings.max_files
+        count, most = tensor.shape[0], self._max_files
         if not count:
             raise BadTensorError(f"input {tensor.name} has no image; send one or more")
         if count > most:
@@ -91,26 +96,12 @@ class Inference:
                 "send them in several requests"
             )
         check_outputs_fit(request, model, count, asked.regions)
-        tensor = await loaded(tensor, asked.regions, self._settings.max_body_bytes, share)
+        tensor = await loaded(tensor, asked.regions, self._max_bytes, share)
         is_files = tensor.name == IMAGE
         tensors = TensorRequest(None if is_files else uint8_array(tensor), model.member)
         files = bytes_elements(tensor) if is_files else []
+        self.asked = replace(asked, request=replace(request, inputs=()))
         return RequestBody(files, 1, request.timeout_s, request.priority, tensors)
-
-
-class _InferBody:
-    """What the service reads of an inference request; keeps the rest of it."""
-
-    def __init__(self, inference: Inference, reader: InferReader) -> None:
-        self._inference, self._reader = inference, reader
-        self.asked: ModelRequest | None = None  # without its inputs, which the graph has
-
-    async def read(self, share: Share) -> RequestBody:
-        """Return the images; see :class:`app.graph.request.BodyReader`."""
-        asked = await self._reader.read(share)
-        body = await self._inference.body_of(asked, share)
-        self.asked = replace(asked, request=replace(asked.request, inputs=()))
-        return body
 
 
 def _images_of(

@@ -30,15 +30,10 @@ class OpenFile:
 
 
 def file_name(key: object) -> str:
-    """Return the name of the file that a key means; ``shm_open`` takes a slash before it.
-
-    Raises:
-        BadRegionError: it is no name of a file in one folder.
-
-    """
+    """Return the name of the file that a key means, or raise :class:`BadRegionError`."""
     if not isinstance(key, str):
         raise BadRegionError(f"key is {shown(key)}; it is the name of a file in {FOLDER}")
-    name = key.removeprefix("/")
+    name = key.removeprefix("/")  # shm_open(3) takes a slash before it
     is_path = "/" in name or "\0" in name or not name.strip(".")
     try:
         is_long = len(name.encode()) > MAX_NAME_BYTES

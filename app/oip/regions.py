@@ -61,12 +61,7 @@ class Regions:
         return [self._find(name)[0]] if name else self._all()
 
     def read(self, part: RegionSlice) -> bytes:
-        """Return the bytes of ``part``, on any thread.
-
-        Raises:
-            UnknownRegionError, BadRegionError: it is not there, or no longer.
-
-        """
+        """Return the bytes of ``part``, on any thread; raises as :meth:`write` does."""
         with self._opened(part) as (file, place):
             return read_at(file, place, part.byte_size)
 

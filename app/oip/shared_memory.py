@@ -55,12 +55,7 @@ class SharedMemory:
 
 
 def shared_memory_of(settings: Settings) -> SharedMemory:
-    """Return the shared memory of a Gateway.
-
-    Raises:
-        ConfigError: it is on, and nobody knows that callers are on this machine.
-
-    """
+    """Return a Gateway's shared memory; :class:`ConfigError`: callers may be elsewhere."""
     if not settings.shared_memory:
         return SharedMemory()
     folder = environment_value(REGIONS_FOLDER)

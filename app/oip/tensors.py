@@ -18,23 +18,8 @@ import numpy.typing as npt
 from app.errors import MAX_SHOWN, BadTensorError
 
 Bytes = npt.NDArray[np.uint8]
-# Bytes of an element; None: each has its own length.
-DATATYPES: dict[str, int | None] = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-    "BYTES": None,
-}
+INTEGERS = [f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)]
+DATATYPES = ("BOOL", *INTEGERS, "FP16", "BF16", "FP32", "FP64", "BYTES")
 LENGTH = struct.Struct("<I")  # before each BYTES element
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**31 - 1

@@ -79,7 +79,8 @@ class DecodeQueue(Generic[R]):
         self._executor = ThreadPoolExecutor(num_threads, "decode")
         self._num_threads = num_threads
         self._num_open = 0  # files that have not ended; of the loop
-        self._on_end: Callable[[], None] = lambda: None
+        # Called on the loop whenever a file has ended, and its future is done.
+        self.on_end: Callable[[], None] = lambda: None
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
         self._lock = threading.Lock()  # of all that follows
         self._max_heavy = self._num_heavy_free = max(1, num_threads - 1)
@@ -97,10 +98,6 @@ class DecodeQueue(Generic[R]):
     def num_busy(self) -> int:
         """How many cores decoding keeps busy, but for the heavy files."""
         return min(self.num_coming, self._num_threads)
-
-    def on_decoded(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called on the loop whenever a file has ended, and its future is done."""
-        self._on_end = call
 
     def submit(self, call: FilesToDecode, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
         """Queue a file; ``run`` decodes it, or returns what is :class:`Heavy`.
@@ -194,7 +191,7 @@ class DecodeQueue(Generic[R]):
                 job.future.set_exception(ended.error)
             else:
                 job.future.set_result(cast(R, ended.result))
-        self._on_end()  # after the result: who waits for it goes on first
+        self.on_end()  # after the result: who waits for it goes on first
 
 
 class LoopTurn(Generic[R]):
@@ -213,7 +210,7 @@ class LoopTurn(Generic[R]):
     def __init__(self, decode: Callable[[bytes], R], most: int) -> None:
         self._decode, self._most = decode, most
         self._waiting: list[tuple[bytes, asyncio.Future[R]]] = []
-        self._on_end: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None  # as the queue's
 
     @property
     def num_waiting(self) -> int:
@@ -224,10 +221,6 @@ class LoopTurn(Generic[R]):
     def has_room(self) -> bool:
         """Whether the next turn takes one more."""
         return len(self._waiting) < self._most
-
-    def on_decoded(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called on the loop when files have been decoded, and handed on."""
-        self._on_end = call
 
     def submit(self, data: bytes) -> asyncio.Future[R]:
         """Return the future of what ``decode`` gives or raises; cancelled, it is not called."""
@@ -247,4 +240,4 @@ class LoopTurn(Generic[R]):
                 future.set_result(self._decode(data))
             except Exception as error:
                 future.set_exception(error)
-        asyncio.get_running_loop().call_soon(self._on_end)
+        asyncio.get_running_loop().call_soon(self.on_end)

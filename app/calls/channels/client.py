@@ -74,13 +74,7 @@ class Channel(FrameProtocol):
         self._close_if_done()
 
     async def call(self, message: bytes) -> bytes:
-        """Return the answer to a message.
-
-        Raises:
-            TandemError: what the replica raised.
-            ConnectionLostError: the connection ended before the answer.
-
-        """
+        """Return the answer, or raise the replica's error, or :class:`ConnectionLostError`."""
         if self.transport is None:
             raise ConnectionLostError
         number = next(self._numbers) % MAX_NUMBER

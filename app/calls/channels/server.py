@@ -26,12 +26,7 @@ class ChannelServer:
         self.num_calls = 0  # under way
 
     async def start(self) -> None:
-        """Listen, on the running loop.
-
-        Raises:
-            OSError: another process has the address, or no file descriptor is left.
-
-        """
+        """Listen, on the running loop; OSError: another process has the address."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:  # uvloop itself takes no abstract name
             sock.bind(self._address)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.compute.topology import Core, cpu_list, place_replicas, read_cores
+from app.compute.cpu_affinity import Core, cpu_list, place_replicas, read_cores
 
 
 def draw(folder: Path, nodes: list[str], siblings: list[str], packages: list[int]) -> Path:

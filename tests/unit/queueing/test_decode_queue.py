@@ -237,7 +237,7 @@ async def test_images_that_are_coming_are_counted_without_the_heavy_ones(threads
 async def test_the_end_of_every_file_is_told_after_its_result(threads):
     told: list[list[bool]] = []
     photos: list[asyncio.Future[str]] = []
-    threads.queue.on_decoded(lambda: told.append([photo.done() for photo in photos]))
+    threads.queue.on_end = lambda: told.append([photo.done() for photo in photos])
     photos += [threads.submit("one"), threads.submit("gone"), threads.submit("late")]
     await threads.wait_begun("one", "gone")
     photos[1].cancel()

@@ -58,7 +58,7 @@ async def test_an_error_is_its_own_files_and_who_went_away_is_not_decoded_for():
 async def test_who_waits_for_images_is_told_once_they_were_handed_on():
     turn: LoopTurn[bytes] = LoopTurn(bytes, most=8)
     happened: list[str] = []
-    turn.on_decoded(lambda: happened.append("told"))
+    turn.on_end = lambda: happened.append("told")
 
     async def request() -> None:
         await turn.submit(b"")
