@@ -87,7 +87,7 @@ class SharedCalls(Generic[A]):
         expires = time.monotonic() + question.left_s
         asked = question, expires
         together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
-        alone = partial(self._batcher.submit_alone, asked, num_images, num_bytes, lane)
+        alone = partial(together, is_alone=True)
 
         async def first() -> A:
             try:

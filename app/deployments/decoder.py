@@ -180,13 +180,11 @@ class Decoder:
             elif image is not None:
                 pixels.append(image)
                 times_ms.append((file.ended - file.started) * 1e3)
-        return Decoded(self._stack(pixels), faults, tuple(times_ms), self._fingerprint)
-
-    def _stack(self, pixels: list[Pixels]) -> Pixels:
-        """Return (K, H, W, 3), or (K, B); one image alone, the commonest, is not copied."""
-        if len(pixels) == 1:
-            return pixels[0][None]
-        return np.stack(pixels) if pixels else self._inputs.none()
+        if len(pixels) == 1:  # the commonest: not copied
+            images = pixels[0][None]
+        else:
+            images = np.stack(pixels) if pixels else self._inputs.none()
+        return Decoded(images, faults, tuple(times_ms), self._fingerprint)
 
     def _check(self, data: bytes) -> CheckedImage:
         limits = self._settings

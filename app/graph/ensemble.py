@@ -141,14 +141,12 @@ class Ensemble:
         if not len(images):
             return []
         if request.tensors is not None and request.tensors.member is not None:
-            return await self._member_alone(request.tensors.member).ask(images, request)
+            if (alone := self._alone.get(request.tensors.member)) is None:
+                # Of a request that an older Gateway forwarded.
+                raise OtherSetError(f"no member {request.tensors.member!r} here; {UPDATING}")
+            return await alone.ask(images, request)
         members = self.cascade if self.cascade and request.may_skip else self.members
         return await members.ask(images, request)
-
-    def _member_alone(self, name: str) -> Members:
-        if name not in self._alone:  # of a request that an older Gateway forwarded
-            raise OtherSetError(f"no member {name!r} here; {UPDATING}")
-        return self._alone[name]
 
     async def _combine(self, result: MemberResults, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in result.answers.items()}

@@ -190,8 +190,11 @@ class Members:
                     self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
-            missing[name] = LATE if error is None else as_tandem(error).code
-            is_its_fault = were_waited_for if error is None else _is_down(error)
+            ours = None if error is None else as_tandem(error)
+            missing[name] = LATE if ours is None else ours.code
+            is_its_fault = were_waited_for
+            if ours is not None:
+                is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError, OtherSetError))
             if is_its_fault:
                 self.breakers[name].failed()
         return missing
@@ -209,10 +212,6 @@ class Members:
 
 def _error_of(task: Asked) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
-
-
-def _is_down(error: BaseException) -> bool:
-    return not isinstance(as_tandem(error), (OverloadedError, DeadlineError, OtherSetError))
 
 
 def _first_error(tasks: Mapping[str, Asked]) -> BaseException:

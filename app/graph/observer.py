@@ -96,7 +96,8 @@ class RequestObserver:
     ) -> Timings:
         """Return the stages of one image, the ``row``-th of what the members answered."""
         stages = self._bars("read", "cache")
-        stages.append(self._image_bar("decode", self._stages["decode"], decode_ms))
+        self._note("decode", None, decode_ms)
+        stages.append(_bar("decode", self._stages["decode"].centred(decode_ms), decode_ms))
         stages += self._bars("preprocess")
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
@@ -128,10 +129,6 @@ class RequestObserver:
     def _bars(self, *names: str) -> list[StageTiming]:
         intervals = ((name, self._stages.get(name)) for name in names)
         return [_bar(n, i.start_ms, i.duration_ms) for n, i in intervals if i is not None]
-
-    def _image_bar(self, name: str, interval: Interval, duration_ms: float) -> StageTiming:
-        self._note(name, None, duration_ms)
-        return _bar(name, interval.centred(duration_ms), duration_ms)
 
     def _timings(self, stages: list[StageTiming]) -> Timings:
         return Timings(total=round(self.elapsed_ms(), 3), stages=stages)

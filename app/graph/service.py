@@ -96,8 +96,9 @@ class EnsembleService:
             TandemError: for the request as a whole; nothing was read if it was not admitted.
 
         """
-        if options.refused_before is not None:
-            self._count_refused_before(options.refused_before)
+        if options.refused_before and (number := refused_before(options.refused_before)):
+            meter.count(REFUSED_BEFORE, number)
+            self.admission.refused_before(number)
         options = self._checked(options)
         assert options.timeout_s is not None
         with self.admission.admit(), self._byte_budget.share() as share:
@@ -136,11 +137,6 @@ class EnsembleService:
             answers = await run_in_time(self._graph, request)
         request.observer.answered()
         return answers
-
-    def _count_refused_before(self, text: str) -> None:
-        if number := refused_before(text):
-            meter.count(REFUSED_BEFORE, number)
-            self.admission.refused_before(number)
 
     def _checked(self, options: RequestOptions) -> RequestOptions:
         """Return the options as they count: with the defaults, and within the limits."""

@@ -50,7 +50,10 @@ def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
 
 def _inputs(message: messages.ModelInferRequest) -> tuple[Tensor, ...]:
     """Return the inputs; raw contents, if there are any, are those of all that have no region."""
-    regions = [_region(each) for each in message.inputs]
+    regions = [
+        region_slice(f"input {shown(each.name)}", _parameters(each.parameters))
+        for each in message.inputs
+    ]
     raw, num_sent = message.raw_input_contents, regions.count(None)
     if raw and len(raw) != num_sent:
         raise BadTensorError(
@@ -61,10 +64,6 @@ def _inputs(message: messages.ModelInferRequest) -> tuple[Tensor, ...]:
         _input(each, next(parts, None) if region is None else None, region)
         for each, region in zip(message.inputs, regions, strict=True)
     )
-
-
-def _region(message: messages.ModelInferRequest.InferInputTensor) -> RegionSlice | None:
-    return region_slice(f"input {shown(message.name)}", _parameters(message.parameters))
 
 
 def _input(

@@ -85,31 +85,20 @@ class CallBatcher(Generic[Q, A]):
         self._is_scheduled = False
 
     def submit(
-        self,
-        content: Q,
-        num_images: int,
-        num_bytes: int,
-        lane: Lane,
+        self, content: Q, num_images: int, num_bytes: int, lane: Lane, *, is_alone: bool = False
     ) -> asyncio.Future[A]:
-        """Return the future of what leaves in the next call; what is large leaves alone."""
-        if num_bytes > ALONE_BYTES:
-            return self.submit_alone(content, num_images, num_bytes, lane)
-        part = self._part(content, num_images, num_bytes)
-        self._lanes[lane].waiting.append(part)
-        self._schedule()
-        return part.future
+        """Return the future of what leaves in the next call.
 
-    def submit_alone(
-        self, content: Q, num_images: int, num_bytes: int, lane: Lane
-    ) -> asyncio.Future[A]:
-        """Return the future of what leaves now, whatever is under way, in a call of its own."""
-        part = self._part(content, num_images, num_bytes)
-        self._start(lane, [part], is_alone=True)
-        return part.future
-
-    def _part(self, content: Q, num_images: int, num_bytes: int) -> Part[Q, A]:
-        future = asyncio.get_running_loop().create_future()
-        return Part(content, num_images, num_bytes, future)
+        What is large, or ``is_alone``, leaves now, whatever is under way, in a call of its own.
+        """
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        part = Part(content, num_images, num_bytes, future)
+        if is_alone or num_bytes > ALONE_BYTES:
+            self._start(lane, [part], is_alone=True)
+        else:
+            self._lanes[lane].waiting.append(part)
+            self._schedule()
+        return future
 
     def _schedule(self) -> None:
         """Look at what waits after those that come in this turn of the loop are there too."""

@@ -91,7 +91,7 @@ async def test_a_call_has_no_more_bytes_than_may_be(stage: Stage) -> None:
 async def test_what_is_large_leaves_alone_whatever_is_under_way(stage: Stage) -> None:
     await busy(stage)
     stage.batcher.submit("large", 1, ALONE_BYTES + 1, "interactive")
-    stage.batcher.submit_alone("second", 1, 10, "bulk")
+    stage.batcher.submit("second", 1, 10, "bulk", is_alone=True)
     await turn()
     assert stage.calls[CALLS_PER_REPLICA:] == [["large"], ["second"]]
     assert stage.alone == [False] * CALLS_PER_REPLICA + [True, True]

@@ -96,6 +96,6 @@ async def test_a_call_runs_in_no_requests_context(stage: Stage) -> None:
     request.set("mine")
     stage.ask("a")
     await turn()
-    stage.batcher.submit_alone("b", 1, 1, "interactive")
+    stage.batcher.submit("b", 1, 1, "interactive", is_alone=True)
     await turn()
     assert stage.contexts == ["none", "none"]
