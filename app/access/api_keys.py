@@ -66,9 +66,7 @@ def readable_by_others(path: Path) -> str | None:
 
 
 def sent_key(key_file: Path | None) -> str | None:
-    """Return the key for a service that wants one: the file's first, else TANDEM_API_KEY's.
-
-    Without either it is None.
+    """Return the key for a service that wants one: the file's first, or TANDEM_API_KEY's, or None.
 
     Raises:
         ApiKeyError: the file or the variable holds no key.

@@ -43,10 +43,7 @@ def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
 
 
 def check_ray_version() -> str | None:
-    """Check the installed Ray's minor version, without importing it.
-
-    Returns:
-        A warning about a newer version than was tested; None about the others.
+    """Return a warning if the installed Ray is newer than was tested; it is not imported.
 
     Raises:
         ConfigError: it is older than every version that was tested.

@@ -10,7 +10,6 @@ import importlib
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import CodeType
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class RayName:
         name: dotted, below the module.
         parameters: given to it by name or place.
         attributes: of a class: those that its ``__init__`` sets, which no class shows.
-        reads: of a function: strings and attributes that its code reads.
         entries: of a list of pairs: their first halves.
 
     """
@@ -31,7 +29,6 @@ class RayName:
     name: str
     parameters: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
@@ -44,7 +41,6 @@ class RayName:
         for verb, wanted, there in (
             ("takes", self.parameters, _parameters),
             ("has", self.attributes, _set_in_init),
-            ("reads", self.reads, _read),
             ("lists", self.entries, _entries),
         ):
             if wanted and (lacking := set(wanted) - there(value)):
@@ -103,13 +99,6 @@ def _set_in_init(value: object) -> set[str]:
         if inspect.isfunction(init := vars(parent).get("__init__"))
         for name in init.__code__.co_names
     }
-
-
-def _read(value: object) -> set[str]:
-    code = getattr(value, "__code__", None)
-    if not isinstance(code, CodeType):
-        return set()
-    return {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
 
 
 def _entries(value: object) -> set[str]:

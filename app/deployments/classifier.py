@@ -48,13 +48,9 @@ class Classifier:
         threads: InferenceThreads | None = None,
         model_set: ModelSet | None = None,
     ) -> None:
-        """Compile and check a member.
+        """Compile and check a member, by its name in the manifest.
 
-        Args:
-            settings: the application's.
-            member: its name in the manifest.
-            threads: those that all members of this process share; None makes some.
-            model_set: the settings', if it has been loaded already.
+        ``threads`` are those that all members of this process share; None makes some.
 
         Raises:
             ModelSetError, GoldenMismatchError: its files or its answers are not what they must be.

@@ -57,14 +57,7 @@ class Decoder:
         model_set: ModelSet | None = None,
         members: Sequence[Classifier] = (),
     ) -> None:
-        """Make the threads.
-
-        Args:
-            settings: the application's.
-            model_set: the settings', if it has been loaded already.
-            members: those of this process; without any the threads decode everything.
-
-        """
+        """Make the threads; without ``members`` of this process they decode everything."""
         cv2.setNumThreads(1)  # images run beside each other, not one on every core
         give_back_memory()  # what the members of this process took to compile and check
         keep_freed_memory()

@@ -46,14 +46,8 @@ class MemberObserver:
 class MemberCall(asyncio.Future[MemberAnswer]):
     """The future of a member's answer; cheaper than a task, or a future for each image.
 
-    To cancel it is to leave the queue: what still waits is dropped when its turn comes.
-
-    Args:
-        observer: is told how the call ends.
-        usage: counts its images while it is under way.
-        num_images: uint8 (H, W, 3) each.
-        fingerprint: of the member's model set.
-
+    To cancel it is to leave the queue: what still waits is dropped when its turn comes. Its
+    ``observer`` is told how it ends; ``usage`` counts its images while it is under way.
     """
 
     __slots__ = (

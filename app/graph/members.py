@@ -52,8 +52,7 @@ async def enough_of(
     """Wait until every call is done, or no longer than is worth while.
 
     That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
-    more; or until nearly all of ``left_s`` is over. Where all are needed the first
-    failure ends the wait, and else the request's own deadline: :func:`asyncio.wait` is enough.
+    more; or until nearly all of ``left_s`` is over.
 
     Returns:
         Whether those that are not done had the whole of ``patience_s``; False if the request's own
@@ -127,7 +126,7 @@ class Members:
         asked = {name: self._ask(name, images, request, times) for name in chosen}
         were_waited_for = False
         try:
-            if needed >= len(asked):
+            if needed >= len(asked):  # the first failure ends it, or the request's own deadline
                 await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
                 were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)

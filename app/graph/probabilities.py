@@ -30,15 +30,9 @@ def with_probabilities(
     weights: Mapping[str, float],
     temperature: float,
 ) -> list[ClassifiedWithProbabilities]:
-    """Return the answers of a request's good images with what the Combiner averaged.
+    """Return the answers of a request's good images, in order, with what the Combiner averaged.
 
-    Args:
-        answers: in the order of the images.
-        results: that the answers were made of.
-        combined: the Combiner's answers to ``results``; if they carry rows, these are taken.
-        weights: the manifest's, by member.
-        temperature: the manifest's, of the average.
-
+    ``combined`` are the Combiner's answers to ``results``; if they carry rows, these are taken.
     """
     rows: dict[int, Probabilities] = {}  # by the image's place
     for result, images in zip(results, combined, strict=True):

@@ -45,14 +45,9 @@ OF_GATEWAY_TIMEOUT = 0.8
 
 
 class EnsembleService:
-    """Answers requests with an :class:`Ensemble`, within the settings' limits.
+    """Answers requests with an :class:`Ensemble` of ``model_set``, within the settings' limits.
 
-    Args:
-        settings: the application's.
-        model_set: the set that ``ensemble`` serves.
-        ensemble: the graph.
-        cores: that this process computes on, as the autoscaling policy is told.
-
+    ``cores``: that this process computes on, as the autoscaling policy is told.
     """
 
     def __init__(
@@ -85,12 +80,7 @@ class EnsembleService:
         """Answer every file of a request, in order; a bad file's answer is its fault.
 
         A request has ``timeout_s`` in all, reading its body included, and from then on at most the
-        ``answer_timeout_s`` of the settings for its answer.
-
-        Args:
-            reader: reads the body once the request is admitted.
-            options: the client's wishes.
-            observer: was made when the request arrived.
+        ``answer_timeout_s`` of the settings for its answer. Its observer was made when it arrived.
 
         Raises:
             TandemError: for the request as a whole; nothing was read if it was not admitted.

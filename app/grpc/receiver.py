@@ -53,9 +53,7 @@ class Receiver:
     async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
         """Return the call's message; until there is room for it the client keeps it.
 
-        Args:
-            stream: the call's.
-            announced: the message's length; None, and it is taken for the longest.
+        One that announces no length is taken for the longest.
 
         Raises:
             BodyTooLargeError: it is longer than any may be; nothing of it was received.

@@ -30,11 +30,7 @@ RAW_INPUT = "image"
 
 
 def parse_request(body: bytes, header_length: str | None) -> InferRequest:
-    """Return the request in a body.
-
-    Args:
-        body: the whole of it, without content coding.
-        header_length: the header's value; None if it is not there.
+    """Return the request in a body without content coding; ``header_length``: the header, or None.
 
     Raises:
         BadTensorError: the body is no request of the protocol.

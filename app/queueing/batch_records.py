@@ -62,14 +62,9 @@ class QueueCall(Protocol):
 
 
 class Waiting:
-    """An image in the queue; times are by the queue's clock.
+    """An image (H, W, 3) in the queue, from ``arrived`` to ``expires`` by the queue's clock.
 
-    Args:
-        image: (H, W, 3).
-        call: hears of its end, once, unless it has left.
-        arrived: when it was queued.
-        expires: until when it is to have its turn.
-
+    ``call`` hears of its end, once, unless it has left.
     """
 
     __slots__ = ("arrived", "call", "error", "expires", "image", "is_over", "result")

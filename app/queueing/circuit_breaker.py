@@ -8,13 +8,9 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Allows one trial after a while; each that fails doubles the time until the next one.
+    """Allows one trial ``first_s`` after a failure; each that fails doubles the time to the next.
 
-    Args:
-        first_s: the time between a failure and the first trial.
-        longest_s: the time between two trials of what goes on failing.
-        clock: seconds that never go back.
-
+    ``longest_s`` is the longest time between two trials of what goes on failing.
     """
 
     def __init__(

@@ -28,10 +28,6 @@ class Thing:
         self._size += by * at_once
 
 
-def is_kept(record: object) -> bool:
-    return not hasattr(record, "access")
-
-
 def feature(*names: RayName, is_required: bool = False) -> Feature:
     return Feature("the thing", "things stay as they are", names, is_required=is_required)
 
@@ -57,7 +53,6 @@ PROBLEMS = [
     (RayName(__name__, "Thing.shrink"), "Thing.shrink is not there"),
     (RayName(__name__, "Thing.grow", ("by", "fast", "soon")), "Thing.grow takes no fast, soon"),
     (RayName(__name__, "Thing", attributes=("_size", "_age")), "Thing has no _age"),
-    (RayName(__name__, "is_kept", reads=("access", "log")), "is_kept reads no log"),
     (RayName(__name__, "PAIRS", entries=("limit", "width")), "PAIRS lists no width"),
     (RayName(__name__, "ROOT", entries=("limit",)), "ROOT lists no limit"),
 ]
@@ -85,7 +80,6 @@ def test_what_is_there_is_no_problem() -> None:
     fitting = feature(
         RayName(__name__, "Thing", ("size",), ("_size",)),
         RayName(__name__, "Thing.grow", ("by", "at_once")),
-        RayName(__name__, "is_kept", ("record",), reads=("access",)),
         RayName(__name__, "PAIRS", entries=("limit", "depth")),
     )
     assert fitting.fits()
