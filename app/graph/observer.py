@@ -58,11 +58,11 @@ class RequestObserver:
         return self.elapsed_s() * 1e3
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[Interval]:
         """Time a block, which is a span of the request's trace, if it has one."""
         interval = Interval(self.elapsed_ms())
         try:
-            yield
+            yield interval
         finally:
             interval.end_ms = self.elapsed_ms()
             self.stage_ended(name, interval)
