@@ -9,7 +9,7 @@ from app.deployments.assembly import assemble
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.errors import DeadlineError, OverloadedError
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest, ForwardedRequest
+from app.graph.request import ClassifyRequest
 from app.main import build
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -66,14 +66,14 @@ async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(se
     member = FakeMember((0.1, 0.8, 0.1))
     service = service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
     request = ClassifyRequest([b"good", b"good"], 1, 0.05, "id", RequestObserver())
-    answers = await service.handle_forwarded(ForwardedRequest.of(request))
+    answers = await service.handle_forwarded(request.forwarded())
     assert len(answers) == 2
     assert told(service.usage) == (2, 2, 0)
     with service.admission.admit(), pytest.raises(OverloadedError):
-        await service.handle_forwarded(ForwardedRequest.of(request))
+        await service.handle_forwarded(request.forwarded())
     member.gate = asyncio.Event()  # it hangs
     with pytest.raises(DeadlineError):
-        await service.handle_forwarded(ForwardedRequest.of(request))
+        await service.handle_forwarded(request.forwarded())
     assert told(service.usage)[2] == 0
 
 
