@@ -94,5 +94,5 @@ class ClassifyRequest(NamedTuple):
         return self.timeout_s - self.observer.elapsed_s()
 
     def forwarded(self) -> "ClassifyRequest":
-        """Return it for another Gateway, whose clock of it starts anew with the time left."""
-        return self._replace(timeout_s=self.left_s)
+        """Return it for another Gateway; its clock starts anew, with the time that is left."""
+        return self._replace(timeout_s=self.left_s, observer=RequestObserver())
