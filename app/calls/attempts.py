@@ -64,7 +64,6 @@ class HedgeBudget:
         self._saved = MOST_SAVED
 
     def earn(self, num_images: int) -> None:
-        """Note a first call."""
         self._saved = min(MOST_SAVED, self._saved + PER_IMAGE * num_images)
 
     def spend(self, num_images: int) -> bool:

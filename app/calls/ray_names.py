@@ -66,7 +66,6 @@ class Feature:
     is_required: bool = False
 
     def problem(self) -> str | None:
-        """Return how its names differ from their use; None if all fit."""
         problems = [problem for name in self.names if (problem := name.problem())]
         return "; ".join(problems) or None
 

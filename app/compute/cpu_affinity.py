@@ -43,7 +43,8 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
             "no %d CPUs of one NUMA node are free of other replicas on this machine (%s): this one "
             "shares cores, and all of them get slower; give fewer replicas, or a smaller num_cpus",
             num_cpus,
-            _told(cores),
+            f"{len(cores)} cores, {sum(len(core.cpus) for core in cores)} CPUs, "
+            f"{len({core.node for core in cores})} NUMA nodes",
         )
         return None
     _move_threads(place)
@@ -101,11 +102,6 @@ def _move_threads(cpus: tuple[int, ...]) -> None:
             with suppress(ProcessLookupError):  # it has ended since
                 os.sched_setaffinity(thread, cpus)
         moved |= rest
-
-
-def _told(cores: Sequence[Core]) -> str:
-    nodes = {core.node for core in cores}
-    return f"{len(cores)} cores, {sum(len(c.cpus) for c in cores)} CPUs, {len(nodes)} NUMA nodes"
 
 
 def read_cores(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> list[Core]:

@@ -197,13 +197,10 @@ class Classifier:
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
             timed = await self._inference_threads.run(self._predict, batch)
-        self._note_time(timed, len(batch))
-        return timed
-
-    def _note_time(self, timed: TimedRows, num_images: int) -> None:
-        taken_s = (timed.ended - timed.started) / num_images
+        taken_s = (timed.ended - timed.started) / len(batch)
         before = self._image_s or taken_s
         self._image_s = before + LAST_BATCH_SHARE * (taken_s - before)
+        return timed
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run on a thread, which the batch may have waited for."""

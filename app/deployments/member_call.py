@@ -33,12 +33,10 @@ class MemberObserver:
         self._spans.executed(batch)
 
     def answered(self, call: "MemberCall", results: Sequence[BatchResult]) -> None:
-        """Record a call whose images were all answered."""
         if call.parent is not None:
             self._spans.answered(call.parent, results)
 
     def failed(self, call: "MemberCall", error: BaseException) -> None:
-        """Record a call that ends without an answer."""
         if call.parent is not None:
             self._spans.failed(call.parent, call.arrived, error)
 

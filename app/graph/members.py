@@ -138,7 +138,8 @@ class Members:
         missing = self._judge(asked, were_waited_for)
         self._check_one_set(asked)
         if len(asked) - len(missing) < needed:
-            raise _first_error(asked)
+            late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
+            raise next(filter(None, map(_error_of, asked.values())), late)
         missing |= dict.fromkeys((name for name in self._members if name not in asked), NOT_ASKED)
         answers = {name: call.result() for name, call in asked.items() if name not in missing}
         return [MemberResults(tuple(range(len(images))), answers, times, missing=missing)]
@@ -211,10 +212,3 @@ class Members:
 
 def _error_of(task: Asked) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
-
-
-def _first_error(tasks: Mapping[str, Asked]) -> BaseException:
-    """Return why too few answered."""
-    errors = (error for task in tasks.values() if (error := _error_of(task)) is not None)
-    late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
-    return next(errors, late)

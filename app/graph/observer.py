@@ -54,7 +54,6 @@ class RequestObserver:
         return self._clock() - self._arrived
 
     def elapsed_ms(self) -> float:
-        """Milliseconds since the request arrived."""
         return self.elapsed_s() * 1e3
 
     @contextmanager

@@ -75,11 +75,9 @@ class GrpcCall:
 
     @property
     def announced_bytes(self) -> int | None:
-        """The length of the message that is still to come; see :func:`announced_bytes`."""
         return announced_bytes(self.metadata)
 
     def options(self) -> RequestOptions:
-        """Return what the client asks for in its metadata."""
         return RequestOptions(
             self.request_id,
             timeout_s=timeout_s_of(self.metadata),

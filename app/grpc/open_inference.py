@@ -11,7 +11,7 @@ from app.graph.observer import RequestObserver
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
-from app.grpc.receiver import Receiver, ShortReceiver
+from app.grpc.receiver import Receiver
 from app.grpc.request import parsed
 from app.grpc.servicer import OPEN_INFERENCE, Message
 from app.messages import Fault
@@ -33,7 +33,6 @@ class OpenInferenceInterface:
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
         self._receiver = Receiver(self._service.settings)
-        self._short = ShortReceiver(self._receiver)
 
     async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
         call = GrpcCall(OPEN_INFERENCE, method, context)
@@ -47,7 +46,7 @@ class OpenInferenceInterface:
             self._service.keys.check(call.authorization)
         request = getattr(messages, f"{method}Request")()
         if method not in WITHOUT_MESSAGE:
-            data = await self._short.receive(incoming, call.announced_bytes)
+            data = await self._receiver.receive_short(incoming, call.announced_bytes)
             request = parsed(data, type(request))
         if "SharedMemory" in method:
             fields = self._of_region(method, request, call)

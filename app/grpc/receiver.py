@@ -49,6 +49,7 @@ class Receiver:
         half = settings.max_bytes_in_flight // 2
         self._small_bytes = half // settings.max_concurrent_requests
         self._room = ReceiveRoom(half)
+        self._short = Uploads(slow_after_s=SHORT_IS_SLOW_AFTER_S)
 
     async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
         """Return the call's message; until there is room for it the client keeps it.
@@ -79,6 +80,33 @@ class Receiver:
         share.expect(announced or 0)
         message = await self.receive(stream, announced)
         share.grow(len(message))
+        return message
+
+    async def receive_short(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
+        """Return the message of a question, which nobody admits: it has a place of its own.
+
+        A client that never sends the rest of its message would otherwise hold one of Serve's
+        places, which all other requests need, for as long as it likes.
+
+        Raises:
+            BodyTooLargeError: it is longer than any question.
+            OverloadedError: too many are awaited, and all have just begun.
+            SlowBodyError: it was not there in time.
+            BadParameterError, ClientGoneError: there is none.
+
+        """
+        _check_short(announced or 0)
+        if self._short.num >= SHORT_PLACES and not self._short.cut_slowest():
+            raise OverloadedError(f"{SHORT_PLACES} messages are awaited, the limit; {IN_A_SECOND}")
+        try:
+            async with self._short.arriving(SHORT_WITHIN_S):
+                message = await self.receive(stream, announced)
+        except SlowBodyError as error:
+            raise SlowBodyError(
+                f"the message was not there in time ({SHORT_WITHIN_S:g} s, and less where others "
+                "wait); send it in one piece"
+            ) from error
+        _check_short(len(message))
         return message
 
 
@@ -134,42 +162,6 @@ class ReceiveRoom:
                 await self._someone_left.wait()
             return
         self._uploads.cut_slowest()
-
-
-class ShortReceiver:
-    """Receives the messages of questions, which nobody admits: with limits and places of their own.
-
-    A client that never sends the rest of its message would otherwise hold one of Serve's places,
-    which all other requests need, for as long as it likes.
-    """
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        self._uploads = Uploads(slow_after_s=SHORT_IS_SLOW_AFTER_S)
-
-    async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
-        """Return the call's message; the arguments are those of :meth:`Receiver.receive`.
-
-        Raises:
-            BodyTooLargeError: it is longer than any question.
-            OverloadedError: too many are awaited, and all have just begun.
-            SlowBodyError: it was not there in time.
-            BadParameterError, ClientGoneError: there is none.
-
-        """
-        _check_short(announced or 0)
-        if self._uploads.num >= SHORT_PLACES and not self._uploads.cut_slowest():
-            raise OverloadedError(f"{SHORT_PLACES} messages are awaited, the limit; {IN_A_SECOND}")
-        try:
-            async with self._uploads.arriving(SHORT_WITHIN_S):
-                message = await self._receiver.receive(stream, announced)
-        except SlowBodyError as error:
-            raise SlowBodyError(
-                f"the message was not there in time ({SHORT_WITHIN_S:g} s, and less where others "
-                "wait); send it in one piece"
-            ) from error
-        _check_short(len(message))
-        return message
 
 
 def _check_short(num_bytes: int) -> None:

@@ -144,7 +144,6 @@ class ModelStatistics:
     batch_stats: list[dict[str, Any]] = field(default_factory=list)  # see the service's metrics
 
     def succeeded(self, took_ms: float, images: Sequence[Classified]) -> None:
-        """Count a request that was answered."""
         self.last_inference = int(time.time() * 1e3)
         self.inference_count += len(images)
         durations = self.inference_stats
@@ -178,7 +177,6 @@ class Statistics:
         self.by_name = {name: ModelStatistics(name, VERSION) for name in names}
 
     def of(self, name: str | None = None) -> AllStatistics:
-        """Return one model's, or everyone's."""
         return AllStatistics(list(self.by_name.values()) if name is None else [self.by_name[name]])
 
 

@@ -139,7 +139,6 @@ class Models:
         return model
 
     def index(self) -> list[IndexEntry]:
-        """Return the repository index."""
         return [IndexEntry(name, VERSION, READY, "") for name in self._by_name]
 
 

@@ -121,7 +121,8 @@ class CallBatcher(Generic[Q, A]):
         largest = self._sizes[-1]
         if not waiting or (num_waiting < largest and not may_be_small):
             return []
-        size = self._size_of(num_waiting)
+        filled = (size for size in self._sizes if 1 < size <= num_waiting)
+        size = max(filled, default=num_waiting)  # fewer than fill any leave together all the same
         parts = [waiting.popleft()]
         num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
         while waiting and num_images < size:
@@ -131,10 +132,6 @@ class CallBatcher(Generic[Q, A]):
                 break
             parts.append(waiting.popleft())
         return parts
-
-    def _size_of(self, num_waiting: int) -> int:
-        filled = (size for size in self._sizes if 1 < size <= num_waiting)
-        return max(filled, default=num_waiting)  # fewer than fill any leave together all the same
 
     def _start(self, lane: Lane, parts: list[Part[Q, A]], *, is_alone: bool) -> None:
         call = _Call(parts, len(parts))

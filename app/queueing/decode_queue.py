@@ -54,13 +54,8 @@ class _Job(Generic[R]):
         return self.future.done()
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended(Generic[R]):
-    """A job that has had its turn; neither result nor error: its caller went away."""
-
-    job: _Job[R]
-    result: R | None = None
-    error: BaseException | None = None
+# A job that has had its turn; neither result nor error: its caller went away.
+_Ended = tuple[_Job[R], R | None, BaseException | None]
 
 
 class DecodeQueue(Generic[R]):
@@ -137,9 +132,9 @@ class DecodeQueue(Generic[R]):
                     self._num_heavy_free += 1
                     self._heavy_pixels -= job.pixels
                 if not isinstance(result, Heavy):
-                    return _Ended(job, result, error)
+                    return job, result, error
                 if (refusal := self._queue_heavy(job, result)) is not None:
-                    return _Ended(job, error=refusal)
+                    return job, None, refusal
 
     def _run(self, job: _Job[R]) -> R | Heavy[R] | None:
         if job.is_gone():
@@ -182,15 +177,15 @@ class DecodeQueue(Generic[R]):
     def _had_turn(self, turn: asyncio.Future[_Ended[R] | None]) -> None:
         if turn.cancelled() or (ended := turn.result()) is None:
             return
-        job = ended.job
+        job, result, error = ended
         self._num_open -= 1
         if job.pixels and self._heavy:  # whose threads may have found enough heavy ones running
             self._call_thread()
         if not job.is_gone():
-            if ended.error is not None:
-                job.future.set_exception(ended.error)
+            if error is not None:
+                job.future.set_exception(error)
             else:
-                job.future.set_result(cast(R, ended.result))
+                job.future.set_result(cast(R, result))
         self.on_end()  # after the result: who waits for it goes on first
 
 

@@ -43,7 +43,6 @@ class Uploads:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes they announced together."""
         return sum(upload.num_bytes for upload in self.under_way)
 
     @property

@@ -15,6 +15,7 @@ from app.errors import NotReadyError
 from models.errors import TandemError
 
 PING_AFTER_S = 0.25  # without a word, with calls under way: some take longer
+MAX_UNSENT_BYTES = 8 * 2**20  # with more of them a replica does not read what it is sent
 MAX_NUMBER = 2**32  # of calls, after which they begin anew
 
 
@@ -49,6 +50,12 @@ class Channel(FrameProtocol):
         whatever it computes, and is silent until it has.
         """
         return self._pinged_at is not None and self._clock() - self._pinged_at > SUSPECT_AFTER_S
+
+    @property
+    def can_take_more(self) -> bool:
+        if self.is_silent or self.transport is None:
+            return False
+        return self.transport.get_write_buffer_size() < MAX_UNSENT_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hang up on another user's process; asyncio calls this."""

@@ -14,7 +14,6 @@ from app.queueing.priority import LANES
 logger = logging.getLogger("ray.serve")
 OPEN_WITHIN_S = 5.0
 RECONNECT_AFTER_S = 1.0
-MAX_UNSENT_BYTES = 8 * 2**20  # with more of them a replica does not read what it is sent
 
 
 class ChannelPool:
@@ -46,7 +45,7 @@ class ChannelPool:
         }
         for name in known.near:
             note_silent(name, is_silent=name in there and there[name].is_silent)
-        usable = [channel for channel in there.values() if _can_take(channel)]
+        usable = [channel for channel in there.values() if channel.can_take_more]
         if not usable:
             return None
         # Of equals not always the same one: some that cannot answer this call are asked again.
@@ -110,9 +109,3 @@ async def connected(address: str) -> Channel:
         channel.abort()
         raise ConnectionRefusedError("it is another user's, or of another version")
     return channel
-
-
-def _can_take(channel: Channel) -> bool:
-    if channel.is_silent or channel.transport is None:
-        return False
-    return channel.transport.get_write_buffer_size() < MAX_UNSENT_BYTES

@@ -12,7 +12,6 @@ from app.grpc.receiver import (
     SHORT_PLACES,
     SHORT_WITHIN_S,
     Receiver,
-    ShortReceiver,
     max_message_bytes,
 )
 from app.queueing.uploads import SLOW_AFTER_S
@@ -65,15 +64,11 @@ def test_serves_own_proxies_take_what_a_gateway_does(tmp_path):
     assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(limit)
 
 
-def short_receiver() -> ShortReceiver:
-    return ShortReceiver(Receiver(SETTINGS))
-
-
 @pytest.mark.parametrize("announced", [30, None])
 def test_a_question_that_does_not_come_is_not_waited_for(announced):
     async def ended_at() -> float:
         with pytest.raises(SlowBodyError, match="send it in one piece"):
-            await short_receiver().receive(stalled_stream(), announced)
+            await Receiver(SETTINGS).receive_short(stalled_stream(), announced)
         return asyncio.get_running_loop().time()
 
     assert run_virtually(ended_at()) == SHORT_WITHIN_S
@@ -83,22 +78,23 @@ def test_a_question_that_does_not_come_is_not_waited_for(announced):
 async def test_a_question_of_more_than_some_kib_is_refused(announced):
     stream = stream_of(bytes(SHORT_BYTES + 1))
     with pytest.raises(BodyTooLargeError, match="16385 bytes, the limit of this method is 16384"):
-        await short_receiver().receive(stream, announced)
+        await Receiver(SETTINGS).receive_short(stream, announced)
 
 
 def test_questions_that_stall_give_way_to_those_that_come():
     """Each in its turn; the places are never more than they are."""
 
     async def scenario() -> list[str]:
-        receiver = short_receiver()
+        receiver = Receiver(SETTINGS)
         stalled = [
-            asyncio.create_task(receiver.receive(stalled_stream(), 30)) for _ in range(SHORT_PLACES)
+            asyncio.create_task(receiver.receive_short(stalled_stream(), 30))
+            for _ in range(SHORT_PLACES)
         ]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="64 messages are awaited"):
-            await receiver.receive(stream_of(b"question"), 30)
+            await receiver.receive_short(stream_of(b"question"), 30)
         await asyncio.sleep(SHORT_IS_SLOW_AFTER_S)
-        assert await receiver.receive(stream_of(b"question"), 30) == b"question"
+        assert await receiver.receive_short(stream_of(b"question"), 30) == b"question"
         await asyncio.wait(stalled, return_when=asyncio.FIRST_COMPLETED)
         assert [task.done() for task in stalled] == [True] + [False] * (SHORT_PLACES - 1)
         errors = await asyncio.gather(*stalled, return_exceptions=True)

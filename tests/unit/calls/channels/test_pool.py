@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from app.calls.channels import pool as pools
+from app.calls.channels.client import MAX_UNSENT_BYTES
 from app.calls.channels.frames import FrameProtocol
-from app.calls.channels.pool import MAX_UNSENT_BYTES
 from app.calls.channels.server import ChannelServer, _Connection
 from app.calls.messages import read_call
 from app.calls.remote import RemoteMember
