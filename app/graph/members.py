@@ -126,7 +126,7 @@ class Members:
         asked = {name: self._ask(name, images, request, times) for name in chosen}
         were_waited_for = False
         try:
-            if needed >= len(asked):  # the first failure ends it, or the request's own deadline
+            if asked and needed >= len(asked):  # the first failure ends it, or the deadline
                 await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
                 were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)
