@@ -78,11 +78,11 @@ class RequestObserver:
             record(name, self._parent, started, ended, attributes)
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
+    def decoding(self) -> Iterator[Interval]:
         """Time the Decoder's block; it records a span for every file itself."""
         self._stages["decode"] = interval = Interval(self.elapsed_ms())
         try:
-            yield
+            yield interval
         finally:
             interval.end_ms = self.elapsed_ms()
 
