@@ -20,8 +20,8 @@ from app.calls.ray_features import STAGE_ROUTER
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
-from app.graph.cascade import check_task
 from app.graph.service import answer_timeout_s
+from app.graph.task import check_task
 from app.oip.shared_memory import shared_memory_of
 from app.setting_values import check_redis_client
 from app.settings import Settings

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from app.calls.attempts import OF_RAY, as_tandem
-from app.errors import MORE_TIME, ConfigError, DeadlineError, OtherSetError
+from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.stages import MemberStage
@@ -17,7 +17,6 @@ from app.settings import AnswerPolicy, Settings
 from models.ensemble import is_sure
 from models.errors import TandemError
 from models.image_inputs import ImageInputs
-from models.manifest import Manifest
 from models.runtime import Pixels
 
 
@@ -118,19 +117,3 @@ def cascade_of(
         return None
     policy, patience_s = settings.answer_policy, settings.member_patience_s
     return Cascade(members, inputs, margin, fingerprint, policy, patience_s)
-
-
-def check_task(settings: Settings, manifest: Manifest) -> None:
-    """Check the settings against the set's task.
-
-    Raises:
-        ConfigError: a cascade of a multi-label set. Its margin is how far the best two of classes
-            that exclude each other are apart; scores of several classes may be high together.
-
-    """
-    if manifest.task == "multi_label" and settings.cascade_margin is not None:
-        raise ConfigError(
-            f"cascade_margin is {settings.cascade_margin:g}, and {manifest.name} is multi-label: "
-            "the margin is between the best two of classes that exclude each other, and these do "
-            "not; leave it out"
-        )

@@ -12,8 +12,8 @@ from app.accuracy_gate import check_accuracy
 from app.compute.child_process import Child
 from app.environment import has_haproxy
 from app.functions.trial import check_functions
-from app.graph.cascade import check_task
 from app.graph.keys import read_keys
+from app.graph.task import check_task
 from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
