@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.graph.service import EnsembleService
 from app.http.auth import KeyedRequests, describe_keys
+from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.open_inference import add_open_inference
 from app.http.pages import add_pages
-from app.http.unread_body import ClosedUnread
 from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.inference import Inference
 from app.responses import Classified, Ready, Results, ServedModels

@@ -13,7 +13,7 @@ from app.graph.observer import RequestObserver
 from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions
 from app.graph.service import EnsembleService
-from app.http.coded_body import read_coded_body, read_coded_chunks
+from app.http.body import read_coded_body, read_coded_chunks
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response, response_of, unexpected_response
 from app.http.form import FileForm

@@ -7,8 +7,8 @@ from starlette.types import Receive, Scope
 
 from app.graph.observer import RequestObserver
 from app.graph.request import RequestOptions
+from app.http.body import read_coded_body
 from app.http.classify import CACHE, REFUSED, timeout_s_of
-from app.http.coded_body import read_coded_body
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response
 from app.http.headers import Headers

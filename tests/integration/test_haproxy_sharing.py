@@ -177,7 +177,7 @@ def test_requests_that_do_not_begin_are_not_under_way(play) -> None:
 
 
 def test_who_was_answered_is_not_under_way_and_its_connection_ends(play) -> None:
-    """Whatever goes on to come; the Gateway closes its own connection (app/http/unread_body.py)."""
+    """Whatever goes on to come; the Gateway closes its own connection (app/http/body.py)."""
 
     async def scenario(server: Server, clients: Clients) -> None:
         ended = []
