@@ -59,6 +59,16 @@ def test_what_is_said_of_the_ladder_is_in_its_result(network, linked):
     assert f"| {linked} | {' | '.join(row)} |" in told, row
 
 
+def test_the_page_of_imagenet_is_written_from_its_result():
+    script = (
+        "import json, pathlib, sys; sys.path.insert(0, 'tests/load'); import imagenet_set; "
+        "result = json.loads(pathlib.Path('tests/load/results/imagenet.json').read_text()); "
+        "sys.stdout.write(imagenet_set.page(result))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode() == (ROOT / "docs/imagenet.md").read_text("utf-8")
+
+
 def test_what_is_said_of_the_tflite_set_is_in_its_result():
     told = (ROOT / "calibration/README.md").read_text("utf-8")
     result = json.loads((ROOT / "tests/load/results/mobilenets.json").read_text("utf-8"))

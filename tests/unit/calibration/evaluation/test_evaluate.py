@@ -46,7 +46,7 @@ def test_right_networks_are_right(tmp_path: Path, pictures: Path) -> None:
     assert record.cpu_ms_per_image["sure"]["FP16"] > 0
     assert record.size_mb["sure"]["FP16"] > 0
     assert record.int8_kernels == ""  # these have no convolution that is INT8... nor any
-    verdict = judge(read_manifest(folder))
+    verdict = judge(read_manifest(folder), argument=str(folder))
     assert verdict.status == "unknown"  # 21 images are few
     assert verdict.message in " ".join(done.stderr.split())
 

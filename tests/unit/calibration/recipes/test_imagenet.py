@@ -58,6 +58,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
                     Wheel(f"lite{number}", "1", sha256, 100_000),
                     f"lite{number}/net.pth",
                     ImageRecord(input_size=size, resize_shorter=size + 4),
+                    temperature=0.5 + size / 1000,
                 )
             )
         sha256 = served.add("scikit-image", "1", photographs())
@@ -117,6 +118,8 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
         member.source.endswith(lite.wheel.sha256 or "")
         for member, lite in zip(manifest.members, recipe.NETWORKS, strict=True)
     )
+    assert [m.temperature for m in manifest.members] == [n.temperature for n in recipe.NETWORKS]
+    assert manifest.temperature == recipe.ENSEMBLE_TEMPERATURE < 1
     assert manifest.license == "Apache-2.0"
     assert "terms of their own" in (model_set.folder / "README.md").read_text("utf-8")
     assert (

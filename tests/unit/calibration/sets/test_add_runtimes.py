@@ -178,7 +178,9 @@ def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
 
     path = write(tmp_path / "net.onnx", float_onnx())
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs onnxruntime.*'tandem\[onnxruntime\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs onnxruntime.*'tandem-serve\[onnxruntime\]'"
+    ):
         added(tmp_path, path, "onnxruntime")
     assert not (tmp_path / "sets").exists()
 

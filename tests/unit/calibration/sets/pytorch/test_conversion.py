@@ -112,7 +112,7 @@ def test_without_trust_no_process_starts(
 
 def test_torch_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"net\.pt needs torch.*'tandem\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"net\.pt needs torch.*'tandem-serve\[torch\]'"):
         convert(archive(tmp_path / "net.pt"))
 
 
