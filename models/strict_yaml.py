@@ -53,8 +53,16 @@ def read_yaml(path: Path) -> Any:
 
     """
     try:
-        return yaml.load(path.read_text("utf-8"), _StrictLoader)  # safe, and strict
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return parse_yaml(path.read_text("utf-8"), str(path))
+    except UnicodeDecodeError as error:
         raise YamlError(f"{path} is not YAML: {error}") from error
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one document; raise :class:`YamlError`, which names ``where``, as :func:`read_yaml`."""
+    try:
+        return yaml.load(text, _StrictLoader)  # safe, and strict
+    except yaml.YAMLError as error:
+        raise YamlError(f"{where} is not YAML: {error}") from error
     except RecursionError as error:
-        raise YamlError(f"{path} is not YAML as it is read here: nested too deeply") from error
+        raise YamlError(f"{where} is not YAML as it is read here: nested too deeply") from error

@@ -1,57 +1,113 @@
 """``tandem serve``: serves the ensemble on this machine, or puts it on a running cluster."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from app.launch.resolved_config import ServeOptions
+
 
 def serve(
+    context: typer.Context,
     model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
+        Path | None,
+        typer.Option(
+            envvar="TANDEM_CONFIG", help="Ray Serve configuration  (default: serve_config.yaml)"
+        ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    host: Annotated[
+        str | None, typer.Option(envvar="TANDEM_HOST", help="0.0.0.0 serves other machines")
+    ] = None,
+    port: Annotated[int | None, typer.Option(envvar="TANDEM_PORT", min=1, max=65535)] = None,
     address: Annotated[
-        str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
+        str | None,
+        typer.Option(
+            envvar="TANDEM_ADDRESS", help="a running Ray cluster to join: auto, or HOST:PORT"
+        ),
     ] = None,
     allow_unverified: Annotated[
         bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
+        typer.Option(
+            envvar="TANDEM_METRICS_PORT",
+            min=1,
+            max=65535,
+            help="for Prometheus  (default: 9464, or else a free one)",
+        ),
     ] = None,
     metrics_host: Annotated[
         str | None,
-        typer.Option(help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)"),
+        typer.Option(
+            envvar="TANDEM_METRICS_HOST",
+            help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)",
+        ),
     ] = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
+        int | None,
+        typer.Option(
+            envvar="TANDEM_GRPC_PORT",
+            min=1,
+            max=65535,
+            help="serve gRPC too, there  (default: not)",
+        ),
     ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print every setting and its source, and end")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --print-config: as JSON")] = False,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 
     With --address the graph is put on a running cluster instead, and taken off it at the end. The
-    cluster's nodes need the environment of configs/README.md to be fast.
+    cluster's nodes need the environment of configs/README.md to be fast. Every setting of the file
+    may be a variable, TANDEM_<SETTING>; a flag comes first, then a variable, then the file.
     """
-    from app.launch.serve import ServeOptions, run_service
+    from app.launch.resolved_config import ServeOptions
 
-    run_service(
-        ServeOptions(
-            model_set=model_set,
-            config=config,
-            host=host,
-            port=port,
-            address=address,
-            allow_unverified=allow_unverified,
-            metrics_port=metrics_port,
-            metrics_host=metrics_host,
-            api_keys_file=api_keys_file,
-            grpc_port=grpc_port,
-        )
+    options = ServeOptions(
+        model_set=model_set,
+        config=config,
+        host=host,
+        port=port,
+        address=address,
+        allow_unverified=allow_unverified or None,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        api_keys_file=api_keys_file,
+        grpc_port=grpc_port,
     )
+    if print_config:
+        _print_config(context, options, as_json=as_json)
+        return
+    if as_json:
+        raise typer.BadParameter("--json goes with --print-config")
+    from app.launch.serve import run_service
+
+    run_service(options)
+
+
+def _print_config(context: typer.Context, options: "ServeOptions", *, as_json: bool) -> None:
+    """Print the settings as YAML with comments, or as JSON: sources are flags, variables, files."""
+    from app.launch.resolved_config import resolved, unknown_variables
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    for line in unknown_variables():
+        typer.echo(line, err=True)
+    rows = resolved(options, flags)
+    if as_json:
+        typer.echo(json.dumps({name: vars(row) for name, row in rows.items()}, indent=2))
+        return
+    lines = {f"{name}: {json.dumps(row.value)}": row.source for name, row in rows.items()}
+    width = min(max(map(len, lines)), 48)
+    for line, source in lines.items():
+        typer.echo(f"{line:{width}}  # {source}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from app.functions.trial import check_functions
 from app.graph.keys import read_keys
 from app.graph.task import check_task
 from app.launch.application_check import check_capacity, oversubscribed
-from app.launch.config import ServeConfig, default_config
+from app.launch.config import ServeConfig
 from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
@@ -34,6 +34,7 @@ from app.launch.ray_cluster import (
     metrics_urls,
 )
 from app.launch.ray_features import check_installed_ray
+from app.launch.resolved_config import ServeOptions, read_config, unknown_variables
 from app.launch.run_folder import RAY
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
@@ -45,28 +46,12 @@ from models.memory import give_back_memory
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What the command line asks for; None leaves the configuration's own."""
-
-    model_set: str | None = None
-    config: Path | None = None
-    host: str | None = None
-    port: int | None = None
-    address: str | None = None  # of a running cluster; None starts a Ray of our own
-    allow_unverified: bool = False
-    metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
-    metrics_host: str | None = None  # where others reach that port; None: on loopback
-    api_keys_file: Path | None = None
-    grpc_port: int | None = None
-
-
 def run_service(options: ServeOptions) -> None:
     """Serve until a signal asks to stop."""
     if options.address == LOCAL:  # Ray's own name for one that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
-    for line in leave_out_unusable():
+    for line in (*leave_out_unusable(), *unknown_variables()):
         _warn(line)
     with (
         StopRequest() as stop,
@@ -135,13 +120,7 @@ def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[
 
 def _checked_config(options: ServeOptions) -> ServeConfig:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
-    config = ServeConfig.read(options.config or default_config()).with_overrides(
-        model_set=options.model_set,
-        host=options.host,
-        port=options.port,
-        grpc_port=options.grpc_port,
-    )
-    config = _with_access(config, options)
+    config = read_config(options)
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
         _check_ports(config, options)
         read_keys(config.settings)  # on a cluster its nodes have the keys
@@ -172,15 +151,6 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
 
 def _warn(text: str) -> None:
     console.print(f"[yellow]{escape(text)}[/]")
-
-
-def _with_access(config: ServeConfig, options: ServeOptions) -> ServeConfig:
-    """Return the configuration with the options that are settings of the application."""
-    if options.allow_unverified:
-        config = config.with_arguments(allow_unverified=True)
-    keys = options.api_keys_file or config.settings.api_keys_file
-    # A replica has another working directory.
-    return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
 
 
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:

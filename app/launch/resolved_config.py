@@ -1,0 +1,143 @@
+"""The configuration as ``tandem serve`` resolves it: a flag, else a variable, else the file.
+
+``TANDEM_<SETTING>`` is written as in the file. It is read here alone: replicas get the result.
+"""
+
+import difflib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from app.environment import (
+    CALLERS_KEY_VARIABLE,
+    GATEWAY_TIMEOUT,
+    KEYS_VARIABLE,
+    REGIONS_FOLDER,
+    whole_environment,
+)
+from app.launch.application_check import own_application, own_index
+from app.launch.config import ServeConfig, default_config
+from app.settings import Settings
+from models.strict_yaml import parse_yaml, read_yaml
+
+PREFIX = "TANDEM_"
+NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, REGIONS_FOLDER, GATEWAY_TIMEOUT} | {
+    "TANDEM_FORK_SERVER",  # and of tests:
+    *("TANDEM_CHROMIUM", "TANDEM_REDIS_SERVER", "TANDEM_KSERVE_PYTHON", "TANDEM_TEST_DATA"),
+    *("TANDEM_TEST_BASE_IMAGE", "TANDEM_PHOTOS", "TANDEM_KEY_FILE", "TANDEM_LOAD_NETWORK"),
+}
+UNIONS = (UnionType, Union)
+PASSWORD = re.compile(r"//[^/@\s]*@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What the command line asks for; None leaves the configuration's own."""
+
+    model_set: str | None = None
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    address: str | None = None  # of a running cluster; None starts a Ray of our own
+    allow_unverified: bool | None = None
+    metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
+    metrics_host: str | None = None  # where others reach that port; None: on loopback
+    api_keys_file: Path | None = None
+    grpc_port: int | None = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A setting's value, without a password that it may hold, and where it came from."""
+
+    value: Any
+    source: str
+
+
+def read_config(options: ServeOptions) -> ServeConfig:
+    """Read the file, and put the variables and then the command line's options into it.
+
+    Raises:
+        ConfigError: the file or a variable has a bad value; the message names both.
+
+    """
+    path = options.config or default_config()
+    config = ServeConfig.read(path)
+    if variables := settings_of_environment():
+        content = config.as_dict()
+        ours = content["applications"][own_index(content)]
+        ours["args"] = {**ours.get("args", {}), **variables}
+        config = ServeConfig.of(content, f"{path} with {', '.join(map(variable_of, variables))}")
+    config = config.with_overrides(
+        model_set=options.model_set,
+        host=options.host,
+        port=options.port,
+        grpc_port=options.grpc_port,
+    )
+    if options.allow_unverified is not None:
+        config = config.with_arguments(allow_unverified=options.allow_unverified)
+    keys = options.api_keys_file or config.settings.api_keys_file
+    # A replica has another working directory.
+    return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
+
+
+def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolved]:
+    """Return every option and setting; ``flags`` are the options of the command line's own."""
+    config, path = read_config(options), options.config or default_config()
+    content: dict[str, Any] = read_yaml(path)
+    in_file = {**(content.get("http_options") or {}), **own_application(content).get("args", {})}
+    if config.grpc_port is not None and options.grpc_port is None:
+        in_file["grpc_port"] = config.grpc_port
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    asked = {name for name, value in values.items() if value is not None}
+    asked |= settings_of_environment().keys()
+    values |= {"config": path, "host": config.http.host, "port": config.http.port}
+    values |= {"grpc_port": config.grpc_port, **config.settings.model_dump(mode="json")}
+    rows = {}
+    for name, value in values.items():
+        source = str(path) if name in in_file else "default"
+        if name in asked:
+            source = f"--{name.replace('_', '-')}" if name in flags else variable_of(name)
+        shown = PASSWORD.sub("//***@", str(value)) if isinstance(value, str | Path) else value
+        rows[name] = Resolved(shown, source)
+    return rows
+
+
+def variable_of(name: str) -> str:
+    """Return the variable of an option or a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def settings_of_environment() -> dict[str, Any]:
+    """Return the settings that variables name; one that is empty counts as not set."""
+    environment = whole_environment()
+    return {
+        name: _value(name, text)
+        for name in Settings.model_fields
+        if (text := environment.get(variable_of(name)))
+    }
+
+
+def _value(name: str, text: str) -> Any:
+    """Return what the file would hold: texts and paths as they are, the rest as YAML."""
+    annotation = Settings.model_fields[name].annotation
+    kinds = get_args(annotation) if get_origin(annotation) in UNIONS else (annotation,)
+    if text == "null" and NoneType in kinds:
+        return None
+    return text if {str, Path} & set(kinds) else parse_yaml(text, variable_of(name))
+
+
+def unknown_variables() -> list[str]:
+    """Return a warning for each variable that looks like a setting and is none."""
+    names = (*Settings.model_fields, *(field.name for field in fields(ServeOptions)))
+    settings = {variable_of(name) for name in names}
+    warnings = []
+    for name in sorted(whole_environment().keys() - settings - NO_SETTINGS):
+        if name.startswith(PREFIX):
+            close = difflib.get_close_matches(name, settings, 1)
+            hint = f"did you mean {close[0]}?" if close else "tandem serve --print-config names all"
+            warnings.append(f"{name} is no setting and changes nothing; {hint}")
+    return warnings

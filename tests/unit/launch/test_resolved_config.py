@@ -1,0 +1,191 @@
+"""Settings from the environment: a flag, else a variable, else the file; names that are none."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.errors import ConfigError
+from app.launch.config import ServeConfig
+from app.launch.resolved_config import (
+    NO_SETTINGS,
+    ServeOptions,
+    read_config,
+    resolved,
+    settings_of_environment,
+    unknown_variables,
+    variable_of,
+)
+from app.settings import Settings
+from models.strict_yaml import YamlError
+from tests.support.services.live_service import ROOT, TANDEM
+from tests.support.shipped_config import edited_config
+
+# As it is written in the variable, and what the setting is then; every setting has a row.
+VALUES = {
+    "model_set": ("imagenet", "imagenet"),
+    "model_dirs": ("[/models, other]", (Path("/models"), Path("other"))),
+    "weights": ("{resnet50: 2, densenet169: 1}", {"resnet50": 2.0, "densenet169": 1.0}),
+    "precision": ("FP16", "FP16"),
+    "allow_unverified": ("true", True),
+    "cascade_margin": ("0.7", 0.7),
+    "answer_policy": ("quorum", "quorum"),
+    "member_patience_s": ("0.5", 0.5),
+    "preprocess": ("package.module:function", "package.module:function"),
+    "combine": ("package.module:function", "package.module:function"),
+    "batch_sizes": ("[1, 4]", (1, 4)),
+    "backlog_batches": ("false", False),
+    "decoder": ("deployment", "deployment"),
+    "members": ("deployment", "deployment"),
+    "combiner": ("deployment", "deployment"),
+    "local_channels": ("no", False),
+    "streams": ("2", 2),
+    "affinity": ("true", True),
+    "decode_threads": ("3", 3),
+    "cache": ("redis://10.0.0.5:6379/0", "redis://10.0.0.5:6379/0"),
+    "cache_mib": ("128", 128),
+    "shared_memory": ("unproxied", "unproxied"),
+    "compile_cache": ("null", None),
+    "api_keys_file": ("/run/secrets/keys", Path("/run/secrets/keys")),
+    "max_body_bytes": ("1000", 1000),
+    "max_bytes_in_flight": ("100000000", 100_000_000),
+    "max_pixels": ("1000", 1000),
+    "max_full_pixels": ("1000", 1000),
+    "max_heavy_pixels": ("100000000", 100_000_000),
+    "max_files": ("3", 3),
+    "max_concurrent_requests": ("7", 7),
+    "target_wait_ms": ("null", None),
+    "max_queued_images": ("256", 256),
+    "default_top_k": ("1", 1),
+    "request_timeout_s": ("2.5", 2.5),
+    "answer_timeout_s": ("1", 1.0),
+    "trace_exporter": ("none", "none"),
+    "trace_endpoint": ("http://jaeger:4317", "http://jaeger:4317"),
+    "trace_dir": ("~/spans", Path("~/spans")),
+    "trace_mib": ("8", 8),
+}
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_has_a_variable(monkeypatch, name):
+    text, value = VALUES[name]
+    monkeypatch.setenv(variable_of(name), text)
+    assert getattr(read_config(ServeOptions()).settings, name) == value
+
+
+def test_a_flag_before_a_variable_before_the_file(monkeypatch, tmp_path):
+    config = edited_config(tmp_path, "args:", "args:\n      cache_mib: 3\n      max_files: 4")
+    for name in ("MODEL_SET", "MAX_FILES", "API_KEYS_FILE"):
+        monkeypatch.setenv(f"TANDEM_{name}", "9")
+    options = ServeOptions(config=config, model_set="of-the-flag", api_keys_file=Path("/keys"))
+    settings = read_config(options).settings
+    assert (settings.model_set, settings.max_files, settings.cache_mib) == ("of-the-flag", 9, 3)
+    assert settings.api_keys_file == Path("/keys")
+    rows = resolved(options, {"config", "model_set", "api_keys_file"})
+    assert rows["model_set"].source == "--model-set"
+    assert rows["max_files"].source == "TANDEM_MAX_FILES"
+    assert rows["cache_mib"].source == str(config)
+    assert rows["precision"].source == "default"
+
+
+def test_no_other_reader_of_a_file_takes_variables(monkeypatch):
+    """tandem tune writes what it reads; replicas read nothing but what they are given."""
+    monkeypatch.setenv("TANDEM_CACHE_MIB", "9")
+    assert ServeConfig.read(ROOT / "serve_config.yaml").settings.cache_mib == 64
+    assert Settings().cache_mib == 64
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch):
+    monkeypatch.setenv("TANDEM_CACHE_MIB", "")
+    assert settings_of_environment() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("CACHE_MIB", "many", "with TANDEM_CACHE_MIB: cache_mib: Input should be a valid integer"),
+        ("PRECISION", "INT4", "TANDEM_PRECISION: precision: Input should be"),
+        ("MAX_BODY_BYTES", "999999999", "max_bytes_in_flight is 268435456"),
+        ("REQUEST_TIMEOUT_S", "40", "Gateway has a graceful_shutdown_timeout_s of 12"),
+        ("CACHE", "redis://:secret@host", "cache is no address of a Redis"),
+    ],
+)
+def test_a_bad_value_names_its_variable(monkeypatch, name, text, says):
+    monkeypatch.setenv(f"TANDEM_{name}", text)
+    with pytest.raises(ConfigError, match=re.escape(says)) as refused:
+        read_config(ServeOptions())
+    assert f"TANDEM_{name}" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_value_that_is_no_yaml_names_its_variable(monkeypatch):
+    monkeypatch.setenv("TANDEM_BATCH_SIZES", "[1, 4")
+    with pytest.raises(YamlError, match="TANDEM_BATCH_SIZES is not YAML"):
+        read_config(ServeOptions())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("TANDEM_MODELSET", "did you mean TANDEM_MODEL_SET?"),
+        ("TANDEM_CACHE_MB", "did you mean TANDEM_CACHE_MIB?"),
+        ("TANDEM_PROT", "did you mean TANDEM_PORT?"),
+        ("TANDEM_QQQ", "--print-config names all"),
+    ],
+)
+def test_an_unknown_variable_is_warned_of(monkeypatch, name, hint):
+    monkeypatch.setenv(name, "secret")
+    warning = next(line for line in unknown_variables() if line.startswith(f"{name} "))
+    assert hint in warning
+    assert "secret" not in warning
+
+
+def test_no_variable_of_the_project_is_warned_of(monkeypatch):
+    """Those that are no settings are listed: every name in code, files and tests counts."""
+    this = Path(__file__)
+    texts = [
+        path.read_text("utf-8")
+        for folder in ("app", "configs", "tests/e2e", "tests/load", "tests/support", ".ci")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh", ".service", ".yml") and path != this
+    ]
+    used = set(re.findall(r"\bTANDEM_[A-Z_]+\b", "\n".join(texts)))
+    assert used >= {"TANDEM_API_KEYS", "TANDEM_HOST", "TANDEM_CHROMIUM"}
+    for name in used | NO_SETTINGS:
+        monkeypatch.setenv(name, "1")
+    assert unknown_variables() == []
+
+
+def printed(*arguments: str, **variables: str) -> str:
+    done = subprocess.run(
+        [TANDEM, "serve", "--print-config", *arguments],
+        env=os.environ | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_print_config_shows_values_and_sources():
+    variables = {"TANDEM_HOST": "0.0.0.0", "TANDEM_PORT": "1", "TANDEM_STREAMS": "2"}
+    variables["TANDEM_CACHE"] = "redis://user:secret@host:6379/1"
+    text = printed("--port", "8001", **variables)
+    assert "secret" not in text
+    sources = dict(re.findall(r"^(\w+): .*  # (.*)$", text, re.MULTILINE))
+    values = yaml.safe_load(text)
+    assert values.keys() == sources.keys() >= Settings.model_fields.keys()
+    assert (values["port"], sources["port"]) == (8001, "--port")
+    assert (values["host"], sources["host"]) == ("0.0.0.0", "TANDEM_HOST")
+    assert (values["streams"], sources["streams"]) == (2, "TANDEM_STREAMS")
+    assert (values["cache"], sources["cache"]) == ("redis://***@host:6379/1", "TANDEM_CACHE")
+    assert sources["model_set"] == "serve_config.yaml"
+    assert (values["cache_mib"], sources["cache_mib"]) == (64, "default")
+    rows = json.loads(printed("--port", "8001", "--json", **variables))
+    assert {name: row["value"] for name, row in rows.items()} == values
+    assert {name: row["source"] for name, row in rows.items()} == sources
