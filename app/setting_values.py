@@ -1,5 +1,6 @@
 """What single settings may say: addresses, names of functions, room in the queues."""
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
@@ -18,6 +19,12 @@ TRACE_ENDPOINTS = {
     "otlp": (("http", "https"), "http://HOST:4317 (gRPC) or http://HOST:4318"),
     "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
 }
+
+# Scheme, host and port; a scheme's usual port is left out, and letters are small.
+ORIGIN = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://"
+    r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,15 @@ def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         is_one = False
     if not is_one:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
+
+
+def check_origin(given: str) -> None:
+    """Raise ValueError if it is no origin as browsers write it (RFC 6454), nor ``*``."""
+    if given != "*" and not ORIGIN.fullmatch(given):
+        raise ValueError(
+            f"{given[:80]!r} is no origin: give scheme, host and port as https://shop.example or "
+            "http://localhost:3000, in small letters, without a path or a slash at the end, or '*'"
+        )
 
 
 def check_function_name(given: str) -> None:

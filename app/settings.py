@@ -14,6 +14,7 @@ from app.setting_values import (
     check_cache_address,
     check_form_fits,
     check_function_name,
+    check_origin,
     check_trace_endpoint,
 )
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
@@ -127,6 +128,11 @@ class Settings(BaseModel):
         description="only callers with a key of this file (one a line), or of the variable "
         "TANDEM_API_KEYS, are let in; null: no file",
     )
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        description="pages of these origins may call from a browser (CORS), with a key where one "
+        'is wanted: https://shop.example, as its address bar has it without a path, or "*": all',
+    )
     max_body_bytes: int = Field(20 * MIB, ge=1, description="of one request, all files together")
     max_bytes_in_flight: int = Field(
         256 * MIB,
@@ -229,6 +235,13 @@ class Settings(BaseModel):
                 "local, and could read and write shared memory; where there is none in front, set "
                 "shared_memory: unproxied"
             )
+        return given
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_some(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in given:
+            check_origin(origin)
         return given
 
     @field_validator("cache")

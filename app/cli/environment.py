@@ -22,6 +22,10 @@ def environment(
     application: Annotated[
         str, typer.Option(help="its name in serve_config.yaml: HAProxy's limits are for it alone")
     ] = APPLICATION,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="one of the settings' allowed_origins, for HAProxy's own answers"),
+    ] = None,
     where: Annotated[
         bool, typer.Option("--where", help="print only the folder of serve_config.yaml and configs")
     ] = False,
@@ -40,7 +44,9 @@ def environment(
     for warning in check_variables(name for name in values if name.startswith("RAY_")):
         typer.echo(warning, err=True)
     place.mkdir(parents=True, exist_ok=True)
-    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(application=application)
+    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
+        application=application, origins=allowed_origin or ()
+    )
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
     if IS_INSTALLED:  # where "import_path: app.main:build" is; in a checkout Python knows by itself

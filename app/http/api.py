@@ -17,6 +17,7 @@ from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.open_inference import add_open_inference
+from app.http.origins import AllowedOrigins
 from app.http.pages import add_pages
 from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.inference import Inference
@@ -85,7 +86,7 @@ class TandemAPI(FastAPI):
     """The HTTP interface: one route that takes images, and FastAPI for all others.
 
     FastAPI only describes the first one. Every request passes the same middlewares, which observe
-    it and ask for a key.
+    it, answer pages of other origins and ask for a key.
     """
 
     def __init__(self, service: EnsembleService) -> None:
@@ -106,7 +107,9 @@ class TandemAPI(FastAPI):
         self.classify = ClassifyRoute(service)
         keys = service.keys
         keyed = KeyedRequests(self._dispatch, keys) if keys else self._dispatch
-        self._front = ClosedUnread(ObservedRequests(keyed))
+        origins = service.settings.allowed_origins
+        front = AllowedOrigins(keyed, origins) if origins else keyed
+        self._front = ClosedUnread(ObservedRequests(front))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""

@@ -20,15 +20,15 @@ def put_haproxy_in_front(
 
     """
     http, tls = config.http, tls_of(config.http)
-    max_requests = config.settings.max_concurrent_requests
+    max_requests, origins = config.settings.max_concurrent_requests, config.settings.allowed_origins
     if is_joining or not has_haproxy():
         if tls is not None:
             _check_without_ours(config, tls)
-        haproxy.write(max_requests=max_requests, application=config.name)
+        haproxy.write(max_requests=max_requests, application=config.name, origins=origins)
         return config
     is_moved = http.host != GATEWAYS_HOST
     moved = listening_on(http.host, http.port, config.grpc_port) if is_moved else []
-    haproxy.write(tls, max_requests, moved, config.name)
+    haproxy.write(tls, max_requests, moved, config.name, origins)
     return config.without_tls().with_http_options(host=GATEWAYS_HOST)
 
 

@@ -1,5 +1,6 @@
 """A service with keys and TLS: who gets in, with what, and where a key is never seen."""
 
+import base64
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from playwright.sync_api import Browser, expect
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.certificates import Root, Signed
+from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import descendants, reachable_ports, serve_logs, title
@@ -24,6 +26,17 @@ from tests.support.services.stopping import lent
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
+SHOP_PAGE = b"""<!doctype html><meta charset=utf-8><link rel=icon href=data:,>
+<title>A shop</title><h1>A shop</h1><pre id=out></pre>"""
+ASK = """async ([url, method, key, photo, more]) => {
+    const body = photo && Uint8Array.from(atob(photo), (c) => c.charCodeAt(0));
+    const headers = { authorization: `Bearer ${key}`, "x-request-timeout-seconds": "60", ...more };
+    const row = await fetch(url, { method, headers, body }).then(
+        async (answer) => [answer.status, answer.headers.get("x-request-id"), await answer.json()],
+        (error) => [String(error)]);
+    out.textContent += `${method} ${url}\\n  ${JSON.stringify(row).slice(0, 150)}\\n`;
+    return row;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +53,21 @@ def grpc_port(free_port: Callable[[], int]) -> int:
 
 
 @pytest.fixture(scope="module")
+def shop() -> Iterator[ThreadedServer]:
+    """Another site; by the names 127.0.0.1 and localhost it is two origins for a browser."""
+
+    class Page(QuietRequest):
+        def do_GET(self) -> None:
+            self.send(200, SHOP_PAGE, content_type="text/html")
+
+    with ThreadedServer(Page) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def guarded(
     start_process: Start,
+    shop: ThreadedServer,
     signed: Signed,
     key_file: Path,
     grpc_port: int,
@@ -54,6 +80,7 @@ def guarded(
             "ssl_certfile": str(signed.certificate),
             "ssl_keyfile": str(signed.key),
         }
+        config["applications"][0]["args"]["allowed_origins"] = [shop.url]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
         keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
@@ -223,3 +250,32 @@ def test_the_page_asks_for_a_key_and_keeps_it(
         page.reload()
         expect(page.locator("#labels li").first).to_be_visible()
         expect(field).to_be_hidden()
+
+
+@pytest.mark.browser
+def test_a_page_of_another_site_calls_if_it_is_allowed(
+    browser: Browser, url: str, shop: ThreadedServer, photo: bytes, photo_label: str, tmp_path: Path
+) -> None:
+    """It sends a key and a time limit, so that the browser asks first, and reads what it gets."""
+    context = browser.new_context(ignore_https_errors=True)
+    page = context.new_page()
+    classify, picture = f"{url}/v1/classify", base64.b64encode(photo).decode()
+    page.goto(shop.url)
+    status, request_id, answer = page.evaluate(ASK, [classify, "POST", KEY, picture])
+    assert (status, answer["predictions"][0]["label"]) == (200, photo_label)
+    assert request_id == answer["request_id"]
+    refused = [
+        page.evaluate(ASK, [classify, "POST", f"{KEY}x", picture]),
+        page.evaluate(ASK, [classify, "POST", KEY, base64.b64encode(b"no image").decode()]),
+        # HAProxy's own answer to 15 KB of headers: the preflight before it has their names alone.
+        page.evaluate(ASK, [classify, "POST", KEY, None, {"x-long": "x" * 15_400}]),
+    ]
+    codes = [(row[0], row[2]["error"]["code"]) for row in refused]
+    assert codes == [(401, "unauthorized"), (400, "not_an_image"), (400, "bad_request")]
+    page.screenshot(path=tmp_path / "allowed.png")
+
+    page.goto(shop.url.replace("127.0.0.1", "localhost"))
+    (error,) = page.evaluate(ASK, [classify, "POST", KEY, picture])
+    assert error == "TypeError: Failed to fetch"
+    page.screenshot(path=tmp_path / "refused.png")
+    context.close()

@@ -12,7 +12,7 @@ from app.graph.parameters import TIMEOUT_HEADER
 from app.launch.haproxy.answers import ERROR_RESPONSES
 from app.launch.haproxy.refusals import ASK_EVERY_MS
 from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
-from tests.support.haproxy_process import MAX_REQUESTS, haproxy_before
+from tests.support.haproxy_process import MAX_REQUESTS, ORIGIN, haproxy_before
 
 
 class Gated:
@@ -78,7 +78,9 @@ def beside(ports: tuple[int, int], scenario: Callable, path: str = "/v1/classify
         async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
 
             def ask() -> "asyncio.Task[httpx.Response]":
-                return asyncio.create_task(client.post(url, headers={REFUSED_HEADER: "777"}))
+                return asyncio.create_task(
+                    client.post(url, headers={REFUSED_HEADER: "777", "origin": ORIGIN})
+                )
 
             await _answering(client, url, gateway)
             await scenario(gateway, ask)
@@ -113,6 +115,7 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
             answer = task.result()
             refused += 1
             assert answer.status_code == 429
+            assert answer.headers["access-control-allow-origin"] == ORIGIN
             error = answer.json()["error"]  # the Open Inference Protocol's is a text
             text = error["message"] if path.startswith("/v1") else error
             assert text.startswith(f"{MAX_REQUESTS} requests are under way for each Gateway")

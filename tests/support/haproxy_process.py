@@ -10,6 +10,7 @@ from app.launch.haproxy.command import haproxy_binary
 from app.launch.haproxy.edit import sed_script
 
 MAX_REQUESTS = 12
+ORIGIN = "https://shop.example"  # of pages that may read its answers
 # What matters of Serve's own (haproxy_templates.py).
 CONFIG = """\
 global
@@ -45,7 +46,11 @@ def haproxy_before(front: int, back: int, folder: Path) -> Iterator[None]:
     config = folder / "haproxy.cfg"
     config.write_text(CONFIG.format(front=front, back=back), "ascii")
     ours = edits.backend_of("http", "tandem")
-    rules = [*edits.always(), *edits.of_requests(ours, MAX_REQUESTS), *edits.for_own(ours)]
+    rules = [
+        *edits.always(),
+        *edits.of_requests(ours, MAX_REQUESTS, [ORIGIN]),
+        *edits.for_own(ours),
+    ]
     subprocess.run(["sed", "-i", "-E", sed_script(rules), config], check=True)
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
     try:

@@ -77,18 +77,23 @@ class HaproxyCommand:
         max_requests: int | None = None,
         moved: Sequence[Edit] = (),
         application: str = APPLICATION,
+        origins: Sequence[str] = (),
     ) -> None:
         """Write the command; with ``tls`` the service's port speaks only TLS.
 
         ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
         ``moved`` are the edits of where it listens, if Serve is told another address. Limits are of
-        the ``application`` of that name: others have none of ours.
+        the ``application`` of that name: others have none of ours. Pages of ``origins`` may read
+        what HAProxy answers itself.
 
         Raises:
             ConfigError: HAProxy is not installed, or Serve's template has no place for an edit.
 
         """
-        binary, edits = haproxy_binary(), [*moved, *self._all(tls, max_requests, application)]
+        binary, edits = (
+            haproxy_binary(),
+            [*moved, *self._all(tls, max_requests, application, origins)],
+        )
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_text(sed_script(edits), "ascii")
@@ -121,9 +126,11 @@ class HaproxyCommand:
             self.check_started()
             raise
 
-    def _all(self, tls: Tls | None, max_requests: int | None, application: str) -> list[Edit]:
+    def _all(
+        self, tls: Tls | None, max_requests: int | None, application: str, origins: Sequence[str]
+    ) -> list[Edit]:
         http, grpc = backend_of("http", application), backend_of("grpc", application)
-        edits = [*always(), of_frontend(), *of_requests(http, max_requests)]
+        edits = [*always(), of_frontend(), *of_requests(http, max_requests, origins)]
         edits += of_calls(grpc, max_requests)
         if environment_value(HAPROXY_LOG) is None:
             edits.append(unlogged())

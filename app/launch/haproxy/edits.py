@@ -5,6 +5,7 @@ happens before an application is known, as headers that do not come, is the same
 """
 
 import re
+from collections.abc import Sequence
 
 from app.environment import GATEWAY_TIMEOUT_S, gateway_timeout_s
 from app.graph.parameters import TIMEOUT_HEADER
@@ -18,6 +19,7 @@ from app.launch.haproxy.answers import (
     error_body,
 )
 from app.launch.haproxy.edit import Edit, appended
+from app.launch.haproxy.origins import of_origins
 from app.launch.haproxy.refusals import HEARD, IS_CLASSIFY, http_refusals, stick_table, under_way
 from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS, TIMEOUT_COPY
 
@@ -69,7 +71,7 @@ RETRY = "retry-on conn-failure empty-response"
 
 # Serve need not watch for the client's going away on these routes: the Gateway does, for less
 # (app/http/disconnect.py).
-UNWATCHED = f"http-request set-header x-request-disconnect-disabled ?1 if METH_POST {IS_CLASSIFY}"
+UNWATCHED = f"http-request set-header x-request-disconnect-disabled ?1 if {IS_CLASSIFY}"
 
 # Who is answered before the whole body is there must be told that the connection ends: the Gateway
 # ends its own, and HAProxy then closes the client's.
@@ -119,14 +121,15 @@ def always() -> list[Edit]:
     ]
 
 
-def of_requests(section: str, max_requests: int | None) -> list[Edit]:
+def of_requests(section: str, max_requests: int | None, origins: Sequence[str] = ()) -> list[Edit]:
     """Return what HAProxy does with our application's requests; ``section`` is its backend.
 
     Headers that Serve stumbles over go, and those that only HAProxy and the Gateway may send. Slow
     clients are cut (slow loris). ``max_requests`` are under way for each Gateway, and it refuses
-    what comes beyond; None: any number.
+    what comes beyond; None: any number. Pages of these ``origins`` read what it answers itself.
     """
     limits = [
+        *of_origins(origins),
         *answers(status for status in ERROR_RESPONSES if status not in WITHOUT_PATH),
         *PROTOCOL_ERRORS,
         OVERLONG,

@@ -38,7 +38,7 @@ HEARD = [
     f"http-response del-header {LIMIT_HEADER}",
 ]
 # The routes that classify; the Open Inference Protocol's has its own form of errors.
-IS_CLASSIFY, IS_INFER = "{ path_end /v1/classify /infer }", "{ path_end /infer }"
+IS_CLASSIFY, IS_INFER = "METH_POST { path_end /v1/classify /infer }", "{ path_end /infer }"
 SENT_ON, ANSWERED = "int(0)", "int(1)"  # rows of a backend's table, of requests that are there
 
 

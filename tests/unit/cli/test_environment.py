@@ -21,6 +21,13 @@ def evaluated(text: str) -> dict[str, str]:
     return {name: "".join(shlex.split(value)) for name, _, value in pairs if name != "PWD"}
 
 
+def test_haproxy_hears_which_pages_may_read_its_answers(tmp_path):
+    tandem("environment", "--folder", tmp_path, "--allowed-origin", "https://shop.example")
+    assert "req.hdr(origin) -m str https://shop.example" in (tmp_path / "edits.sed").read_text()
+    tandem("environment", "--folder", tmp_path)
+    assert "origin" not in (tmp_path / "edits.sed").read_text()
+
+
 def test_a_shell_gets_the_nodes_environment(tmp_path):
     result = tandem("environment", "--folder", tmp_path / "a folder")
     assert result.exit_code == 0

@@ -15,6 +15,7 @@ from app.launch.haproxy.answers import WITHOUT_PATH, answers
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edits import BEGIN, OVERLONG, UNWATCHED, WHOLE, backend_of
 from app.launch.haproxy.grpc_rules import COPY_DEADLINE
+from app.launch.haproxy.refusals import IS_CLASSIFY
 from app.queueing.haproxy_headers import INTERNAL_HEADERS
 from tests.support.fake_haproxy import STARTED
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
@@ -102,7 +103,7 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
     config = write_serves_config(tmp_path / "haproxy.cfg", ports=PORTS, replicas={"http": 30000})
     found = edited(command, config)
     lines = found["backend http-tandem"]
-    ours = "if { path_end /v1/classify /infer }"
+    ours = f"if {IS_CLASSIFY}"
     first = lines.index(f"http-request set-var(txn.gateways) nbsrv(http-tandem) {ours}")
     *rules, wait, count, track, answered = lines[first:][:17]
     assert wait == BEGIN

@@ -1,0 +1,50 @@
+"""Cross-origin requests of browsers (CORS): other sites' pages may call, and read what is answered.
+
+Starlette's middleware does it. HAProxy adds the same headers to answers of its own
+(:mod:`app.launch.haproxy.origins`).
+"""
+
+from starlette.datastructures import Headers as RequestHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from app.errors import MAX_SHOWN
+from app.http.errors import error_response
+from app.http.headers import new_request_id
+from app.messages import Fault
+
+METHODS = ("GET", "HEAD", "POST")
+# Of an answer, what a script may read beside its body and the headers that it always may.
+EXPOSED = (
+    "inference-header-content-length",
+    "retry-after",
+    "www-authenticate",
+    "x-request-id",
+    "x-trace-id",
+)
+
+
+class AllowedOrigins(CORSMiddleware):
+    """Answers preflights, which have no key, and marks every other answer, errors too."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        super().__init__(app, origins, METHODS, allow_headers=("*",), expose_headers=EXPOSED)
+
+    def preflight_response(self, request_headers: RequestHeaders) -> Response:
+        """Return Starlette's answer; a refusal has the service's own form."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        origin, method = (
+            request_headers.get(name, "")[:MAX_SHOWN]
+            for name in ("origin", "access-control-request-method")
+        )
+        text = (
+            f"a page of {origin!r} may not send {method}: the service's allowed_origins name the "
+            f"pages that may, and they may send {', '.join(METHODS)}"
+        )
+        refusal = error_response(Fault(400, "origin", text), new_request_id())
+        del answer.headers["content-length"], answer.headers["content-type"]
+        refusal.headers.update(answer.headers)
+        return refusal
