@@ -125,8 +125,8 @@ class Settings(BaseModel):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="only callers with a key of this file (one a line), or of the variable "
-        "TANDEM_API_KEYS, are let in; null: no file",
+        description="only callers with a key of this file (one a line, or NAME:KEY), or of the "
+        "variable TANDEM_API_KEYS, are let in; it is read again when it changes; null: no file",
     )
     allowed_origins: tuple[str, ...] = Field(
         (),

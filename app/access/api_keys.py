@@ -12,6 +12,7 @@ from models.errors import TandemError
 
 MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what "Bearer" may carry
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAKE_ONE = "openssl rand -hex 32 makes one"
 
 
@@ -22,15 +23,17 @@ class ApiKeyError(TandemError):
 
 
 def keys_in(text: str, where: str) -> list[str]:
-    """Return the keys of ``text``, one a line; blank lines and those that begin with # are not.
+    """Return the lines of ``text`` that hold a key, ``KEY`` or ``NAME:KEY``; # begins a comment.
 
     Raises:
-        ApiKeyError: no key, or one that is too short or has other characters; named by its line.
+        ApiKeyError: no key, one that is too short or has other characters, or a name that is none;
+            named by its line.
 
     """
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     keys = [(number, line) for number, line in lines if line and not line.startswith("#")]
-    for number, key in keys:
+    for number, line in keys:
+        name, colon, key = line.rpartition(":")
         if len(key) < MIN_LENGTH:
             raise ApiKeyError(
                 f"{where}, line {number}: a key of {len(key)} characters, the least is "
@@ -41,13 +44,24 @@ def keys_in(text: str, where: str) -> list[str]:
                 f"{where}, line {number}: a key is letters, digits and ._~+/- with = at its end; "
                 f"{MAKE_ONE}"
             )
+        if colon and not NAME.fullmatch(name):
+            raise ApiKeyError(
+                f"{where}, line {number}: a key's name is 1 to 64 letters, digits and ._- before "
+                "the colon"
+            )
     if not keys:
         raise ApiKeyError(f"{where} holds no key; {MAKE_ONE}, one a line")
-    return [key for _, key in keys]
+    return [line for _, line in keys]
+
+
+def name_and_key(line: str) -> tuple[str, str]:
+    """Return both parts of one of :func:`keys_in`'s lines; the name is empty where it has none."""
+    name, _, key = line.rpartition(":")
+    return name, key
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Return the keys of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
+    """Return :func:`keys_in` of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -73,9 +87,12 @@ def sent_key(key_file: Path | None) -> str | None:
 
     """
     if key_file is not None:
-        return read_key_file(key_file)[0]
-    text = callers_key_of_environment()
-    return keys_in(text, CALLERS_KEY_VARIABLE)[0] if text else None
+        lines = read_key_file(key_file)
+    elif text := callers_key_of_environment():
+        lines = keys_in(text, CALLERS_KEY_VARIABLE)
+    else:
+        return None
+    return name_and_key(lines[0])[1]
 
 
 def key_headers(key_file: Path | None) -> dict[str, str]:

@@ -3,39 +3,97 @@
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-from app.access.api_keys import keys_in, read_key_file, readable_by_others
+from app.access.api_keys import (
+    ApiKeyError,
+    keys_in,
+    name_and_key,
+    read_key_file,
+    readable_by_others,
+)
+from app.access.file_stamp import file_stamp
 from app.environment import KEYS_VARIABLE, keys_of_environment
 from app.errors import UnauthorizedError
+from app.metrics.meter import meter
+from app.metrics.table import KEY_REQUESTS
 from app.settings import Settings
 
 logger = logging.getLogger("ray.serve")
+UNNAMED = "unnamed"  # a key without a name, in the metric
+LOOK_EVERY_S = 1.0
+
+
+class KeyFile:
+    """Keys of a file that is read again when it changes; the old ones hold while it cannot be."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._stamp, self._looked = file_stamp(path), clock()
+        self._names = self._read()
+
+    def names(self) -> dict[bytes, str]:
+        """Return the keys' names by their hashes; look at the file once a second at most."""
+        if self._clock() - self._looked >= LOOK_EVERY_S:
+            self._looked = self._clock()
+            before, self._stamp = self._stamp, file_stamp(self._path)
+            if self._stamp != before:
+                self._read_again()
+        return self._names
+
+    def _read_again(self) -> None:
+        try:
+            self._names = self._read()
+            logger.info("%s changed: %d keys are accepted now", self._path, len(self._names))
+        except ApiKeyError as error:
+            logger.error("%s; the keys of before are accepted until it is right", error.message)
+
+    def _read(self) -> dict[bytes, str]:
+        names = _by_hash(read_key_file(self._path))
+        if warning := readable_by_others(self._path):
+            logger.warning(warning)
+        return names
 
 
 class Keys:
     """The keys that are accepted, as hashes; nothing here can tell one."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple({_digest(key.encode("ascii")) for key in keys})
+    def __init__(self, lines: Iterable[str], file: KeyFile | None = None) -> None:
+        """Accept the keys of ``lines``, each ``KEY`` or ``NAME:KEY``, and those of ``file``."""
+        self._fixed, self._file = _by_hash(lines), file
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._names())
+
+    def _names(self) -> dict[bytes, str]:
+        return self._fixed if self._file is None else self._file.names() | self._fixed
 
     def know(self, key: bytes) -> bool:
-        """Tell whether ``key`` is one of them, in the same time whichever it is."""
-        digest, is_known = _digest(key), False
-        for own in self._digests:
-            is_known |= hmac.compare_digest(own, digest)
-        return is_known
+        """Tell whether ``key`` is one of them."""
+        return self._name_of(key) is not None
+
+    def _name_of(self, key: bytes) -> str | None:
+        """Return the name of ``key``, None if it is none, in the same time whichever it is."""
+        digest, its_name = _digest(key), None
+        for own, name in self._names().items():
+            its_name = name if hmac.compare_digest(own, digest) else its_name
+        return its_name
 
     def check(self, sent: Sequence[str]) -> None:
-        """Raise :class:`UnauthorizedError` unless the one header has a key; without keys never."""
+        """Raise :class:`UnauthorizedError` unless the one header has a key; without keys never.
+
+        Who is let in is counted by the key's name.
+        """
         if not self:
             return
         scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
-        if scheme.lower() == "bearer" and self.know(key.strip().encode("utf-8", "replace")):
-            return
+        if scheme.lower() == "bearer":
+            name = self._name_of(key.strip().encode("utf-8", "replace"))
+            if name is not None:
+                meter.count(KEY_REQUESTS, key=name)
+                return
         error = UnauthorizedError(
             "that is none of this service's keys"
             if sent
@@ -43,6 +101,11 @@ class Keys:
         )
         error.is_given = bool(sent)
         raise error
+
+
+def _by_hash(lines: Iterable[str]) -> dict[bytes, str]:
+    parts = map(name_and_key, lines)
+    return {_digest(key.encode("ascii")): name or UNNAMED for name, key in parts}
 
 
 def _digest(key: bytes) -> bytes:
@@ -58,11 +121,7 @@ def read_keys(settings: Settings) -> Keys:
             holds none: a service that should have had keys does not start without.
 
     """
-    keys: list[str] = []
-    if path := settings.api_keys_file:
-        keys += read_key_file(path)
-        if warning := readable_by_others(path):
-            logger.warning(warning)
-    if (text := keys_of_environment()) is not None:
-        keys += keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
-    return Keys(keys)
+    file = KeyFile(path) if (path := settings.api_keys_file) else None
+    text = keys_of_environment()
+    lines = [] if text is None else keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
+    return Keys(lines, file)

@@ -133,11 +133,12 @@ def _value(name: str, text: str) -> Any:
 def unknown_variables() -> list[str]:
     """Return a warning for each variable that looks like a setting and is none."""
     names = (*Settings.model_fields, *(field.name for field in fields(ServeOptions)))
-    settings = {variable_of(name) for name in names}
+    settings = {name.upper() for name in names}
     warnings = []
-    for name in sorted(whole_environment().keys() - settings - NO_SETTINGS):
-        if name.startswith(PREFIX):
+    for variable in sorted(whole_environment().keys() - NO_SETTINGS):
+        name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and name not in settings:
             close = difflib.get_close_matches(name, settings, 1)
-            hint = f"did you mean {close[0]}?" if close else "tandem serve --print-config names all"
-            warnings.append(f"{name} is no setting and changes nothing; {hint}")
+            hint = f"did you mean {PREFIX}{close[0]}?" if close else "--print-config names all"
+            warnings.append(f"{variable} is no setting and changes nothing; {hint}")
     return warnings

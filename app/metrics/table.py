@@ -51,6 +51,13 @@ REQUESTS = Metric(
     "operation: classify on every route that classifies images, else other",
     ("route", "status", "operation"),
 )
+KEY_REQUESTS = Metric(
+    "tandem_key_requests",
+    "counter",
+    "requests that were let in, by the name of their key; unnamed: it has none",
+    ("key",),
+    when="there are keys",
+)
 REFUSED_BEFORE = Metric(
     "tandem_refused_before",
     "counter",

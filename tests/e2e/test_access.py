@@ -20,7 +20,14 @@ from tests.support.certificates import Root, Signed
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
-from tests.support.services.processes import descendants, reachable_ports, serve_logs, title
+from tests.support.services.processes import (
+    EVENTUALLY_S,
+    descendants,
+    reachable_ports,
+    serve_logs,
+    title,
+    wait_until,
+)
 from tests.support.services.stopping import lent
 
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
@@ -37,6 +44,7 @@ ASK = """async ([url, method, key, photo, more]) => {
     out.textContent += `${method} ${url}\\n  ${JSON.stringify(row).slice(0, 150)}\\n`;
     return row;
 }"""
+NEW = "new-e2e-key.0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -279,3 +287,28 @@ def test_a_page_of_another_site_calls_if_it_is_allowed(
     assert error == "TypeError: Failed to fetch"
     page.screenshot(path=tmp_path / "refused.png")
     context.close()
+
+
+def test_keys_and_certificate_are_renewed_while_it_serves(
+    guarded: Service, url: str, root: Root, signed: Signed, key_file: Path, trusting: httpx.Client
+) -> None:
+    def status(key: str) -> int:
+        return trusting.get("/v1/models", headers=bearer(key)).status_code
+
+    key_file.unlink()  # then the old one holds
+    key_file.write_text(f"team-a:{NEW}\n{KEY}\n")
+    wait_until(lambda: status(NEW) == 200, EVENTUALLY_S, "the new key is not taken")
+    assert status(KEY) == status(OTHER) == 200
+    key_file.write_text(f"{KEY}\n")
+    wait_until(lambda: status(NEW) == 401, EVENTUALLY_S, "the key that went is still taken")
+    before = signed.certificate.read_text()
+    root.sign(signed.certificate.stem)
+
+    def is_renewed() -> bool:
+        served = ssl.get_server_certificate(("127.0.0.1", guarded.port))
+        return served.split() == signed.certificate.read_text().split()
+
+    wait_until(is_renewed, EVENTUALLY_S, "the renewed certificate is not shown")
+    assert before != signed.certificate.read_text()
+    with httpx.Client(verify=ssl.create_default_context(cafile=root.path)) as client:
+        assert client.get(f"{url}/readyz").status_code == 200

@@ -30,6 +30,11 @@ def test_the_variable_and_the_file_before_it(tmp_path, environment):
     assert key_headers(tmp_path / "key") == {"authorization": f"Bearer {KEY}"}
 
 
+def test_a_keys_name_is_not_sent(tmp_path):
+    (tmp_path / "key").write_text(f"team-a:{KEY}\n")
+    assert key_headers(tmp_path / "key") == {"authorization": f"Bearer {KEY}"}
+
+
 def test_what_is_no_key_is_not_shown(environment):
     environment.setenv("TANDEM_API_KEY", "not a key, yet a secret of somebody")
     with pytest.raises(ApiKeyError, match="TANDEM_API_KEY, line 1") as refused:

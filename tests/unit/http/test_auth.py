@@ -2,13 +2,16 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
 from app.access.api_keys import ApiKeyError
-from app.graph.keys import Keys, read_keys
+from app.graph.keys import LOOK_EVERY_S, KeyFile, Keys, read_keys
 from app.http.api import create_api
+from app.metrics.table import KEY_REQUESTS
 from app.settings import Settings
 from tests.support.fakes import FakeService
 
@@ -190,6 +193,10 @@ def test_no_keys_are_the_default():
         (f"{KEY}\nsecret-but-short\n", "line 2: a key of 16 characters, the least is 24"),
         (f"# x\n{'secret with spaces ' * 3}\n", "line 2: a key is letters, digits"),
         ("sécret" * 10, "line 1: a key is letters"),
+        (f"team:{'secret'}\n", "line 1: a key of 6 characters"),
+        (f"secret team:{KEY}\n", "line 1: a key's name is 1 to 64 letters"),
+        (f":{KEY}\n", "line 1: a key's name is"),
+        (f"a:b:{KEY}\n", "line 1: a key's name is"),
     ],
 )
 def test_a_file_of_other_things_is_refused_without_showing_them(key_file, text, says):
@@ -220,3 +227,105 @@ def test_a_file_that_others_may_read_is_told(key_file, mode, is_told, caplog):
     with caplog.at_level(logging.WARNING, "ray.serve"):
         read_keys(Settings(api_keys_file=key_file))
     assert (f"chmod 600 {key_file}" in caplog.text) == is_told
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def look(self) -> None:
+        self.now += LOOK_EVERY_S
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def replaced(path: Path, text: str) -> None:
+    """Put another file in its place, as mv does and a Secret's volume."""
+    new = path.with_name("new")
+    new.write_text(text)
+    new.chmod(0o600)
+    new.replace(path)
+
+
+@pytest.mark.parametrize("write", [replaced, lambda path, text: path.write_text(text)])
+def test_a_file_that_changes_is_read_again(
+    key_file: Path, clock: Clock, write: Callable[[Path, str], None]
+) -> None:
+    keys = Keys(["e" * 32], KeyFile(key_file, clock))
+    write(key_file, f"new:{'n' * 32}\n")
+    assert keys.know(KEY.encode())  # not looked at yet
+    clock.look()
+    assert not keys.know(KEY.encode())
+    assert keys.know(b"n" * 32)
+    assert keys.know(b"e" * 32)
+    assert len(keys) == 2
+
+
+def test_a_link_that_names_another_file_is_read_again(tmp_path: Path, clock: Clock) -> None:
+    """So does a Secret that is mounted change: its files do not."""
+    for name, key in (("one", KEY), ("two", OTHER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(key)
+    link = tmp_path / "data"
+    link.symlink_to("one")
+    keys = Keys([], KeyFile(link / "keys", clock))
+    link.unlink()
+    link.symlink_to("two")
+    clock.look()
+    assert keys.know(OTHER.encode())
+    assert not keys.know(KEY.encode())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda path: path.unlink(), "cannot read the keys of"),
+        (lambda path: (path.unlink(), path.mkdir()), "cannot read the keys of"),
+        (lambda path: path.write_text(""), "holds no key"),
+        (lambda path: path.write_text("short"), "a key of 5 characters"),
+        (lambda path: path.write_bytes(b"\xff" * 40), "is no text"),
+    ],
+)
+def test_the_old_keys_hold_while_the_file_cannot_be_read(
+    key_file: Path,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], object],
+    says: str,
+) -> None:
+    keys = Keys([], KeyFile(key_file, clock))
+    spoil(key_file)
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        for _ in range(3):  # told once, not at every look
+            clock.look()
+            assert keys.know(KEY.encode())
+            assert not keys.know(b"short")
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert says in record.message
+    assert "the keys of before are accepted" in record.message
+    if key_file.is_dir():
+        key_file.rmdir()
+    replaced(key_file, OTHER)
+    clock.look()
+    assert keys.know(OTHER.encode())
+    assert not keys.know(KEY.encode())
+
+
+async def test_requests_are_counted_by_the_name_of_their_key(key_file, told):
+    key_file.write_text(f"team-a:{KEY}\n{OTHER}\n")
+    api = create_api(FakeService(Settings(api_keys_file=key_file)))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(api), base_url="http://tandem"
+    ) as client:
+        for key in (KEY, KEY, OTHER, "x" * 32, f"team-a:{KEY}"):
+            await client.get("/v1/models", headers=bearer(key))
+    assert told.of(KEY_REQUESTS) == {("team-a",): 2, ("unnamed",): 1}

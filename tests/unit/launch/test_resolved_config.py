@@ -51,6 +51,7 @@ VALUES = {
     "shared_memory": ("unproxied", "unproxied"),
     "compile_cache": ("null", None),
     "api_keys_file": ("/run/secrets/keys", Path("/run/secrets/keys")),
+    "allowed_origins": ("[https://shop.example]", ("https://shop.example",)),
     "max_body_bytes": ("1000", 1000),
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "max_pixels": ("1000", 1000),
