@@ -14,6 +14,7 @@ from app.launch.ports import joined
 
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
+CHAIN = "tls.pem"  # HAProxy's name for the certificate, in the run's folder
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches all interfaces
 HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
@@ -74,11 +75,11 @@ class Tls:
     def link(self, folder: Path) -> str:
         """Return HAProxy's words for it; it looks for the key beside the certificate, so link both.
 
-        Links, not copies: a key has one place, and a renewed certificate is found at HAProxy's
-        next start.
+        Links, not copies: a key has one place, and an HAProxy that Serve starts anew has what was
+        renewed (:mod:`app.launch.haproxy.renewal`).
         """
-        chain = folder / "tls.pem"
-        for link, target in ((chain, self.certificate), (folder / "tls.pem.key", self.key)):
+        chain = folder / CHAIN
+        for link, target in ((chain, self.certificate), (folder / f"{CHAIN}.key", self.key)):
             link.symlink_to(target.absolute())
         # HTTP/2 would save browsers a connection or two, and has a slow loris of its own.
         words = f"crt {chain} alpn http/1.1"

@@ -1,0 +1,64 @@
+"""Gives HAProxy a renewed certificate over its admin socket; no connection ends for it."""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from app.access.file_stamp import file_stamp
+from app.errors import ConfigError
+from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
+
+LOOK_EVERY_S = 5.0
+ANSWERS_WITHIN_S = 5.0
+ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # of Serve's HAProxy: per node, or of the only one
+
+
+class CertificateRenewal:
+    """Watches the files of ``http``'s certificate and key; ``folder`` is the run's.
+
+    The old pair holds while the new one cannot be used: between two writes it does not fit.
+    """
+
+    def __init__(self, http: HttpOptions, folder: Path, warn: Callable[[str], None]) -> None:
+        self._http, self._folder, self._warn = http, folder, warn
+        tls = tls_of(http)
+        self._files = () if tls is None else (tls.certificate, tls.key)
+        self._stamps = [file_stamp(path) for path in self._files]
+
+    def look(self) -> bool:
+        """Hand over what is new, if anything is; return whether HAProxy took it."""
+        stamps = [file_stamp(path) for path in self._files]
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            tls = tls_of(self._http)
+            assert tls is not None  # the options are those of the start
+            self._hand_over(tls)
+        except (ConfigError, OSError) as error:
+            self._warn(f"the renewed certificate is not taken, the one before holds: {error}")
+            return False
+        return True
+
+    def _hand_over(self, tls: Tls) -> None:
+        name = self._folder / CHAIN
+        pem = f"{tls.certificate.read_text('ascii')}\n{tls.key.read_text('ascii')}"
+        lines = "\n".join(line for line in pem.splitlines() if line.strip())  # an empty one ends it
+        sockets = {path for pattern in ADMIN_SOCKETS for path in self._folder.glob(pattern)}
+        for path in sockets:
+            said = _asked(path, f"set ssl cert {name} <<\n{lines}\n\n")
+            if "Transaction" in said:
+                said = _asked(path, f"commit ssl cert {name}\n")
+            if "Success" not in said:
+                raise ConfigError(f"HAProxy says {said.strip()!r}")
+        if not sockets:
+            raise ConfigError("HAProxy is not there")
+
+
+def _asked(path: Path, command: str) -> str:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(ANSWERS_WITHIN_S)
+        connection.connect(str(path))
+        connection.sendall(command.encode("ascii"))
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
