@@ -23,8 +23,15 @@ from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY
 from app.responses import Results, as_json, error_answer
 from app.settings import Settings
-from models.errors import TandemError
+from models.errors import NotAnImageError, TandemError
 
+# How texts begin that are sent in place of an image: JSON, and base64 of JPEG, PNG and WebP.
+WRAPPINGS = (
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+    (b"data:", "a data URL"),
+    *((start, "base64") for start in (b"/9j/", b"iVBORw0KGgo", b"UklGR")),
+)
 VERB, PATH = "POST", "/v1/classify"
 # Without HAProxy, which moves it, Serve counts the same header from a moment earlier and would
 # answer 408 in plain text: be first. And the answer has some way to go.
@@ -113,10 +120,24 @@ class HttpBody:
         """Return the files; see :class:`app.graph.request.BodyReader`."""
         most = self.settings.max_body_bytes
         if not self.is_form:
-            return RequestBody([await read_coded_body(self.receive, self.headers, most, share)])
+            body = await read_coded_body(self.receive, self.headers, most, share)
+            _check_no_text(body)
+            return RequestBody([body])
         form = FileForm(self.headers.text(b"content-type"), self.settings.max_files)
         await read_coded_chunks(self.receive, self.headers, most, share, form.write)
         return RequestBody(form.files())
+
+
+def _check_no_text(body: bytes) -> None:
+    """Raise :class:`NotAnImageError` for an image in a wrapping, and say what to send."""
+    begins = body[:24].lstrip()
+    for start, wrapping in WRAPPINGS:
+        if begins.startswith(start):
+            raise NotAnImageError(
+                f"The body is {wrapping}: send the file's own bytes, as "
+                'curl --data-binary @photo.jpg does, or {"instances": [{"b64": ...}]} to '
+                "/v1/models/SET:predict."
+            )
 
 
 def timeout_s_of(headers: Headers) -> float | None:

@@ -20,7 +20,8 @@ from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
 RETRY_AFTER_S = 1  # of a service that is full, or not ready
-PROTOCOL_PATH = "/v2"  # of the Open Inference Protocol, and all below it
+# Of the Open Inference Protocol, and all below it; KServe's V1 has the same form of errors.
+PROTOCOL_PATH, PREDICT_END = "/v2", ":predict"
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
@@ -71,9 +72,11 @@ def add_error_handlers(api: FastAPI) -> None:
 
 
 def is_protocol(scope: Scope) -> bool:
-    """Whether a request is of the Open Inference Protocol, which has errors of its own form."""
+    """Whether a request is of one of KServe's protocols, which have errors of their own form."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/")
+    return (
+        path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/") or path.endswith(PREDICT_END)
+    )
 
 
 def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) -> Response:

@@ -1,5 +1,6 @@
 """POST /v2/models/MODEL/infer: reads an inference request, renders its answer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -14,19 +15,28 @@ from app.http.errors import error_response
 from app.http.headers import Headers
 from app.http.shared_memory import is_local
 from app.messages import Fault
-from app.oip.answer import rendered
+from app.oip.answer import InferAnswer, rendered
 from app.oip.inference import Inference, ModelRequest
 from app.oip.json_body import HEADER_LENGTH, parse_request
 from app.oip.models import ServedModel
+from app.oip.request import InferRequest
 from app.queueing.byte_budget import Share
 
 LENGTH = HEADER_LENGTH.encode("ascii")
+Parse = Callable[[bytes, str | None], InferRequest]
+Render = Callable[[InferAnswer], tuple[bytes, int | None]]
 
 
 class InferEndpoint:
-    """Answers the requests of the route."""
+    """Answers the requests of the route, or of another with the ``parse`` and ``render`` of that.
 
-    def __init__(self, inference: Inference) -> None:
+    ``render`` returns the body and, if tensors come after its JSON, the length of that.
+    """
+
+    def __init__(
+        self, inference: Inference, parse: Parse = parse_request, render: Render = rendered
+    ) -> None:
+        self._parse, self._render = parse, render
         self._inference, self._watch = inference, DisconnectWatch()
         self._has_cache = inference.service.settings.cache != "none"
 
@@ -46,12 +56,12 @@ class InferEndpoint:
             cache_control=headers.joined(CACHE) if self._has_cache else None,
         )
         with self._watch.request(receive) as watched:
-            body = InferBody(self._inference, model, scope, headers, watched)
+            body = InferBody(self._inference, model, scope, headers, watched, self._parse)
             answer = await self._inference.answer(body, options, observer)
         if isinstance(answer, Fault):
             return error_response(answer, headers.request_id, is_protocol=True)
         with observer.stage("encode"):
-            content, num_json = rendered(answer)
+            content, num_json = self._render(answer)
         if num_json is None:
             return Response(content, media_type="application/json")
         return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
@@ -66,12 +76,13 @@ class InferBody:
     scope: Scope
     headers: Headers
     receive: Receive
+    parse: Parse
 
     async def read(self, share: Share) -> ModelRequest:
         """Return the request; see :class:`app.oip.inference.InferReader`."""
         most = self.inference.service.settings.max_body_bytes
         body = await read_coded_body(self.receive, self.headers, most, share)
-        request, regions = parse_request(body, self.headers.get(LENGTH)), None
+        request, regions = self.parse(body, self.headers.get(LENGTH)), None
         if request.uses_regions:
             memory = self.inference.shared_memory
             regions = memory.for_caller(is_local=is_local(self.scope))

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from app.http.errors import ERRORS
 from app.http.infer import InferEndpoint
+from app.http.predict import add_predict
 from app.http.shared_memory import NOT_LOCAL, add_shared_memory
 from app.metrics.requests import INFER, INFER_VERSION
 from app.oip.documents import (
@@ -93,6 +94,7 @@ def add_open_inference(api: FastAPI, inference: Inference) -> None:
     _add_statistics(api, inference)
     _add_models(api, inference)
     _add_infer(api, InferEndpoint(inference), inference)
+    add_predict(api, inference, INFER_ERRORS)
 
 
 def _add_server(api: FastAPI, inference: Inference) -> None:

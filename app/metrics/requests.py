@@ -20,6 +20,8 @@ from app.responses import Classified
 
 INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
+PREDICT = "/v1/models/{model_name}:predict"
+PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
 # The routes that classify images, HTTP's and gRPC's: their latency is measured, and alerts and
 # dashboard ask for them all by the tag ``operation``.
 CLASSIFY = frozenset(
@@ -28,6 +30,8 @@ CLASSIFY = frozenset(
         "/tandem.v1.Ensemble/Classify",
         INFER,
         INFER_VERSION,
+        PREDICT,
+        PREDICT_VERSION,
         "/inference.GRPCInferenceService/ModelInfer",
     }
 )

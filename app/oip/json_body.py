@@ -25,6 +25,8 @@ from app.oip.tensors import Tensor, checked_tensor, shown
 HEADER_LENGTH = "inference-header-content-length"
 # JSON is parsed in one go on the event loop, and takes many times its size as Python's objects.
 MAX_JSON_BYTES = 2 * 2**20
+MAX_VALUES = 2**14  # of longer JSON, which is base64 for the most part: that has none of these:
+BEFORE_VALUES = (b",", b"[", b"{")
 MAX_TENSORS = 16  # of a request, inputs and outputs each
 RAW_INPUT = "image"
 
@@ -41,13 +43,8 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
     if header_length is not None and length == 0:
         image = checked_tensor(RAW_INPUT, "BYTES", (1,), values=[body])
         return InferRequest((image,), parameters={"binary_data_output": True})
-    if length > MAX_JSON_BYTES:
-        raise BodyTooLargeError(
-            f"the request has {length} bytes of JSON, the limit is {MAX_JSON_BYTES}; send tensors "
-            "in their binary form (binary_data_size, Inference-Header-Content-Length)"
-        )
-    fields = _object(_loaded(body[:length]), "the request")
-    parameters = _object(fields.get("parameters", {}), "parameters")
+    fields = parsed_object(parsed_json(body[:length]), "the request")
+    parameters = parsed_object(fields.get("parameters", {}), "parameters")
     is_binary = truth(parameters, "binary_data_output")
     return InferRequest(
         _inputs(fields, memoryview(body)[length:]),
@@ -69,7 +66,20 @@ def _header_length(text: str, body_bytes: int) -> int:
     return int(text)
 
 
-def _loaded(text: bytes) -> Any:
+def parsed_json(text: bytes) -> Any:
+    """Return what a request says.
+
+    Raises:
+        BadTensorError: it is no JSON.
+        BodyTooLargeError: it is long, and has many values.
+
+    """
+    if len(text) > MAX_JSON_BYTES and sum(map(text.count, BEFORE_VALUES)) > MAX_VALUES:
+        raise BodyTooLargeError(
+            f"the request has {len(text)} bytes of JSON, the limit is {MAX_JSON_BYTES} for more "
+            f"than {MAX_VALUES} values; send files, or tensors in their binary form "
+            "(binary_data_size, Inference-Header-Content-Length)"
+        )
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through all of the lists again and again while they are made
     try:
@@ -84,7 +94,8 @@ def _loaded(text: bytes) -> Any:
             gc.enable()
 
 
-def _object(value: Any, what: str) -> Mapping[str, Any]:
+def parsed_object(value: Any, what: str) -> Mapping[str, Any]:
+    """Return a value that is an object; :class:`BadTensorError`: it is none."""
     if not isinstance(value, dict):
         raise BadTensorError(f"{what} is {shown(value)}; it is an object")
     return value
@@ -103,7 +114,7 @@ def _inputs(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, ...]
     """Return the inputs; each binary one takes its bytes from where the one before it ended."""
     tensors = []
     for each in _list(fields, "inputs"):
-        tensor, used = _input(_object(each, "an input"), binary)
+        tensor, used = _input(parsed_object(each, "an input"), binary)
         tensors.append(tensor)
         binary = binary[used:]
     if len(binary):
@@ -117,7 +128,7 @@ def _inputs(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, ...]
 def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     name, datatype, shape = (fields.get(key) for key in ("name", "datatype", "shape"))
     where = f"input {shown(name)}"
-    parameters = _object(fields.get("parameters", {}), f"{where}: parameters")
+    parameters = parsed_object(fields.get("parameters", {}), f"{where}: parameters")
     size, region = whole_number(parameters, "binary_data_size"), region_slice(where, parameters)
     if region is not None:
         if size is not None or "data" in fields:
@@ -126,7 +137,9 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     if size is None:
         if "data" not in fields:
             raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")
-        return checked_tensor(name, datatype, shape, values=fields["data"]), 0
+        is_base64 = parameters.get("content_type") == "base64"  # MLServer's word for it
+        values = fields["data"]
+        return checked_tensor(name, datatype, shape, values=values, is_base64=is_base64), 0
     if "data" in fields:
         raise BadTensorError(f"{where} has both data and binary_data_size; give one of them")
     if not 0 <= size <= len(binary):
@@ -137,6 +150,6 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
 
 
 def _output(each: Any, is_binary: bool) -> RequestedOutput:
-    fields = _object(each, "an output")
-    parameters = _object(fields.get("parameters", {}), "an output's parameters")
+    fields = parsed_object(each, "an output")
+    parameters = parsed_object(fields.get("parameters", {}), "an output's parameters")
     return requested_output(fields.get("name"), parameters, is_binary=is_binary)

@@ -4,6 +4,7 @@ Contents are binary (row-major, little-endian; each BYTES element after its leng
 values: JSON's lists and gRPC's typed contents.
 """
 
+import binascii
 import math
 import reprlib
 import struct
@@ -44,6 +45,7 @@ class Tensor:
     raw: bytes | memoryview | None = None
     values: Any = ()
     region: RegionSlice | None = None
+    is_base64: bool = False  # whether the values are texts, and their bytes in base64
 
     @property
     def num_elements(self) -> int:
@@ -66,6 +68,7 @@ def checked_tensor(
     raw: bytes | memoryview | None = None,
     values: Any = (),
     region: RegionSlice | None = None,
+    is_base64: bool = False,
 ) -> Tensor:
     """Return a tensor whose name, datatype and shape are of the right kinds.
 
@@ -79,7 +82,7 @@ def checked_tensor(
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         known = ", ".join(DATATYPES)
         raise BadTensorError(f"{where}: datatype is {shown(datatype)}; there are {known}")
-    return Tensor(name, datatype, _checked_shape(where, shape), raw, values, region)
+    return Tensor(name, datatype, _checked_shape(where, shape), raw, values, region, is_base64)
 
 
 def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
@@ -126,13 +129,28 @@ def bytes_elements(tensor: Tensor) -> list[bytes]:
     if tensor.raw is not None:
         return _split(tensor, memoryview(tensor.raw))
     values = _flat(tensor)
+    if tensor.is_base64:
+        return [_decoded(tensor, number, value) for number, value in enumerate(values)]
     if not all(isinstance(value, bytes) for value in values):
         raise BadTensorError(
-            f"input {shown(tensor.name)}: BYTES in JSON are text, which no encoded image is, and "
-            "the protocol has no base64; send them as a binary tensor (binary_data_size), or the "
-            "image alone as the body with the header Inference-Header-Content-Length: 0"
+            f"input {shown(tensor.name)}: BYTES in JSON are text, which no encoded image is; "
+            "send them in base64 and say so (the input's parameter content_type: base64), as a "
+            "binary tensor (binary_data_size), or the image alone as the body with the header "
+            "Inference-Header-Content-Length: 0"
         )
     return values
+
+
+def _decoded(tensor: Tensor, number: int, value: Any) -> bytes:
+    """Return the bytes of an element in base64 (RFC 4648, section 4)."""
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except (ValueError, TypeError) as error:
+        raise BadTensorError(
+            f"input {shown(tensor.name)}: element {number}, {shown(value)}, is no base64: {error}; "
+            "send a text of A-Z a-z 0-9 + / with = at its end, no line breaks, of a data URL what "
+            "comes after the comma"
+        ) from error
 
 
 def _split(tensor: Tensor, raw: memoryview) -> list[bytes]:

@@ -1,5 +1,6 @@
 """The HTTP interface of the real service: what a good client sends, and what it gets."""
 
+import base64
 import gzip
 import re
 import socket
@@ -56,6 +57,20 @@ def test_the_answer_is_that_of_the_networks_without_a_service(
     assert [p["label"] for p in answer["predictions"]] == [
         labels[p["index"]] for p in answer["predictions"]
     ]
+
+
+def test_kserves_v1_has_the_same_answer(
+    client: httpx.Client, photo: bytes, in_process: Classify, photo_label: str
+) -> None:
+    row = {"b64": base64.b64encode(photo).decode()}
+    answer = client.post("/v1/models/imagenette:predict", json={"instances": [row, row]})
+    assert answer.status_code == 200, answer.text
+    for prediction in answer.json()["predictions"]:
+        assert prediction["label"] == photo_label
+        expected = pytest.approx(in_process(photo), abs=SAME_PROBABILITY)
+        assert prediction["probabilities"] == expected
+    nothing = client.post("/v1/models/imagenette:predict", content=photo)
+    assert (nothing.status_code, "no JSON" in nothing.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 10])

@@ -101,7 +101,9 @@ async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> Non
     gateway.num_arrived, gateway.told = 0, []
 
 
-@pytest.mark.parametrize("path", ["/v1/classify", "/v2/models/imagenette/infer"])
+@pytest.mark.parametrize(
+    "path", ["/v1/classify", "/v2/models/imagenette/infer", "/v1/models/imagenette:predict"]
+)
 def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(ports, path) -> None:
     async def scenario(gateway: Gated, ask: Ask) -> None:
         inside = await full_at(gateway, ask, MAX_REQUESTS)
@@ -116,8 +118,8 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
             refused += 1
             assert answer.status_code == 429
             assert answer.headers["access-control-allow-origin"] == ORIGIN
-            error = answer.json()["error"]  # the Open Inference Protocol's is a text
-            text = error["message"] if path.startswith("/v1") else error
+            error = answer.json()["error"]  # that of KServe's protocols is a text
+            text = error["message"] if path == "/v1/classify" else error
             assert text.startswith(f"{MAX_REQUESTS} requests are under way for each Gateway")
         gateway.gate.set()
         answers = await asyncio.gather(*inside)
@@ -186,11 +188,12 @@ def test_what_it_answers_itself_has_the_form_of_the_route(ports) -> None:
     with httpx.Client(
         timeout=20, trust_env=False, transport=httpx.HTTPTransport(retries=9)
     ) as client:
-        of_v1, of_v2 = (
-            client.post(url + path) for path in ("/v1/classify", "/v2/models/imagenette/infer")
+        of_v1, of_v2, of_predict = (
+            client.post(url + path)
+            for path in ("/v1/classify", "/v2/models/imagenette/infer", "/v1/models/a:predict")
         )
-    assert {of_v1.status_code, of_v2.status_code} == {503}
+    assert {of_v1.status_code, of_v2.status_code, of_predict.status_code} == {503}
     assert of_v1.headers["retry-after"] == of_v2.headers["retry-after"] == "1"
     expected = {"code": code, "message": message, "request_id": ""}
     assert of_v1.json() == {"error": expected}
-    assert of_v2.json() == {"error": f"{code}: {message}"}
+    assert of_v2.json() == of_predict.json() == {"error": f"{code}: {message}"}

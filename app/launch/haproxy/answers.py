@@ -16,15 +16,16 @@ ERROR_RESPONSES = {
 # They may be answered before a request line is read. Then there is no path, and HAProxy writes no
 # text with variables in it.
 WITHOUT_PATH = (400, 408)
-# What is around an answer's code and message: in the Open Inference Protocol's form the whole error
-# is one text. Each has a variable of the request, and what it is for the other routes.
+# What is around an answer's code and message: in the form of KServe's protocols the whole error is
+# one text. Each has a variable of the request, and what it is for the other routes.
 AROUND = (
     ("txn.tandem_before", '"', '{"code": "'),
     ("txn.tandem_between", ": ", '", "message": "'),
     ("txn.tandem_after", '"', '", "request_id": ""}'),
 )
+IS_PROTOCOL = "{ path_sub /v2/ } or { path_end :predict }"
 PROTOCOL_ERRORS = [
-    f"http-request set-var-fmt({name}) '{of_protocol}' if {{ path_sub /v2/ }}"
+    f"http-request set-var-fmt({name}) '{of_protocol}' if {IS_PROTOCOL}"
     for name, of_protocol, _ in AROUND
 ]
 

@@ -37,8 +37,9 @@ HEARD = [
     f"http-response set-var({SAID_AT}) {NOW} if {{ res.hdr({LIMIT_HEADER}) -m found }}",
     f"http-response del-header {LIMIT_HEADER}",
 ]
-# The routes that classify; the Open Inference Protocol's has its own form of errors.
-IS_CLASSIFY, IS_INFER = "METH_POST { path_end /v1/classify /infer }", "{ path_end /infer }"
+# The routes that classify; those of KServe's protocols have their own form of errors.
+IS_CLASSIFY = "METH_POST { path_end /v1/classify /infer :predict }"
+IS_INFER = "{ path_end /infer :predict }"
 SENT_ON, ANSWERED = "int(0)", "int(1)"  # rows of a backend's table, of requests that are there
 
 

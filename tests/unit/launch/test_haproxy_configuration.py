@@ -119,7 +119,7 @@ def test_what_is_too_much_is_refused_by_haproxy(command, tmp_path):
         "sub(txn.limit) ge 0 }"
     )
     of_infer, refusal = (rule for rule in rules if "status 429" in rule)
-    assert of_infer.endswith("if { path_end /infer } { var(txn.refused) -m bool }")
+    assert of_infer.endswith("if { path_end /infer :predict } { var(txn.refused) -m bool }")
     (text,) = re.findall(r"lf-string '(.*)' if", of_infer)
     assert "%[var(txn.limit)] requests are under way" in json.loads(text)["error"]
     assert "return status 429 content-type application/json hdr retry-after 1" in refusal

@@ -92,7 +92,7 @@ def test_elements_that_do_not_fit(shape, raw, says):
 
 def test_text_is_no_image():
     tensor = Tensor("image", "BYTES", (1,), values=["/9j/4AAQ"])
-    with pytest.raises(BadTensorError, match="no base64"):
+    with pytest.raises(BadTensorError, match="content_type: base64"):
         bytes_elements(tensor)
 
 

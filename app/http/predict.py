@@ -1,0 +1,61 @@
+"""POST /v1/models/MODEL:predict, the route of KServe's V1 protocol and of TensorFlow Serving."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from app.http.infer import InferEndpoint
+from app.metrics.requests import PREDICT, PREDICT_VERSION
+from app.oip.inference import Inference
+from app.oip.predict import parse_instances, rendered_predictions
+
+FILE = {
+    "type": "object",
+    "required": ["b64"],
+    "properties": {"b64": {"type": "string", "format": "byte"}},
+}
+REQUEST = {
+    "type": "object",
+    "required": ["instances"],
+    "properties": {
+        "instances": {"type": "array", "items": FILE, "minItems": 1},
+        "parameters": {"type": "object"},
+    },
+}
+PREDICTION = {
+    "type": "object",
+    "properties": {
+        "probabilities": {"type": "array", "items": {"type": "number"}},
+        "label": {},  # a text; a list of a multi-label set, or where top_k is given
+    },
+}
+ANSWER = {
+    "type": "object",
+    "required": ["predictions"],
+    "properties": {"predictions": {"type": "array", "items": PREDICTION}},
+}
+EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
+
+
+def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
+    """Add the routes; ``errors`` are those of inference."""
+    endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
+    described: dict[str, Any] = {
+        "tags": ["KServe's V1, TensorFlow Serving"],
+        "summary": "Classify images in base64",
+        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
+        "openapi_extra": {
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": REQUEST, "example": EXAMPLE}},
+            }
+        },
+        "response_class": Response,
+    }
+
+    @api.post(PREDICT, **described)
+    @api.post(PREDICT_VERSION, **described)
+    async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
+        model = inference.models.find(model_name, model_version)
+        return await endpoint.answer(request.scope, request.receive, model)

@@ -1,0 +1,171 @@
+"""KServe's V1 and TensorFlow Serving's way in, and base64 in the Open Inference Protocol's."""
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.errors import NotReadyError
+from app.metrics.requests import CLASSIFY
+from app.oip.json_body import MAX_JSON_BYTES
+from tests.support.open_inference import IMAGE, LABELS, MEAN, MODEL, Graph, client_of, error_of
+
+PREDICT = "/v1/models/imagenette:predict"
+KEY = "k" * 32
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph()
+
+
+@pytest.fixture
+def client(graph: Graph) -> httpx.AsyncClient:
+    return client_of(graph)
+
+
+def b64(data: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def instances(*each: Any, **more: Any) -> dict[str, Any]:
+    return {"instances": list(each), **more}
+
+
+@pytest.mark.parametrize(
+    "path", [PREDICT, "/v1/models/imagenette/versions/1:predict", "/v1/models/imagenette%3Apredict"]
+)
+@pytest.mark.parametrize("row", [b64(IMAGE), {"image": b64(IMAGE)}])
+async def test_every_instance_gets_a_row_of_the_outputs(client, path, row):
+    answer = await client.post(path, json=instances(row, row, signature_name="serving_default"))
+    assert answer.status_code == 200, answer.text
+    predictions = answer.json()["predictions"]
+    assert [set(each) for each in predictions] == [{"probabilities", "label"}] * 2
+    for each in predictions:
+        assert each["label"] == LABELS[1]
+        assert each["probabilities"] == pytest.approx(MEAN, abs=1e-7)
+
+
+async def test_a_member_answers_by_itself(client, graph):
+    answer = await client.post("/v1/models/imagenette.resnet50:predict", json=instances(b64(IMAGE)))
+    assert answer.json()["predictions"][0]["probabilities"][1] == pytest.approx(0.6)
+    assert graph.members["densenet169"].seen == []
+
+
+async def test_parameters_are_the_other_protocols(client):
+    asked = instances(b64(IMAGE), parameters={"top_k": 3})
+    (row,) = (await client.post(PREDICT, json=asked)).json()["predictions"]
+    assert row["label"] == [LABELS[1], LABELS[4], LABELS[3]]
+    text = error_of(await client.post(PREDICT, json=asked | {"parameters": {"top_k": 99}}), 422)
+    assert "99" in text
+
+
+async def test_gzip_and_a_large_photo_are_taken(client):
+    large = IMAGE + bytes(300_000)
+    body = json.dumps(instances(b64(large))).encode()
+    headers = {"content-encoding": "gzip"}
+    answer = await client.post(PREDICT, content=gzip.compress(body), headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_long_json_is_for_files_and_not_for_numbers():
+    graph = Graph(max_body_bytes=4 * MAX_JSON_BYTES, max_bytes_in_flight=8 * MAX_JSON_BYTES)
+    client, large = client_of(graph), IMAGE + bytes(MAX_JSON_BYTES)
+    assert (await client.post(PREDICT, json=instances(b64(large)))).status_code == 200
+    numbers = b'{"instances": [' + b"1," * MAX_JSON_BYTES + b"1]}"
+    text = error_of(await client.post(PREDICT, content=numbers), 413)
+    assert f"{len(numbers)} bytes of JSON" in text
+    in_v2 = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [b64(large)["b64"]]}
+    in_v2["parameters"] = {"content_type": "base64"}
+    assert (await client.post(f"{MODEL}/infer", json={"inputs": [in_v2]})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"", 400, "no JSON"),
+        (b"\xff\xd8\xff", 400, "no JSON"),
+        (b"[]", 400, "the request is []; it is an object"),
+        (b'{"inputs": {"b64": ""}}', 400, 'instances is None; send {"instances"'),
+        (b'{"instances": []}', 400, "send one or more"),
+        (b'{"instances": [[1, 2]]}', 400, 'instance 0 is [1, 2]; send {"instances"'),
+        (b'{"instances": [{"b64": 7}]}', 400, "instance 0 is"),
+        (b'{"instances": [{"b64": "Z29vZA==", "x": 1}, "x"]}', 400, "instance 1 is 'x'"),
+        (b'{"instances": [{"b64": "Z29v!A=="}]}', 400, "element 0, 'Z29v!A==', is no base64"),
+        (b'{"instances": [{"b64": "Z29v\\nZA=="}]}', 400, "no line breaks"),
+        (b'{"instances": [{"b64": "Z29vZ"}]}', 400, "is no base64"),
+        (b'{"instances": [{"b64": "\\u00e4"}]}', 400, "is no base64"),
+        (b'{"instances": [{"b64": "data:image/jpeg;base64,Z29vZA=="}]}', 400, "after the comma"),
+        (b'{"instances": [{"b64": ""}]}', 400, "image 0 of 1"),
+        (b'{"instances": [' + b",".join([b'{"b64": "Z29vZA=="}'] * 5) + b"]}", 413, "limit is 4"),
+        (b'{"instances": [{"b64": "Z29vZA=="}], "parameters": 7}', 400, "parameters is 7"),
+    ],
+)
+async def test_what_is_no_request_is_told_what_to_send(client, body, status, says):
+    assert says in error_of(await client.post(PREDICT, content=body), status)
+
+
+async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_path):
+    client, good = client_of(graph), instances(b64(IMAGE))
+    assert "no model" in error_of(await client.post("/v1/models/x:predict", json=good), 404)
+    assert "GET" in error_of(await client.get(PREDICT), 405)
+    large = await client.post(PREDICT, content=bytes(500_001))
+    assert "the limit is 500000" in error_of(large, 413)
+    late = {"x-request-timeout-seconds": "0"}
+    error_of(await client.post(PREDICT, json=good, headers=late), 422)
+    coded = {"content-encoding": "br"}
+    error_of(await client.post(PREDICT, json=good, headers=coded), 415)
+    graph.members["resnet50"].raises = NotReadyError("resnet50 is starting")
+    assert "starting" in error_of(await client.post(PREDICT, json=good), 503)
+
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    keys.chmod(0o600)
+    guarded = client_of(Graph(api_keys_file=keys))
+    error_of(await guarded.post(PREDICT, json=good), 401)
+    key = {"authorization": f"Bearer {KEY}"}
+    assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
+
+
+async def test_the_interface_describes_it_and_metrics_count_it(client):
+    description = (await client.get("/openapi.json")).json()
+    operation = description["paths"]["/v1/models/{model_name}:predict"]["post"]
+    assert {"200", "400", "404", "413", "429", "503", "504"} <= operation["responses"].keys()
+    assert "/v1/models/{model_name}:predict" in CLASSIFY
+
+
+async def test_mlservers_base64_in_v2(client):
+    tensor = {"name": "image", "datatype": "BYTES", "parameters": {"content_type": "base64"}}
+    text = b64(IMAGE)["b64"]
+    for shape, data in (([2], [text, text]), ([2, 1], [[text], [text]])):
+        asked = {"inputs": [tensor | {"shape": shape, "data": data}]}
+        answer = await client.post(f"{MODEL}/infer", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
+    for data, says in ((["Z29v!A=="], "is no base64"), ([7], "element 0, 7, is no base64")):
+        asked = {"inputs": [tensor | {"shape": [1], "data": data}]}
+        assert says in error_of(await client.post(f"{MODEL}/infer", json=asked), 400)
+    plain = {"inputs": [tensor | {"shape": [1], "data": [text], "parameters": {}}]}
+    assert "content_type: base64" in error_of(await client.post(f"{MODEL}/infer", json=plain), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "wrapping"),
+    [
+        (json.dumps({"image": "/9j/4AAQ"}).encode(), "JSON"),
+        (b'\n ["/9j/4AAQ"]', "JSON"),
+        (b"data:image/jpeg;base64,/9j/4AAQ", "a data URL"),
+        (b"/9j/4AAQSkZJRg==", "base64"),
+        (b"iVBORw0KGgoAAAANSUhEUg==", "base64"),
+        (b"UklGRiQAAABXRUJQ", "base64"),
+    ],
+)
+async def test_v1_classify_says_what_to_send_in_place_of_a_text(client, graph, body, wrapping):
+    answer = await client.post("/v1/classify", content=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "not_an_image")
+    assert error["message"].startswith(f"The body is {wrapping}: send the file's own bytes")
+    assert "/v1/models/SET:predict" in error["message"]
