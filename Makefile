@@ -34,10 +34,12 @@ training-tools: $(VENV)/.train ## add torch and timm, for tandem models fetch an
 
 # $(1) are further arguments of pytest. The unit tests run in two processes; the others, which start
 # services and measure, need the ports and the cores for themselves. The second part runs whatever
-# the first one says. Without the trap, Ctrl-C would end a part and not the target.
+# the first one says. Without the trap, Ctrl-C would end a part and not the target. A process that
+# died is not replaced: pytest-xdist 3.8 with loadfile then waits for ever for the rest of its file.
 define run_tests
 	@trap 'exit 130' INT; failed=0; rm -f $(RESULTS)/$@-of-*.xml; \
-	$(PYTEST) $(1) -n 2 --dist loadfile --junitxml=$(RESULTS)/$@-of-unit.xml tests/unit || failed=1; \
+	$(PYTEST) $(1) -n 2 --dist loadfile --max-worker-restart 0 \
+		--junitxml=$(RESULTS)/$@-of-unit.xml tests/unit || failed=1; \
 	$(PYTEST) $(1) --junitxml=$(RESULTS)/$@-of-services.xml tests/integration tests/e2e || failed=1; \
 	$(BIN)/python -m tests.support.durations $@ || failed=1; \
 	$(2) exit $$failed
