@@ -55,6 +55,7 @@ def pytest_configure() -> None:
     os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
         prefix="tandem-tests-"
     )
+    os.environ["TANDEM_LOG_FORMAT"] = "text"  # what people read; tests of the other say so
     # The user's own keys and terminal. pytest imports readline, which gives child processes, such
     # as pytest-xdist's workers, a size of its own: Rich would take it for the width of all output.
     for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS", "COLUMNS", "LINES"):

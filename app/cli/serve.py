@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -60,6 +60,12 @@ def serve(
             help="serve gRPC too, there  (default: not)",
         ),
     ] = None,
+    log_format: Annotated[
+        Literal["json", "text"] | None,
+        typer.Option(
+            envvar="TANDEM_LOG_FORMAT", help="on stderr  (default: text in a terminal, else json)"
+        ),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print every setting and its source, and end")
     ] = False,
@@ -84,6 +90,7 @@ def serve(
         metrics_host=metrics_host,
         api_keys_file=api_keys_file,
         grpc_port=grpc_port,
+        log_format=log_format,
     )
     if print_config:
         _print_config(context, options, as_json=as_json)

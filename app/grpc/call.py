@@ -74,6 +74,11 @@ class GrpcCall:
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
 
     @property
+    def logged(self) -> dict[str, str]:
+        """What lines of the log about it have beside their text."""
+        return {"request_id": self.request_id}
+
+    @property
     def announced_bytes(self) -> int | None:
         return announced_bytes(self.metadata)
 
@@ -120,12 +125,14 @@ async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Ca
     try:
         return await answer()
     except TandemError as error:
+        if error.status == UNEXPECTED.status:
+            logger.error("request %s: %s", call.request_id, error.message, extra=call.logged)
         call.refuse(Fault.of(error))
     except asyncio.CancelledError:  # the client hung up, or its deadline is over
         call.status = CLIENT_WENT
         raise
     except Exception:
-        logger.exception("request %s failed", call.request_id)
+        logger.exception("request %s failed", call.request_id, extra=call.logged)
         call.refuse(UNEXPECTED)
     finally:
         call.ended()

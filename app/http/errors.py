@@ -92,7 +92,9 @@ def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) 
 
 
 def response_of(error: TandemError, request_id: str, *, is_protocol: bool = False) -> Response:
-    """Return the answer for a request that raised ``error``."""
+    """Return the answer for a request that raised ``error``; one that is ours to mend is logged."""
+    if error.status == UNEXPECTED.status:
+        logger.error("request %s: %s", request_id, error.message, extra={"request_id": request_id})
     answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
     if isinstance(error, OverloadedError) and error.limit is not None:
         answer.headers[LIMIT_HEADER] = str(error.limit)
@@ -103,7 +105,8 @@ def unexpected_response(
     error: Exception, request_id: str, *, is_protocol: bool = False
 ) -> Response:
     """Return the answer for an error that is ours, and log it."""
-    logger.error("request %s failed", request_id, exc_info=error)
+    extra = {"request_id": request_id}
+    logger.error("request %s failed", request_id, exc_info=error, extra=extra)
     return error_response(UNEXPECTED, request_id, is_protocol=is_protocol)
 
 

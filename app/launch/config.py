@@ -149,6 +149,12 @@ class ServeConfig:
         content["http_options"] |= options
         return self._parsed(content)
 
+    def with_json_log(self) -> Self:
+        """Let Serve log JSON, whatever the file says of the form."""
+        content = self.as_dict()
+        content["logging_config"] = {**content.get("logging_config", {}), "encoding": "JSON"}
+        return self._parsed(content)
+
     def with_arguments(self, **arguments: Any) -> Self:
         """Change settings of the application (its ``args``)."""
         application = self._application()

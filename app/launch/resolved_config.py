@@ -20,6 +20,7 @@ from app.environment import (
 )
 from app.launch.application_check import own_application, own_index
 from app.launch.config import ServeConfig, default_config
+from app.launch.service_log import LogFormat
 from app.settings import Settings
 from models.strict_yaml import parse_yaml, read_yaml
 
@@ -47,6 +48,7 @@ class ServeOptions:
     metrics_host: str | None = None  # where others reach that port; None: on loopback
     api_keys_file: Path | None = None
     grpc_port: int | None = None
+    log_format: LogFormat | None = None  # None: text in a terminal, else JSON
 
 
 @dataclass(frozen=True)

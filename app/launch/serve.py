@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from app.accuracy_gate import check_accuracy
@@ -37,21 +37,27 @@ from app.launch.ray_cluster import (
 from app.launch.ray_features import check_installed_ray
 from app.launch.resolved_config import ServeOptions, read_config, unknown_variables
 from app.launch.run_folder import RAY
+from app.launch.service_log import console, followed, logger, service_log, take_over_rays_lines
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.trace_variables import leave_out_unusable
 from app.setting_values import check_redis_client
 from models.cpus import available_cpus
+from models.extras import DISTRIBUTION
 from models.memory import give_back_memory
-
-console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def run_service(options: ServeOptions) -> None:
-    """Serve until a signal asks to stop."""
+    """Serve until a signal asks to stop; say on stderr how it goes."""
+    with service_log(options.log_format) as log_format:
+        _run(replace(options, log_format=log_format))
+
+
+def _run(options: ServeOptions) -> None:
     if options.address == LOCAL:  # Ray's own name for one that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
+    logger.info("starting", extra={"fields": {"version": version(DISTRIBUTION)}})
     for line in (*leave_out_unusable(), *unknown_variables()):
         _warn(line)
     with (
@@ -61,11 +67,16 @@ def run_service(options: ServeOptions) -> None:
     ):
         for warning in check_installed_ray(is_joining=is_joining):
             _warn(warning)
+        if options.log_format == "json":
+            take_over_rays_lines()
         config = _checked_config(options)
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         ray = _ray(options, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
+            stack.enter_context(
+                followed(haproxy.path.parent / RAY)
+            )  # nothing is there of a cluster
 
             def report(progress: str) -> None:
                 haproxy.check_started()
@@ -90,8 +101,8 @@ def run_service(options: ServeOptions) -> None:
                     renewal.look()
             status.stop()
             notify_systemd("STOPPING=1")
-            console.print("stopping")
-    console.print("stopped; nothing of it is left running")
+            _say("stopping")
+    _say("stopped; nothing of it is left running")
 
 
 def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProbe | None:
@@ -126,6 +137,8 @@ def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[
 def _checked_config(options: ServeOptions) -> ServeConfig:
     """Return the configuration to deploy; every mistake is found before Ray starts."""
     config = read_config(options)
+    if options.log_format == "json":
+        config = config.with_json_log()
     if options.address is None:  # a cluster that serves already has the ports, and may keep them
         _check_ports(config, options)
         read_keys(config.settings)  # on a cluster its nodes have the keys
@@ -155,7 +168,12 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
 
 
 def _warn(text: str) -> None:
-    console.print(f"[yellow]{escape(text)}[/]")
+    logger.warning(text)
+
+
+def _say(text: str) -> None:
+    logger.info(text)
+    console.print(text)
 
 
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
@@ -174,6 +192,9 @@ def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
 def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None:
     url, http = config.url, config.http
     page = f"{url}/" if config.route_prefix != "/" else url
+    fields = {"url": url, "grpc_port": config.grpc_port, "metrics": metrics}
+    fields["model_set"] = config.settings.model_set
+    logger.info("ready at %s", page, extra={"fields": fields})
     console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
     if http.ssl_ca_certs:
@@ -184,7 +205,7 @@ def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None
         console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
     console.print(f"metrics: {', '.join(metrics)}")
     if not http.is_on_loopback:
-        console.print(f"[yellow]{_exposure(http.host, has_keys, url)}[/]")
+        _warn(_exposure(http.host, has_keys, url))
     console.print("Ctrl-C stops it.")
 
 

@@ -164,7 +164,7 @@ def test_serving_with_an_older_ray_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
     with pytest.raises(ConfigError, match=r"Ray 2\.58\.0 is installed.*==2\.60"):
-        run_service(ServeOptions(address=address))
+        run_service(ServeOptions(address=address, log_format="text"))
 
 
 def test_a_nodes_environment_is_not_printed_for_an_older_ray(

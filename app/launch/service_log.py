@@ -1,0 +1,147 @@
+"""The log of ``tandem serve`` on stderr: text for people, or a JSON object a line, as Ray's own.
+
+What stages and Serve's controller log is in Serve's files alone, and followed there: in JSON all of
+it, for people its warnings and errors.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+
+from models.errors import TandemError
+
+LogFormat = Literal["json", "text"]
+logger = logging.getLogger("tandem")
+console = Console(stderr=True, soft_wrap=True, highlight=False)  # says nothing where JSON is logged
+LOOK_EVERY_S = 1.0
+FILES = "session_[0-9]*/logs/serve/*.log*"  # rotated ones too
+ASCTIME = logging.Formatter()
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+
+
+class JsonLines(logging.StreamHandler[TextIO]):
+    """Writes the keys that Ray's formatter does, and ``fields`` of the record.
+
+    It formats by itself: Ray gives handlers of its loggers formatters of its own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line; what is followed is one already."""
+        if (line := getattr(record, "line", None)) is not None:
+            return str(line)
+        content = {
+            "asctime": ASCTIME.formatTime(record),
+            "levelname": record.levelname,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            content["exc_text"] = ASCTIME.formatException(record.exc_info)
+        return json.dumps(content, default=str)
+
+
+class ConsoleLines(logging.Handler):
+    """Prints warnings and errors in colour."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record's message."""
+        console.print(escape(record.getMessage()), style=STYLES.get(record.levelno))
+
+
+@contextmanager
+def service_log(asked: LogFormat | None) -> Iterator[LogFormat]:
+    """Log in the format; None: text in a terminal, else JSON. An error is the last line there."""
+    log_format: LogFormat = asked or ("text" if sys.stderr.isatty() else "json")
+    handler = JsonLines() if log_format == "json" else ConsoleLines(logging.WARNING)
+    console.quiet = log_format == "json"
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield log_format
+    except Exception as error:
+        if log_format == "text":
+            raise
+        code = error.code if isinstance(error, TandemError) else None
+        text = error.message if isinstance(error, TandemError) else repr(error)
+        text = " ".join((text, *getattr(error, "__notes__", ())))
+        logger.error(text, exc_info=None if code else error, extra={"fields": {"code": code}})
+        raise SystemExit(2 if code else 1) from None
+    finally:
+        console.quiet = False
+        logger.handlers = []
+
+
+def take_over_rays_lines() -> None:
+    """Let what Ray's library logs in this process be lines of this log; Ray is imported by now."""
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).handlers = list(logger.handlers)
+
+
+@contextmanager
+def followed(folder: Path) -> Iterator[None]:
+    """Log what Serve's files below Ray's ``folder`` get, until the end."""
+    is_over, logs = threading.Event(), ServeLogs(folder)
+
+    def follow() -> None:
+        while not is_over.wait(LOOK_EVERY_S):
+            logs.read_new()
+
+    thread = threading.Thread(target=follow, name="serve-logs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        logs.read_new()
+
+
+class ServeLogs:
+    """The files of Serve's log, known by their inodes: one that is rotated has another name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[int, int] = {}  # bytes, by inode
+
+    def read_new(self) -> None:
+        """Log the lines that came since the last time."""
+        for path in sorted(self._folder.glob(FILES)):
+            try:
+                self._read_file(path)
+            except OSError as error:  # it was rotated away
+                logger.debug("%s: %s", path, error)
+
+    def _read_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            begin = self._read.get(status.st_ino, 0)
+            begin = begin if begin <= status.st_size else 0  # another file has the inode now
+            file.seek(begin)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read[status.st_ino] = begin + len(whole + newline)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            logger.handle(record_of(line))
+
+
+def record_of(line: str) -> logging.LogRecord:
+    """Return a line of Serve's as a record: JSON as it is, text as the message of an object."""
+    try:
+        content: dict[str, Any] = dict(json.loads(line))
+    except (ValueError, TypeError):
+        content = {"levelname": line.partition(" ")[0], "message": line}
+        line = json.dumps(content)
+    level = logging.getLevelNamesMapping().get(str(content.get("levelname")), logging.INFO)
+    if level == logging.WARNING and "deployment" not in content:
+        level = logging.INFO  # the controller's, which supposes a cluster
+    who = content.get("deployment") or content.get("component_name") or "Serve"
+    text = f"{who}: {content.get('message')}"
+    return logging.makeLogRecord({"levelno": level, "msg": text, "line": line})
