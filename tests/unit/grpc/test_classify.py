@@ -1,13 +1,14 @@
 """Ensemble.Classify in this process, in front of a gateway that the test scripts."""
 
 import asyncio
+import logging
 
 import grpc
 import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from app.errors import OverloadedError
+from app.errors import FunctionError, OverloadedError
 from app.graph.keys import Keys
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
@@ -198,3 +199,13 @@ async def test_what_is_no_request(service, sent, says):
     assert (context.code(), service.requests) == (grpc.StatusCode.INVALID_ARGUMENT, [])
     assert says in context.details()
     assert trailing(context)["error-code"] == "bad_parameter"
+
+
+@pytest.mark.parametrize("error", [FunctionError("combine failed"), ZeroDivisionError("a bug")])
+async def test_what_is_ours_to_mend_is_logged_with_the_calls_id(service, caplog, error):
+    service.raises = error
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        await classify(service, b"image", request_id="r1")
+    (record,) = caplog.records
+    assert record.message.startswith("request r1")
+    assert record.request_id == "r1"

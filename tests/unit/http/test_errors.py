@@ -8,7 +8,7 @@ import pytest
 
 import app.cli.classify
 import app.launch.config  # noqa: F401  # the whole tree of errors must be there
-from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.errors import DeadlineError, FunctionError, NotReadyError, OverloadedError
 from app.http.errors import ERRORS
 from app.http.open_inference import INFER_ERRORS
 from app.http.shared_memory import REGISTERING
@@ -121,3 +121,22 @@ async def test_ready_and_not(client, service):
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "not_ready"
     assert (await client.get("/healthz")).json() == {"ready": True}
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (FunctionError("combine failed"), "request r1: combine failed"),
+        (ZeroDivisionError("a bug"), "request r1 failed"),
+        (NotReadyError("no member yet"), None),
+        (DeadlineError("too late"), None),
+    ],
+)
+async def test_what_is_ours_to_mend_is_logged_with_the_requests_id(
+    client, service, caplog, error, logged
+):
+    service.raises = error
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r1"})
+    lines = [(record.message, record.request_id) for record in caplog.records]
+    assert lines == ([] if logged is None else [(logged, "r1")])
