@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.ensemble import average
+from models.ensemble import average, tempered
 from models.image import read_image
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
@@ -107,8 +107,12 @@ def in_process() -> Callable[[bytes], np.ndarray]:
 
     def classify(data: bytes) -> np.ndarray:
         image = read_image(data, manifest.image.rule)[np.newaxis]
-        rows = {name: network.infer(image) for name, network in networks.items()}
-        return average(rows, {m.name: m.weight for m in manifest.members})[0]
+        rows = {
+            name: tempered(network.infer(image), manifest.member(name).temperature)
+            for name, network in networks.items()
+        }
+        weights = {m.name: m.weight for m in manifest.members}
+        return average(rows, weights, manifest.temperature)[0]
 
     return classify
 

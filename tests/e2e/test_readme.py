@@ -133,6 +133,7 @@ def test_the_bundled_int8_networks_keep_their_accuracy() -> None:
     assert manifest.max_drop == 0.005
     assert max(drop.top1 for drop in record.drops.values()) <= manifest.max_drop
     assert record.num_images == 1451
+    assert record.scores["INT8"][ENSEMBLE].calibration_error <= 0.03
     for scores in record.scores.values():
         best = max(score.top1 for name, score in scores.items() if name != ENSEMBLE)
         assert scores[ENSEMBLE].top1 >= best

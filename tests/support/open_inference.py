@@ -13,6 +13,7 @@ from app.oip.inference import Inference
 from app.oip.regions import Regions
 from app.oip.shared_memory import SharedMemory
 from app.settings import Settings
+from models.ensemble import tempered
 from models.model_set import load_model_set
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 
@@ -23,8 +24,9 @@ IMAGE = b"good image"
 SIZE = 128  # the bundled set's input size
 FIRST = [0.05, 0.6, 0.05, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]
 SECOND = [0.05, 0.2, 0.05, 0.3, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
-MEAN = (np.array(FIRST, np.float32) + np.array(SECOND, np.float32)) / 2
-LABELS = load_model_set("imagenette").labels
+BUNDLED = load_model_set("imagenette")
+MEAN = tempered(np.float32([FIRST, SECOND]).mean(0)[np.newaxis], BUNDLED.manifest.temperature)[0]
+LABELS = BUNDLED.labels
 
 
 class Graph:
