@@ -71,6 +71,7 @@ class Combined(NamedTuple):
     model_set_fingerprint: str
     row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
     threshold: float | None = None  # of the scores that are listed, of a multi-label set
+    sure: bool | None = None  # by the set's bound; None: it has none
 
     @classmethod
     def of(
@@ -92,4 +93,5 @@ class Combined(NamedTuple):
         is_agreed = rule.agree(members.values())
         row = mean if is_row_kept else None
         predictions, unsure = rule.predictions(mean, k), rule.entropy(mean)
-        return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold)
+        sure = None if is_row_kept else rule.is_sure(mean)  # measured of the average alone
+        return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold, sure)

@@ -77,6 +77,11 @@ class Classified:
         ),
     ]
     degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
+    # Left out unless the set says when an answer is sure.
+    sure: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="the first class is as likely as answers are that can be relied on"),
+    ] = None
     # Left out unless there are some.
     skipped_members: Annotated[
         list[str] | SkipJsonSchema[None],
@@ -180,6 +185,13 @@ class ServedModels:
     ]
     members: list[ServedMember]
     accuracy: list[dict[str, Any]]
+    sure: Annotated[
+        dict[str, Any] | SkipJsonSchema[None],
+        Field(
+            description="from which probability on an answer is sure, and, of images that it was "
+            "not chosen by, the share of sure answers and how often they are right"
+        ),
+    ] = None
     cascade_margin: Annotated[
         float | SkipJsonSchema[None],
         Field(description="of the first member, from which on the others are not asked; if set"),
@@ -275,6 +287,7 @@ def classified(
         members=members,
         agreement=combined.agreement,
         degraded=bool(missing),
+        sure=combined.sure,
         skipped_members=list(skipped) or None,
         missing_members=dict(missing) or None,
         threshold=combined.threshold,

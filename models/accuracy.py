@@ -32,6 +32,20 @@ class Score(Record):
         return "top-1", self.top1
 
 
+class SureRecord(Record):
+    """From which probability of its first class on an answer is sure, and what that is worth.
+
+    Chosen on half of the images, for ``target``; ``num_images`` are of the other half.
+    """
+
+    probability: Fraction
+    target: Fraction  # of sure answers, the share that was to be right
+    num_images: NumImages
+    share: Fraction  # of sure answers
+    right: Fraction  # of sure answers
+    right_interval: tuple[Fraction, Fraction]  # 95 %, Wilson
+
+
 class MultiLabelScore(Record):
     """One classifier of a multi-label set on one dataset; F1 is at the set's threshold.
 

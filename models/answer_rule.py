@@ -23,11 +23,13 @@ class AnswerRule:
     Args:
         labels: one per class, in the networks' order.
         threshold: of a multi-label set's scores, 0 to 1; None: a classification set.
+        sure_from: the least probability of a sure answer's first class; None: not measured.
 
     """
 
     labels: Sequence[str]
     threshold: float | None = None
+    sure_from: float | None = None
 
     @property
     def is_multi_label(self) -> bool:
@@ -55,6 +57,10 @@ class AnswerRule:
             return len({likeliest(row) for row in rows}) == 1
         first, *others = [above(row, self.threshold) for row in rows]
         return all(bool((first == other).all()) for other in others)
+
+    def is_sure(self, row: Probabilities) -> bool | None:
+        """Whether the ensemble's row (C,) is sure: false if it is NaN; None where no rule is."""
+        return None if self.sure_from is None else bool(row.max() >= np.float32(self.sure_from))
 
     def entropy(self, row: Probabilities) -> float:
         """Return how unsure a row (C,) is, from 0 (sure) to 1.

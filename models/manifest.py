@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from models.accuracy import ENSEMBLE, AccuracyRecord, Conditions, ValidationDrop
+from models.accuracy import ENSEMBLE, AccuracyRecord, Conditions, SureRecord, ValidationDrop
 from models.answer_rule import DEFAULT_THRESHOLD
 from models.durable import flush
 from models.errors import ModelSetError
@@ -168,6 +168,7 @@ class Manifest(Record):
     # Of multi_label, and of nothing else: an answer lists the labels whose score is this or more.
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     temperature: Temperature = 1.0  # of the average of all members
+    sure: SureRecord | None = None  # when an answer is; tandem evaluate --sure-at measures it
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
@@ -207,6 +208,8 @@ class Manifest(Record):
             )
         if self.task == "multi_label" and set(self.temperatures.values()) != {1.0}:
             raise ValueError("a temperature is of classes that exclude each other: not multi_label")
+        if self.task == "multi_label" and self.sure is not None:
+            raise ValueError("sure is of classes that exclude each other: not multi_label")
         return self
 
     @property

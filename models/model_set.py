@@ -66,7 +66,9 @@ class ModelSet:
     @cached_property
     def answer_rule(self) -> AnswerRule:
         """Return how the set's rows are read."""
-        return AnswerRule(self.labels, self.manifest.threshold)
+        sure = self.manifest.sure
+        bound = None if sure is None else sure.probability
+        return AnswerRule(self.labels, self.manifest.threshold, bound)
 
     @cached_property
     def class_ids(self) -> tuple[str, ...] | None:
@@ -96,7 +98,7 @@ class ModelSet:
             for member in self.manifest.members
             if member.name in weights
         )
-        update = {"members": members, "temperature": 1.0}  # that was fitted to the average of all
+        update = {"members": members, "temperature": 1.0, "sure": None}  # were of the whole average
         return ModelSet(self.folder, self.manifest.model_copy(update=update))
 
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ class ModelSet:
         """Return what tells this set from every other: twelve hexadecimal digits.
 
         Of all that an answer depends on: the image rule, labels, networks, weights and float type,
-        and the threshold of a multi-label set.
+        the threshold of a multi-label set, and from when on an answer is sure.
         """
         manifest = self.manifest
         parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
@@ -122,6 +124,8 @@ class ModelSet:
             parts.append(f"{manifest.task} {manifest.threshold!r}")
         if manifest.conditions.temperatures is not None:
             parts.append(repr(manifest.temperatures))
+        if manifest.sure is not None:
+            parts.append(f"sure {manifest.sure.probability!r}")
         for member in manifest.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]

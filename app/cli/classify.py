@@ -147,7 +147,8 @@ def _lines(row: ClassifiedFile) -> list[_Line]:
         _Line("", escape(prediction["label"]), f"{prediction['probability']:.3f}", "")
         for prediction in row["predictions"]
     ]
-    return [lines[0]._replace(file=name, members=members), *lines[1:]]
+    label = f"[yellow]not sure:[/] {lines[0].label}" if row.get("sure") is False else lines[0].label
+    return [lines[0]._replace(file=name, label=label, members=members), *lines[1:]]
 
 
 def _notes(row: ClassifiedFile) -> Iterator[str]:

@@ -84,6 +84,7 @@ class CachedEnsemble:
             self._model_set.answer_rule.asked(request.threshold),
             request.top_k,
             self.keys.fingerprint,
+            is_row_kept=not self._averages,
         )
         timings = request.observer.timings_of_cached(caching)
         name, request_id = self._model_set.name, request.request_id

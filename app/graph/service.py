@@ -194,6 +194,7 @@ class EnsembleService:
                 for m in manifest.members
             ],
             accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
+            sure=manifest.sure.model_dump(mode="json") if manifest.sure else None,
             cascade_margin=cascade.margin if cascade else None,
             preprocess=self.settings.preprocess,
             combine=self.settings.combine,

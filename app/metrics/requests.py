@@ -35,6 +35,7 @@ CLASSIFY = frozenset(
         "/inference.GRPCInferenceService/ModelInfer",
     }
 )
+SURE = {True: "yes", False: "no", None: "unknown"}
 CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
 StageDuration = tuple[Tags, float]  # ms
 
@@ -65,7 +66,8 @@ def record_answers(
     for answer in answers:
         agreed = "yes" if answer.agreement else "no"
         agreed = "alone" if len(answer.members) == 1 else agreed
-        meter.count(ANSWERS, agreed=agreed, degraded="yes" if answer.degraded else "no")
+        degraded, sure = "yes" if answer.degraded else "no", SURE[answer.sure]
+        meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure)
         for member in answer.skipped_members or ():
             meter.count(SKIPPED, member=member)
     meter.count(ENTROPY, by=entropy)

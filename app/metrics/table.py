@@ -81,8 +81,9 @@ STAGE_MS = Metric(
 ANSWERS = Metric(
     "tandem_answers",
     "counter",
-    "classified images; agreed: yes, no, or alone where one member answered",
-    ("agreed", "degraded"),
+    "classified images; agreed: yes, no, or alone where one member answered; sure: yes, no, or "
+    "unknown where the set does not say",
+    ("agreed", "degraded", "sure"),
 )
 ENTROPY = Metric(
     "tandem_answer_entropy",

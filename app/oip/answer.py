@@ -106,6 +106,8 @@ def answer_of(request: InferRequest, model: ServedModel, images: Images) -> Infe
     }:
         reasons = ", ".join(f"{name}: {why}" for name, why in missing.items())
         parameters = {"degraded": True, "missing_members": reasons}
+    if model.member is None and all(image.sure is not None for image in images):
+        parameters["sure"] = all(image.sure for image in images)
     if all(image.cached for image in images):
         parameters["cached"] = True
     outputs = tuple(_output(output, request, model, images) for output in asked)

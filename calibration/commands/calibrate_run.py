@@ -1,4 +1,4 @@
-"""Runs ``tandem evaluate --calibrate``: fits temperatures, writes them into the manifest."""
+"""Runs ``tandem evaluate --calibrate`` and ``--sure-at``: what they fit goes into the manifest."""
 
 import json
 from dataclasses import asdict
@@ -13,12 +13,13 @@ from rich.table import Table
 from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.datasets.labelled import Dataset
 from calibration.evaluation.evaluate import Track, evaluate
+from calibration.evaluation.sure import SureFit
 from calibration.evaluation.temperatures import Fitted, TemperatureFit, with_temperatures
 from calibration.sets.staging import writing
 from calibration.sets.transaction import change
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import Manifest, read_manifest, write_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
@@ -27,20 +28,24 @@ out = Console(soft_wrap=True, highlight=False)
 
 
 def check_calibrate_options(options: EvaluateOptions, model_set: ModelSet) -> None:
-    """Refuse what has no meaning with ``--calibrate``."""
+    """Refuse what has no meaning with ``--calibrate`` or ``--sure-at``."""
+    option, what = ("--calibrate", "fits temperatures")
+    if not options.is_calibrated:
+        option, what = ("--sure-at", "chooses when an answer is sure")
     if model_set.manifest.task == "multi_label":
         raise ModelSetError(
-            f"--calibrate: {model_set.name} is multi-label, and a temperature is of classes that "
-            "exclude each other; leave it out"
+            f"{option}: {model_set.name} is multi-label, and it {what} of classes that exclude "
+            "each other; leave it out"
         )
     others = {
         "--subsets": options.has_subsets,
         "--url": options.url is not None,
         "--html": options.html is not None,
+        "--sure-at": options.is_calibrated and options.sure_at is not None,
     }
     if given := [name for name, is_given in others.items() if is_given]:
         raise ModelSetError(
-            f"{' and '.join(given)}: --calibrate fits temperatures and evaluates nothing else; "
+            f"{' and '.join(given)}: {option} {what} and evaluates nothing else; "
             "evaluate again afterwards"
         )
 
@@ -64,15 +69,11 @@ def calibrate(
     evaluate(ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add)
     fitted = fit.result()
     if options.is_recorded:
-        _write(model_set, fitted)
+        _write(model_set, with_temperatures(model_set.manifest, fitted.temperatures))
+    _keep({"set": model_set.name, "precision": precision, **asdict(fitted)}, options)
     if str(options.json_file) == "-":
-        typer.echo(json.dumps(_facts(model_set, precision, fitted), indent=2))
         return
     _show(fitted)
-    if options.json_file is not None:
-        text = json.dumps(_facts(model_set, precision, fitted), indent=2) + "\n"
-        with writing(options.json_file):
-            options.json_file.write_text(text, "utf-8")
     if options.is_recorded:
         err.print(
             f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
@@ -80,18 +81,54 @@ def calibrate(
         err.print(f"is of before: tandem evaluate {escape(model_set.argument)} --images DIR")
 
 
-def _write(model_set: ModelSet, fitted: Fitted) -> None:
+def choose_sure(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precision: Precision,
+    options: EvaluateOptions,
+    track: Track,
+) -> None:
+    """Choose when an answer is sure on half of the images, judge on the other half, write it.
+
+    Raises:
+        ModelSetError: too few images, no such share, or the set was changed meanwhile.
+
+    """
+    assert options.sure_at is not None
+    fit = SureFit(precision, options.sure_at)
+    evaluate(model_set, dataset, (precision,), track=track, observe=fit.add)
+    sure = fit.result()
+    if options.is_recorded:
+        _write(model_set, model_set.manifest.model_copy(update={"sure": sure}))
+    facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
+    _keep(facts, options)
+    if str(options.json_file) != "-":
+        low, high = sure.right_interval
+        out.print(
+            f"sure from a probability of {sure.probability:.3f} on: {sure.share:.1%} of "
+            f"{sure.num_images} images that it was not chosen by, "
+            f"{sure.right:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
+        )
+
+
+def _keep(facts: dict[str, Any], options: EvaluateOptions) -> None:
+    """Print the facts, or write them, as JSON."""
+    text = json.dumps(facts, indent=2)
+    if str(options.json_file) == "-":
+        typer.echo(text)
+    elif options.json_file is not None:
+        with writing(options.json_file):
+            options.json_file.write_text(text + "\n", "utf-8")
+
+
+def _write(model_set: ModelSet, manifest: Manifest) -> None:
     folder: Path = model_set.folder
     with change(folder):
         now = read_manifest(folder)
         if now != model_set.manifest:
             raise ModelSetError(f"{folder} was changed meanwhile: nothing is written; fit again")
         with writing(folder):
-            write_manifest(folder, with_temperatures(now, fitted.temperatures))
-
-
-def _facts(model_set: ModelSet, precision: Precision, fitted: Fitted) -> dict[str, Any]:
-    return {"set": model_set.name, "precision": precision, **asdict(fitted)}
+            write_manifest(folder, manifest)
 
 
 def _show(fitted: Fitted) -> None:

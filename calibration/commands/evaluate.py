@@ -36,6 +36,15 @@ Calibrate = Annotated[
         "judge on the others, and write them into the manifest",
     ),
 ]
+SureAt = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=0.999,
+        help="choose from which probability on this share of answers is right on half of the "
+        "images, judge on the others, and write it into the manifest",
+    ),
+]
 MaxImages = Annotated[
     int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
 ]
@@ -55,6 +64,7 @@ def evaluate(
     subsets: Subsets = False,
     plot: Plot = None,
     calibrate: Calibrate = False,
+    sure_at: SureAt = None,
     max_images: MaxImages = 0,
     record: RecordOption = True,
     json_file: JsonFile = None,
@@ -83,6 +93,7 @@ def evaluate(
         subsets,
         plot,
         calibrate,
+        sure_at,
     )
     if not run_evaluation(name, options):
         raise typer.Exit(1)

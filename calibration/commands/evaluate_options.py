@@ -22,6 +22,7 @@ class EvaluateOptions:
     has_subsets: bool = False
     plot: Path | None = None  # of them
     is_calibrated: bool = False  # temperatures are fitted, and nothing else
+    sure_at: float | None = None  # when an answer is sure is chosen, and nothing else
 
 
 def check_can_write(path: Path | None) -> None:

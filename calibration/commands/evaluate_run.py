@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.commands.calibrate_run import calibrate, check_calibrate_options
+from calibration.commands.calibrate_run import calibrate, check_calibrate_options, choose_sure
 from calibration.commands.evaluate_options import (
     EvaluateOptions,
     check_can_write,
@@ -73,7 +73,7 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     is_multi_label = model_set.manifest.task == "multi_label"
     if is_multi_label:
         check_multi_label(options)
-    if options.is_calibrated:
+    if options.is_calibrated or options.sure_at is not None:
         _calibrate(model_set, options)
         return True
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
@@ -95,7 +95,8 @@ def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
     *_, precision = _whole_precisions(model_set)
     with _progress() as progress:
         track = _Tracker(progress, f"{model_set.name} {precision}")
-        calibrate(model_set, dataset, precision, options, track)
+        fit = calibrate if options.is_calibrated else choose_sure
+        fit(model_set, dataset, precision, options, track)
 
 
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:

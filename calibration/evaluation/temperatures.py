@@ -133,10 +133,13 @@ class TemperatureFit:
 
 
 def with_temperatures(manifest: Manifest, temperatures: Mapping[str, float]) -> Manifest:
-    """Return the manifest with these temperatures, by member and ``ensemble``."""
+    """Return the manifest with these temperatures, by member and ``ensemble``.
+
+    When an answer is sure goes: it was of other probabilities.
+    """
     members = tuple(
         member.model_copy(update={"temperature": temperatures[member.name]})
         for member in manifest.members
     )
-    update = {"members": members, "temperature": temperatures[ENSEMBLE]}
+    update = {"members": members, "temperature": temperatures[ENSEMBLE], "sure": None}
     return manifest.model_copy(update=update)

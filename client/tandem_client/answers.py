@@ -55,7 +55,8 @@ class Classification:
     ``degraded``: fewer members answered than were asked, ``missing_members`` says why each did not.
     ``skipped_members`` were not asked, since the first was sure (a cascade). ``cached``: computed
     for an earlier request. Of a multi-label set ``threshold`` is the least score of a label in
-    ``predictions``, which may be empty. ``raw`` is the answer as it came.
+    ``predictions``, which may be empty. ``sure``: the first class is likely enough to be relied on;
+    None: the set does not say. ``raw`` is the answer as it came.
     """
 
     model_set: str
@@ -69,6 +70,7 @@ class Classification:
     missing_members: Mapping[str, str] = field(default_factory=dict)
     cached: bool = False
     threshold: float | None = None
+    sure: bool | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -143,6 +145,7 @@ def classification_of(told: Mapping[str, Any]) -> Classification:
         missing_members=dict(told.get("missing_members") or {}),
         cached=bool(told.get("cached", False)),
         threshold=threshold,
+        sure=told.get("sure"),
         raw=told,
     )
 

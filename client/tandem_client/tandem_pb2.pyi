@@ -33,7 +33,7 @@ class Result(_message.Message):
     def __init__(self, classified: _Optional[_Union[Classified, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Classified(_message.Message):
-    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold")
+    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold", "sure")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Classified(_message.Message):
     MISSING_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    SURE_FIELD_NUMBER: _ClassVar[int]
     model_set: str
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
     members: _containers.MessageMap[str, MemberOpinion]
@@ -70,7 +71,8 @@ class Classified(_message.Message):
     missing_members: _containers.ScalarMap[str, str]
     cached: bool
     threshold: float
-    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ...) -> None: ...
+    sure: bool
+    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ..., sure: _Optional[bool] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("index", "label", "probability")

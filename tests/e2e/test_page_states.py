@@ -43,6 +43,23 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
     expect(page.locator("#degraded")).to_contain_text("without densenet169")
 
 
+def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
+    open_page: OpenPage, photo_file: File
+) -> None:
+    page, colors = open_page(), []
+    for sure, headline in ((False, "Not sure: perhaps tench"), (True, "tench")):
+        page.unroute_all()
+        fulfil(page, "/v1/classify*", an_answer(sure=sure))
+        drop(page, photo_file)
+        expect(page.locator("#headline")).to_have_text(headline)
+        expect(page.get_by_role("status")).to_contain_text(f"{headline}, 75.0%")
+        of_bar = "getComputedStyle(document.querySelector('#bars .fill')).backgroundColor"
+        of_text = "getComputedStyle(document.querySelector('#headline')).color"
+        colors += [page.evaluate(of_bar), page.evaluate(of_text)]
+    assert len(set(colors)) == 3  # ink twice; the doubt's on paper and on the bars are one
+    assert colors[2] == colors[3]
+
+
 def test_a_member_that_answered_alone_is_said_to_have_been_sure(
     open_page: OpenPage, photo_file: File
 ) -> None:

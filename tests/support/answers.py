@@ -9,6 +9,7 @@ def answer_of(
     agreement: bool = True,
     degraded: bool = False,
     skipped: str = "",
+    sure: bool | None = None,
     timings: Timings | None = None,
 ) -> Classified:
     """Return the answer of members with names of one letter."""
@@ -20,6 +21,7 @@ def answer_of(
         members=dict.fromkeys(members, opinion),
         agreement=agreement,
         degraded=degraded,
+        sure=sure,
         skipped_members=list(skipped) or None,
         request_id="1",
         timings_ms=timings or Timings(total=10, stages=[]),

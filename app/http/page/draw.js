@@ -40,6 +40,7 @@ export function announce(text) {
 export function phase(name, headline, verdict) {
   const isPending = name === "busy" || name === "waiting";
   $("answer").dataset.phase = name;
+  delete $("answer").dataset.sure;
   $("answer").setAttribute("aria-busy", isPending);
   $("headline").textContent = headline;
   $("verdict").textContent = verdict;
@@ -72,6 +73,7 @@ export function askForKey(message) {
 export function answer(result, roster) {
   const headline = named(result);
   phase("done", headline, verdict(result));
+  if ("sure" in result) $("answer").dataset.sure = result.sure;
   $("share").textContent = share(result);
   $("bars").replaceChildren(...result.predictions.map(bar));
   say("degraded", result.degraded ? degraded(result, roster) : "");
@@ -87,8 +89,9 @@ function share({ predictions, threshold }) {
   return threshold === undefined || predictions.length === 1 ? percent(predictions[0].probability) : "";
 }
 
-/** The first label; of a multi-label set (its answers have a threshold) all of them, or that there is none. */
-function named({ predictions, threshold }) {
+/** The first label, if need be with a doubt; of a multi-label set (its answers have a threshold) all, or that there is none. */
+function named({ predictions, threshold, sure }) {
+  if (sure === false) return `Not sure: perhaps ${predictions[0].label}`;
   if (threshold === undefined) return predictions[0].label;
   return predictions.map(({ label }) => label).join(", ") || "No label";
 }

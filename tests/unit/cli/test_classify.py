@@ -49,6 +49,13 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
     assert row["skipped_members"] == ["b", "c"]
 
 
+@pytest.mark.parametrize(("sure", "is_doubted"), [(False, True), (True, False)])
+def test_an_answer_that_is_not_sure_says_so(server, sure, is_doubted):
+    answer = classified() | {"sure": sure}
+    server.answer = lambda _: (200, json.dumps(answer).encode())
+    assert ("not sure: tench" in classify("b.jpg", "--url", server.url).stdout) is is_doubted
+
+
 def test_a_degraded_answer_says_who_is_missing_and_why(server):
     answer = classified() | {"degraded": True, "missing_members": {"b": "late"}}
     server.answer = lambda _: (200, json.dumps(answer).encode())

@@ -159,5 +159,5 @@ async def test_a_probe_is_nobodys_photo(service, told):
     await service.check_ready()
     assert told.of(ANSWERS) == {}
     await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
-    assert told.of(ANSWERS) == {("alone", "no"): 1}
+    assert told.of(ANSWERS) == {("alone", "no", "unknown"): 1}
     assert told.of(ENTROPY) == {(): 0.5}

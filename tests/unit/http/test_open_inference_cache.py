@@ -37,8 +37,8 @@ async def test_a_hit_is_what_was_computed(graph, client):
     computed = await infer(client, images(IMAGE))
     hit = await infer(client, images(IMAGE))
     assert num_asked(graph) == 1
-    assert "parameters" not in computed.json()
-    assert hit.json()["parameters"] == {"cached": True}
+    assert computed.json()["parameters"] == {"sure": False}
+    assert hit.json()["parameters"] == {"sure": False, "cached": True}
     assert outputs_of(hit) == outputs_of(computed)
     assert outputs_of(hit)["probabilities"] == pytest.approx(MEAN.tolist(), abs=1e-7)
 
@@ -56,7 +56,7 @@ async def test_v1_and_v2_have_one_cache(graph, client):
 async def test_a_request_that_is_a_hit_in_part_is_not_called_one(graph, client):
     await infer(client, images(IMAGE))
     answer = await infer(client, images(OTHER, IMAGE))
-    assert "parameters" not in answer.json()
+    assert answer.json()["parameters"] == {"sure": False}
     assert len(outputs_of(answer)["label"]) == 2
     assert num_asked(graph) == 2
 
@@ -65,7 +65,7 @@ async def test_a_request_that_is_a_hit_in_part_is_not_called_one(graph, client):
 async def test_the_client_may_have_it_computed(graph, client, control):
     await infer(client, images(IMAGE))
     answer = await infer(client, images(IMAGE), **{"cache-control": control})
-    assert "parameters" not in answer.json()
+    assert answer.json()["parameters"] == {"sure": False}
     assert num_asked(graph) == 2
 
 

@@ -48,7 +48,7 @@ def replicas(deployment: str, values: str) -> dict[str, str]:
 def drifting(later: int) -> list[dict[str, str]]:
     """Return 25 hours of answers with a mean entropy of 0.2, then two with ``later`` tenths."""
     return [
-        series(ANSWERED, {"agreed": "yes", "degraded": "no"}, "0+100x324"),
+        series(ANSWERED, {"agreed": "yes", "degraded": "no", "sure": "yes"}, "0+100x324"),
         series(ENTROPIES, {}, f"0+20x300 {6000 + 10 * later}+{10 * later}x23"),
     ]
 

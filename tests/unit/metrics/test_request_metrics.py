@@ -78,18 +78,23 @@ def test_durations_are_observed_by_stage_and_member(told: Instruments) -> None:
 def test_agreement_and_degraded_answers(told: Instruments) -> None:
     answers = [
         answer_of(),
-        answer_of(),
-        answer_of(agreement=False),
+        answer_of(sure=True),
+        answer_of(agreement=False, sure=False),
         answer_of("a", degraded=True),
     ]
     record_answers(answers, 0.0, [])
-    assert told.of(ANSWERS) == {("yes", "no"): 2, ("no", "no"): 1, ("alone", "yes"): 1}
+    assert told.of(ANSWERS) == {
+        ("yes", "no", "unknown"): 1,
+        ("yes", "no", "yes"): 1,
+        ("no", "no", "no"): 1,
+        ("alone", "yes", "unknown"): 1,
+    }
 
 
 def test_skipped_members(told: Instruments) -> None:
     record_answers([answer_of("a", skipped="bc"), answer_of("a", skipped="b")], 0.0, [])
     assert told.of(SKIPPED) == {("b",): 2, ("c",): 1}
-    assert told.of(ANSWERS) == {("alone", "no"): 2}
+    assert told.of(ANSWERS) == {("alone", "no", "unknown"): 2}
 
 
 def test_entropy_is_summed(told: Instruments) -> None:

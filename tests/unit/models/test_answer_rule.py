@@ -48,6 +48,14 @@ def test_the_list_is_what_is_above(scores, threshold):
     assert [p.probability for p in found] == sorted((p.probability for p in found), reverse=True)
 
 
+def test_an_answer_is_sure_from_the_sets_bound_on():
+    rule = AnswerRule(LABELS, sure_from=0.7)
+    assert rule.is_sure(row(0.7, 0.3, 0, 0, 0)) is True  # though float32 rounds it
+    assert rule.is_sure(row(0.3, 0.699, 0, 0, 0)) is False
+    assert rule.is_sure(row(np.nan, 1, 0, 0, 0)) is False
+    assert SINGLE.is_sure(row(1, 0, 0, 0, 0)) is None
+
+
 def test_members_agree_on_the_likeliest_class_or_on_all_labels():
     one, two = row(0.9, 0.8, 0.1, 0, 0), row(0.8, 0.9, 0.2, 0, 0)
     assert not SINGLE.agree([one, two])

@@ -1,0 +1,73 @@
+"""Chooses from which probability of its first class on an ensemble's answer is sure.
+
+The lowest from which on the share of right answers is the one that is asked for, on half of the
+images, as a hash of each file says. The other half judges, so the share there is not flattered.
+"""
+
+import numpy as np
+
+from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.subsets.split import is_for_fitting
+from calibration.statistics import wilson_interval
+from models.accuracy import ENSEMBLE, SureRecord
+from models.errors import ModelSetError
+from models.record import Precision
+
+MIN_IMAGES = 100  # that are sure, in each half
+NUM_STEPS = 1000  # a bound has three decimals
+
+
+class SureFit:
+    """Counts by the probability of the first class: of each half, images and those that are right.
+
+    Args:
+        precision: of the networks.
+        target: the share of sure answers that are to be right, 0 to 1.
+
+    """
+
+    def __init__(self, precision: Precision, target: float) -> None:
+        self._precision: Precision = precision
+        self._target = target
+        self._edges = np.arange(NUM_STEPS, dtype=np.float32) / np.float32(NUM_STEPS)
+        self._counts = np.zeros((2, 2, NUM_STEPS), np.int64)  # [fitted to, right, step]
+
+    def add(self, batch: PredictedBatch) -> None:
+        """Count a batch."""
+        if not batch.images:
+            return
+        rows = batch.probabilities[self._precision][ENSEMBLE]  # (N, C)
+        is_fitted = [int(is_for_fitting(image.path)) for image in batch.images]
+        is_right = (rows.argmax(axis=1) == batch.truth).astype(int)
+        steps = np.searchsorted(self._edges, rows.max(axis=1), side="right") - 1
+        np.add.at(self._counts, (is_fitted, is_right, steps), 1)
+
+    def result(self) -> SureRecord:
+        """Choose, and judge.
+
+        Raises:
+            ModelSetError: no bound gives the target, or there are too few images to tell.
+
+        """
+        wrong, right = self._counts[:, :, ::-1].cumsum(axis=2)[:, :, ::-1].swapaxes(0, 1)
+        num_sure = wrong + right  # (half, step): with that probability or more
+        allowed = np.flatnonzero(
+            (num_sure.min(axis=0) >= MIN_IMAGES) & (right[1] >= self._target * num_sure[1])
+        )
+        if not len(allowed):
+            raise ModelSetError(
+                f"--sure-at {self._target:g}: no probability leaves {MIN_IMAGES} images in each "
+                f"half, of {num_sure[1, 0]} and {num_sure[0, 0]}, and that share of them right; "
+                "give more images, or ask for less"
+            )
+        step = int(allowed[0])
+        num_images, num_judged = int(num_sure[0, 0]), int(num_sure[0, step])
+        low, high = wilson_interval(int(right[0, step]), num_judged)
+        return SureRecord(
+            probability=step / NUM_STEPS,
+            target=self._target,
+            num_images=num_images,
+            share=round(num_judged / num_images, 4),
+            right=round(int(right[0, step]) / num_judged, 4),
+            right_interval=(round(low, 4), round(high, 4)),
+        )
