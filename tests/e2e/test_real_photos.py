@@ -46,14 +46,21 @@ def test_live_answers_are_the_networks_and_mostly_right(
     photographs: list[tuple[int, bytes]],
     in_process: Callable[[bytes], np.ndarray],
 ) -> None:
-    assert len(load_model_set("imagenette").labels) == len(WORDNET_IDS)
+    model_set = load_model_set("imagenette")
+    assert len(model_set.labels) == len(WORDNET_IDS)
+    rule, said_sure = model_set.answer_rule, set()
+    assert rule.sure_from is not None
     num_right = 0
     for truth, data in photographs:
         answer = client.post("/v1/classify?top_k=1", content=data).raise_for_status().json()
         first, expected = answer["predictions"][0], in_process(data)
         assert first["index"] == int(expected.argmax())
         assert first["probability"] == pytest.approx(float(expected.max()), abs=SAME_PROBABILITY)
+        if abs(float(expected.max()) - rule.sure_from) > SAME_PROBABILITY:
+            assert answer["sure"] is rule.is_sure(expected)
+        said_sure.add(answer["sure"])
         num_right += first["index"] == truth
     top1 = num_right / len(photographs)
     print(f"top-1 of {len(photographs)}: {top1:.3f}")
+    assert said_sure == {True, False}
     assert top1 >= MIN_TOP1
