@@ -56,8 +56,9 @@ def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
         of_bar = "getComputedStyle(document.querySelector('#bars .fill')).backgroundColor"
         of_text = "getComputedStyle(document.querySelector('#headline')).color"
         colors += [page.evaluate(of_bar), page.evaluate(of_text)]
-    assert len(set(colors)) == 3  # ink twice; the doubt's on paper and on the bars are one
-    assert colors[2] == colors[3]
+    of_doubt, of_ink = set(colors[:2]), set(colors[2:])  # of the bars and the text alike
+    assert len(of_doubt) == len(of_ink) == 1
+    assert of_doubt != of_ink
 
 
 def test_a_member_that_answered_alone_is_said_to_have_been_sure(
