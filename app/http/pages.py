@@ -11,12 +11,10 @@ import mimetypes
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from html import escape
 from pathlib import Path
 
 import swagger_ui_bundle
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,10 +26,10 @@ SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 # Answers that are being sent: a client that reads slowly holds what it has not read of 1.4 MB.
 MAX_AT_ONCE = 32
-ROUTES_KEPT = 4  # prefixes that pages are kept for; Serve has one
+ROUTES_KEPT = 4  # prefixes that the description is kept for; Serve has one
 
 
-def _headers(scripts: str = "'self'") -> dict[str, str]:
+def _headers(scripts: str) -> dict[str, str]:
     """Return what keeps a page from asking for anything elsewhere; ``scripts`` may run."""
     policy = (
         f"default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self' blob: data:; "
@@ -86,26 +84,13 @@ class BoundedResponse(Response):
             BoundedResponse.num_sending -= 1
 
 
-@lru_cache(ROUTES_KEPT)
-def _index(root: str) -> Document:
-    """Return the page of a service whose routes are below ``root``, Serve's route_prefix or ""."""
-    text = (PAGE_DIR / "index.html").read_text("utf-8")
-    data = text.replace('="/', f'="{escape(root)}/').encode()
-    return Document(data, "text/html", _headers())
+@cache
+def _page(name: str) -> Document:
+    """Return a page; its inline script is allowed by its hash.
 
-
-@lru_cache(ROUTES_KEPT)
-def _swagger(root: str) -> Document:
-    """Return Swagger UI's page with our own files; its one inline script is allowed by its hash."""
-    page = get_swagger_ui_html(
-        openapi_url=f"{root}/openapi.json",
-        title="Tandem: HTTP interface",
-        swagger_js_url=f"{root}/docs/assets/swagger-ui-bundle.js",
-        swagger_css_url=f"{root}/docs/assets/swagger-ui.css",
-        swagger_favicon_url=f"{root}/page/favicon.svg",
-        swagger_ui_parameters={"validatorUrl": None},  # else validator.swagger.io, in some layouts
-    )
-    data = bytes(page.body)
+    Its addresses are relative: nobody here knows all of the path that browsers have it below.
+    """
+    data = (PAGE_DIR / name).read_bytes()
     scripts = INLINE_SCRIPT.findall(data.decode())
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     return Document(
@@ -130,11 +115,11 @@ def add_pages(api: FastAPI) -> None:
 
     @api.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _index(_root(request)).answer(request)
+        return _page("index.html").answer(request)
 
     @api.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return _swagger(_root(request)).answer(request)
+        return _page("docs.html").answer(request)
 
     @api.get("/page/{name}", include_in_schema=False)
     @api.get("/docs/assets/{name}", include_in_schema=False)

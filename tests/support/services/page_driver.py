@@ -80,6 +80,7 @@ def watched(
 ) -> Iterator[Page]:
     """Yields a fresh page that must see no trouble but the error responses that a test provokes."""
     troubles: list[str] = []
+    origin = "/".join(url.split("/")[:3])  # all that a blob's address has of its page's
 
     def on_console(message: ConsoleMessage) -> None:
         # Chromium itself reports every response of 400 and above here; no page can prevent that.
@@ -91,7 +92,7 @@ def watched(
             troubles.append(f"console: {message.text} ({message.location['url']})")
 
     def on_request(url_requested: str) -> None:
-        if not url_requested.startswith((f"{url}/", f"blob:{url}/", "data:")):
+        if not url_requested.startswith((f"{url}/", f"blob:{origin}/", "data:")):
             troubles.append(f"request to another host: {url_requested}")
 
     context = browser.new_context(**options)
