@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from ray.serve.grpc_util import RayServegRPCContext
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.calls.remote import StageHandle
 from app.deployments.assembly import assemble
 from app.deployments.replica import start_replica
 from app.graph.request import ClassifyRequest, RequestAnswers
+from app.grpc.health import HealthInterface
 from app.grpc.interface import GrpcInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
+from app.grpc.servicer import Message
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
 from app.oip.inference import Inference
@@ -32,7 +35,7 @@ class Gateway(OpenInferenceMethods):
         start_replica(settings, is_ingress=True)
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
-        self._grpc = GrpcInterface(self._service)
+        self._grpc, self._health = GrpcInterface(self._service), HealthInterface(self._service)
         self._inference = Inference(self._service, shared_memory_of(settings))
         self._open_inference = OpenInferenceInterface(self._inference)
         self._has_started = members is None
@@ -46,6 +49,12 @@ class Gateway(OpenInferenceMethods):
     ) -> ClassifyReply:
         """Answer a gRPC call; Serve finds it, and the context's argument, by their names."""
         return await self._grpc.classify(incoming, grpc_context)
+
+    async def Check(
+        self, incoming: gRPCInputStream[Message], grpc_context: RayServegRPCContext
+    ) -> HealthCheckResponse:
+        """Answer a probe of gRPC's health protocol."""
+        return await self._health.check(incoming, grpc_context)
 
     async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer a request of another Gateway; see :mod:`app.graph.rolling_update`."""

@@ -1,4 +1,4 @@
-"""Registers the interface with Serve's gRPC server, so that a call begins before its message.
+"""Registers the interfaces with Serve's gRPC server, so that a call begins before its message.
 
 On the wire a call with one request message and one with a stream of them are the same. Registered
 as the second kind, a method is called when the headers are there and receives the message itself:
@@ -20,6 +20,8 @@ OPEN_INFERENCE, OPEN_INFERENCE_METHODS = (
     _OPEN_INFERENCE.full_name,
     [*_OPEN_INFERENCE.methods_by_name],
 )
+
+HEALTH, CHECK = "grpc.health.v1.Health", "Check"
 
 
 class Message:
@@ -44,13 +46,18 @@ class Message:
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
-    """Add both services as the generated functions do, but with messages still to come.
+    """Add all services as the generated functions do, but with messages still to come.
 
     Messages are handed over unparsed: one that is something else then has an answer too.
     Serve calls this (``grpc_servicer_functions``) with a servicer of its own, and with servers that
     put its own handlers in place of the servicer's methods.
     """
-    for service, methods in ((SERVICE, [METHOD]), (OPEN_INFERENCE, OPEN_INFERENCE_METHODS)):
+    services = {
+        SERVICE: [METHOD],
+        OPEN_INFERENCE: OPEN_INFERENCE_METHODS,
+        HEALTH: [CHECK],
+    }
+    for service, methods in services.items():
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(getattr(servicer, name), Message)
             for name in methods

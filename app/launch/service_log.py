@@ -77,7 +77,7 @@ def service_log(asked: LogFormat | None) -> Iterator[LogFormat]:
         raise SystemExit(2 if code else 1) from None
     finally:
         console.quiet = False
-        logger.handlers = []
+        logger.handlers, logger.propagate = [], True
 
 
 def take_over_rays_lines() -> None:

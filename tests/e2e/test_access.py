@@ -12,6 +12,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from playwright.sync_api import Browser, expect
 
 from app.grpc.tandem_pb2 import ClassifyRequest
@@ -149,6 +151,16 @@ def test_grpc_has_the_same_keys_and_tls(
             with pytest.raises(grpc.RpcError) as refused:
                 ensemble.Classify(request, timeout=60, metadata=[*headers.items()])
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        health = HealthStub(channel)  # a probe has no key
+        asked = [HealthCheckRequest(service=name) for name in ("", "tandem.v1.Ensemble", "other")]
+        for probe in asked[:2]:
+            assert health.Check(probe, timeout=60).status == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as refused:
+            health.Check(asked[2], timeout=60)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError) as refused:
+            list(health.Watch(asked[0], timeout=60))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED  # then clients take it as well
     for wrong in (grpc.insecure_channel(where), grpc.secure_channel(where, ANY_ROOT)):
         with wrong as channel, pytest.raises(grpc.RpcError) as refused:
             EnsembleStub(channel).Classify(request, timeout=60)

@@ -5,6 +5,8 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from app.grpc.open_inference_pb2 import (
     ModelInferRequest,
@@ -79,6 +81,8 @@ def test_the_methods_over_grpc(served: Served, model: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
         stub = GRPCInferenceServiceStub(channel)
         assert stub.ServerReady(ServerReadyRequest(), timeout=60).ready
+        health = HealthStub(channel).Check(HealthCheckRequest(), timeout=60)
+        assert health.status == HealthCheckResponse.SERVING
         index = stub.RepositoryIndex(RepositoryIndexRequest(), timeout=60)
         assert [one.name for one in index.models] == [model, *(f"{model}.{m}" for m in MEMBERS)]
         image = ModelInferRequest.InferInputTensor(name="image", datatype="BYTES", shape=[1])

@@ -12,8 +12,10 @@ from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
 CALL_PATH = "/tandem.v1.Ensemble/Classify"  # tandem.proto's method
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"  # of the Open Inference Protocol
 IS_CALL = f"{{ path {CALL_PATH} {INFER_PATH} }}"
-# Every method of the two services: the others' messages are short, and have to come too.
-IS_OURS = "{ path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ }"
+# Every method of our services: the others' messages are short, and have to come too.
+IS_OURS = (
+    "{ path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ /grpc.health.v1.Health/ }"
+)
 # Methods that Serve adds, and that ask for no key: to every application, and for all together. It
 # answers Healthz here.
 IS_REFLECTION, IS_SERVES = "{ path_beg /grpc.reflection. }", "{ path_beg /ray.serve. }"

@@ -8,6 +8,7 @@ import pytest
 from app.accuracy_gate import check_accuracy
 from app.errors import UnverifiedError
 from app.launch.serve import ServeOptions, _checked_config
+from app.launch.service_log import service_log
 from app.main import build
 from app.settings import Settings
 from models.manifest import read_manifest, write_manifest
@@ -54,7 +55,8 @@ def test_the_command_line_passes_it_on(
     dropped: Path, free_port, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ServeOptions(model_set=str(dropped), port=free_port(), allow_unverified=True)
-    config = _checked_config(options)
+    with service_log("text"):
+        config = _checked_config(options)
     assert config.content["applications"][0]["args"]["allow_unverified"] is True
     assert "10.00 points" in capsys.readouterr().err
 

@@ -138,7 +138,7 @@ def test_calls_that_are_too_much_are_refused_by_haproxy(command, tmp_path):
     lines = edited(command, config)["backend grpc-tandem"]
     service = "inference.GRPCInferenceService"
     is_call = f"if {{ path /tandem.v1.Ensemble/Classify /{service}/ModelInfer }}"
-    is_ours = f"if {{ path_beg /tandem.v1.Ensemble/ /{service}/ }}"
+    is_ours = f"if {{ path_beg /tandem.v1.Ensemble/ /{service}/ /grpc.health.v1.Health/ }}"
     first = lines.index(f"http-request set-var(txn.gateways) nbsrv(grpc-tandem) {is_call}")
     *rules, wait, tell, _, track, answered = lines[first:][:17]
     (refusal,) = (rule for rule in rules if " return " in rule)
