@@ -35,7 +35,8 @@ class Score(Record):
 class SureRecord(Record):
     """From which probability of its first class on an answer is sure, and what that is worth.
 
-    Chosen on half of the images, for ``target``; ``num_images`` are of the other half.
+    Chosen on half of the images, which show ``target`` with 95 % confidence; ``num_images`` are of
+    the other half.
     """
 
     probability: Fraction

@@ -1,7 +1,8 @@
 """Chooses from which probability of its first class on an ensemble's answer is sure.
 
-The lowest from which on the share of right answers is the one that is asked for, on half of the
-images, as a hash of each file says. The other half judges, so the share there is not flattered.
+The lowest from which on at least the share that is asked for is right, as half of the
+images show: the lower end of its 95 % interval. A hash of each file says which half. The other
+half judges, so what is said of the bound is not flattered.
 """
 
 import numpy as np
@@ -51,16 +52,16 @@ class SureFit:
         """
         wrong, right = self._counts[:, :, ::-1].cumsum(axis=2)[:, :, ::-1].swapaxes(0, 1)
         num_sure = wrong + right  # (half, step): with that probability or more
-        allowed = np.flatnonzero(
-            (num_sure.min(axis=0) >= MIN_IMAGES) & (right[1] >= self._target * num_sure[1])
-        )
-        if not len(allowed):
+        steps = np.flatnonzero(num_sure.min(axis=0) >= MIN_IMAGES)
+        chosen_on = zip(right[1, steps].tolist(), num_sure[1, steps].tolist(), strict=True)
+        is_enough = [wilson_interval(*counts)[0] >= self._target for counts in chosen_on]
+        if not any(is_enough):
             raise ModelSetError(
                 f"--sure-at {self._target:g}: no probability leaves {MIN_IMAGES} images in each "
-                f"half, of {num_sure[1, 0]} and {num_sure[0, 0]}, and that share of them right; "
+                f"half, of {num_sure[1, 0]} and {num_sure[0, 0]}, that show it; "
                 "give more images, or ask for less"
             )
-        step = int(allowed[0])
+        step = int(steps[is_enough.index(True)])
         num_images, num_judged = int(num_sure[0, 0]), int(num_sure[0, step])
         low, high = wilson_interval(int(right[0, step]), num_judged)
         return SureRecord(

@@ -120,6 +120,7 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
     )
     assert [m.temperature for m in manifest.members] == [n.temperature for n in recipe.NETWORKS]
     assert manifest.temperature == recipe.ENSEMBLE_TEMPERATURE < 1
+    assert manifest.sure == recipe.SURE
     assert manifest.license == "Apache-2.0"
     assert "terms of their own" in (model_set.folder / "README.md").read_text("utf-8")
     assert (
