@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+SS_DISABLE = 2  # of Linux
 CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
 
 
@@ -60,6 +62,21 @@ def pytest_configure() -> None:
     # as pytest-xdist's workers, a size of its own: Rich would take it for the width of all output.
     for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS", "COLUMNS", "LINES"):
         os.environ.pop(name, None)
+
+
+class SignalStack(ctypes.Structure):
+    """``stack_t`` of sigaltstack(2)."""
+
+    _fields_ = (("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def pytest_runtest_setup() -> None:
+    """Let signals have the thread's own stack: an earlier test of NNCF may have left a freed one.
+
+    The next signal would end this process (:mod:`calibration.quantization.interrupts`).
+    """
+    none = SignalStack(None, SS_DISABLE, 0)
+    assert ctypes.CDLL(None).sigaltstack(ctypes.byref(none), None) == 0
 
 
 def pytest_unconfigure() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from calibration.quantization.interrupts import interrupted_on_another_thread
 from calibration.sets.pytorch import conversion
 from calibration.sets.pytorch.conversion import converted
 from calibration.sets.pytorch.files import kind_of
@@ -194,8 +193,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path, ends: Ends, tempor
 
     thread = threading.Thread(target=press)
     thread.start()
-    # A test of NNCF before this one, in the same process, may have left it a freed signal stack.
-    with interrupted_on_another_thread(), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         convert(archive(tmp_path / "net.pt"))
     thread.join()
     assert gone(pids)
