@@ -100,7 +100,7 @@ def test_one_network_twice_needs_a_name_of_its_own() -> None:
 
 def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # import then fails as if it were not there
-    with pytest.raises(MissingExtraError, match=r"needs timm, .*'tandem\[timm\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs timm, .*'tandem-serve\[timm\]'"):
         read_members(["timm:resnet18"])
     assert read_members(["resnet18"])[0].name == "resnet18"
 
