@@ -144,7 +144,7 @@ def test_it_says_that_it_lives_and_is_ready(client: httpx.Client, path: str) -> 
 
 def test_docs_and_all_they_need_come_from_here(client: httpx.Client) -> None:
     page = client.get("/docs")
-    addresses = re.findall(r"""(?:src|href)=["']([^"']+)|url: ["']([^"']+)""", page.text)
+    addresses = re.findall(r"""(?:src|href)=["']([^"']+)|fetch\(["']([^"']+)""", page.text)
     assert len(addresses) >= 4  # script, style, icon, interface
     for address in ("".join(found) for found in addresses):
         absolute = urljoin(str(page.url), address)
