@@ -20,6 +20,14 @@ TRACE_ENDPOINTS = {
     "jaeger": (("udp", "http", "https"), "udp://HOST:6831 or http://HOST:14268"),
 }
 
+# What a script of an allowed origin may read of an answer beside its body and the usual headers.
+EXPOSED = (
+    "inference-header-content-length",
+    "retry-after",
+    "www-authenticate",
+    "x-request-id",
+    "x-trace-id",
+)
 # Scheme, host and port; a scheme's usual port is left out, and letters are small.
 ORIGIN = re.compile(
     r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://"

@@ -13,16 +13,9 @@ from app.errors import MAX_SHOWN
 from app.http.errors import error_response
 from app.http.headers import new_request_id
 from app.messages import Fault
+from app.setting_values import EXPOSED
 
 METHODS = ("GET", "HEAD", "POST")
-# Of an answer, what a script may read beside its body and the headers that it always may.
-EXPOSED = (
-    "inference-header-content-length",
-    "retry-after",
-    "www-authenticate",
-    "x-request-id",
-    "x-trace-id",
-)
 
 
 class AllowedOrigins(CORSMiddleware):

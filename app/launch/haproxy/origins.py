@@ -5,7 +5,7 @@ The Gateway marks its answers itself (:mod:`app.http.origins`); preflights are i
 
 from collections.abc import Sequence
 
-from app.http.origins import EXPOSED
+from app.setting_values import EXPOSED
 
 ORIGIN = "txn.tandem_origin"
 ALLOW = "access-control-allow-origin"
