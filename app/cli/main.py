@@ -29,7 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _command in (serve, classify, bench, tune, ladder, plan, trace, environment):
+app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # as settings have it
+for _command in (classify, bench, tune, ladder, plan, trace, environment):
     app.command()(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):

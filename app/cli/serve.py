@@ -14,62 +14,45 @@ def serve(
     context: typer.Context,
     model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="TANDEM_CONFIG", help="Ray Serve configuration  (default: serve_config.yaml)"
-        ),
+        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(envvar="TANDEM_HOST", help="0.0.0.0 serves other machines")
-    ] = None,
-    port: Annotated[int | None, typer.Option(envvar="TANDEM_PORT", min=1, max=65535)] = None,
+    host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
     address: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TANDEM_ADDRESS", help="a running Ray cluster to join: auto, or HOST:PORT"
-        ),
+        str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
     ] = None,
     allow_unverified: Annotated[
         bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(
-            envvar="TANDEM_METRICS_PORT",
-            min=1,
-            max=65535,
-            help="for Prometheus  (default: 9464, or else a free one)",
-        ),
+        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
     ] = None,
     metrics_host: Annotated[
         str | None,
-        typer.Option(
-            envvar="TANDEM_METRICS_HOST",
-            help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)",
-        ),
+        typer.Option(help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)"),
     ] = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
     ] = None,
     grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="TANDEM_GRPC_PORT",
-            min=1,
-            max=65535,
-            help="serve gRPC too, there  (default: not)",
-        ),
+        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
     ] = None,
     log_format: Annotated[
         Literal["json", "text"] | None,
-        typer.Option(
-            envvar="TANDEM_LOG_FORMAT", help="on stderr  (default: text in a terminal, else json)"
-        ),
+        typer.Option(help="on stderr  (default: text in a terminal, else json)"),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print every setting and its source, and end")
+        bool,
+        typer.Option(
+            "--print-config",
+            allow_from_autoenv=False,
+            help="print every setting and its source, and end",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="with --print-config: as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", allow_from_autoenv=False, help="with --print-config: as JSON")
+    ] = False,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
 

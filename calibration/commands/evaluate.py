@@ -41,8 +41,8 @@ SureAt = Annotated[
     typer.Option(
         min=0.01,
         max=0.999,
-        help="choose from which probability on this share of answers is right on half of the "
-        "images, judge on the others, and write it into the manifest",
+        help="choose from which probability on half of the images show that this share of answers "
+        "is right, judge on the others, and write it into the manifest",
     ),
 ]
 MaxImages = Annotated[

@@ -63,10 +63,12 @@ def proxy(
         except httpx.TransportError:
             return False
 
-    wait_until(is_up, EVENTUALLY_S, "the proxy answers")
-    yield url
-    process.terminate()
-    process.wait(20)
+    try:
+        wait_until(is_up, EVENTUALLY_S, "the proxy answers")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @pytest.fixture(params=["/vision", f"/deep/er{PREFIX}"])

@@ -37,7 +37,10 @@ class CertificateRenewal:
             assert tls is not None  # the options are those of the start
             self._hand_over(tls)
         except (ConfigError, OSError) as error:
-            self._warn(f"the renewed certificate is not taken, the one before holds: {error}")
+            self._warn(
+                f"the renewed certificate is not taken, the one before holds: {error}; "
+                f"the files are looked at every {LOOK_EVERY_S:g} s: mend them"
+            )
             return False
         return True
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,10 @@ def test_no_variable_of_the_project_is_warned_of(monkeypatch):
         if path.suffix in (".py", ".yaml", ".sh", ".service", ".yml") and path != this
     ]
     used = set(re.findall(r"\bTANDEM_[A-Z_]+\b", "\n".join(texts)))
-    assert used >= {"TANDEM_API_KEYS", "TANDEM_HOST", "TANDEM_CHROMIUM"}
-    for name in used | NO_SETTINGS:
+    assert used >= {"TANDEM_API_KEYS", "TANDEM_LOG_FORMAT", "TANDEM_CHROMIUM"}
+    options = {variable_of(field.name) for field in fields(ServeOptions)}
+    assert options >= {"TANDEM_HOST", "TANDEM_PORT", "TANDEM_MODEL_SET"}
+    for name in used | options | NO_SETTINGS:
         monkeypatch.setenv(name, "1")
     assert unknown_variables() == []
 
