@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import select
 import selectors
 import signal
 import socket
@@ -127,8 +128,13 @@ class ForkServer:
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules, of those that are installed, for this process and what it will fork."""
+    """Import modules, of those that are installed, for this process and what it will fork.
+
+    No more of them once standard input has ended: a command that is refused ends without them.
+    """
     for module in modules:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            return
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
             importlib.import_module(module)
     gc.collect()

@@ -18,6 +18,7 @@ def left_to_collector() -> Iterator[list[object]]:
     """Give the list of what only the garbage collector would end; it is filled at the end."""
     found: list[object] = []
     gc.collect()
+    gc.freeze()  # what the process has by now need not be looked through
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -27,6 +28,7 @@ def left_to_collector() -> Iterator[list[object]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
 

@@ -199,3 +199,19 @@ def test_what_the_server_imports_is_never_ray() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_who_is_not_needed_any_more_imports_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is refused does not wait for imports: seconds, on a busy machine."""
+    waits = "import select, sys\nselect.select([sys.stdin], [], [])\n"
+    (tmp_path / "waits_for_the_end.py").write_text(waits)
+    (tmp_path / "imported_later.py").write_text(f"open({str(tmp_path / 'later')!r}, 'w')")
+    monkeypatch.setattr(running, "MODULES", ("waits_for_the_end", "imported_later"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
+    with fork_server(tmp_path) as server:
+        pass
+    assert server.how_ended() == "exit code 0"
+    assert not (tmp_path / "later").exists()
