@@ -12,7 +12,6 @@ from rich.markup import escape
 from app.cli.bench import bench
 from app.cli.classify import classify
 from app.cli.environment import environment
-from app.cli.ladder import ladder
 from app.cli.models import models_app
 from app.cli.plan import plan
 from app.cli.serve import serve
@@ -30,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # as settings have it
-for _command in (classify, bench, tune, ladder, plan, trace, environment):
+for _command in (classify, bench, tune, plan, trace, environment):
     app.command()(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):

@@ -1,13 +1,12 @@
-"""A child process: starts it, ties its life to this process's, hears what it says, and ends it.
+"""A child process: starts it, ties its life to this process's, and ends it.
 
-The load generator, the replicas of ``tandem tune``, the rungs of the ladder and the fork server are
-children. A child is in a session of its own: Ctrl-C reaches this process alone, which ends the
-child. Its standard input ends with this process, however that dies, and the child must end then.
+The load generator, the replicas of ``tandem tune`` and the fork server are children. A child is in
+a session of its own: Ctrl-C reaches this process alone, which ends the child. Its standard input
+ends with this process, however that dies, and the child must end then.
 """
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from app.errors import ConfigError
 
@@ -32,8 +30,7 @@ class Child:
     Args:
         name: what it is, for errors: "a replica".
         command: the program and its arguments.
-        output: where its standard output goes; ``subprocess.PIPE`` for :meth:`read_line`.
-        errors: where its standard error goes; None: to ours.
+        output, errors: where its standard output and error go; None: to ours.
         descriptors: files that it inherits.
         environment: its environment; None: ours.
         patience_s: how long it has to end by itself, but after a block that raised.
@@ -50,8 +47,8 @@ class Child:
         name: str,
         command: Sequence[str],
         *,
-        output: int | IO[bytes] | None = subprocess.DEVNULL,
-        errors: int | IO[bytes] | None = None,
+        output: int | None = subprocess.DEVNULL,
+        errors: int | None = None,
         descriptors: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         patience_s: float = 0.0,
@@ -96,28 +93,6 @@ class Child:
         """Return the error of a child that ended before its time."""
         return ConfigError(f"{self._name} died ({self.how_ended()}); {self._remedy}")
 
-    def read_line(self, deadline: float) -> bytes | None:
-        """Return its next line; None once its output has ended, or ``time.monotonic`` is past."""
-        assert self._process.stdout is not None
-        pipe, line = self._process.stdout.fileno(), b""
-        while (left_s := deadline - time.monotonic()) > 0:
-            if not select.select([pipe], [], [], left_s)[0]:
-                break
-            byte = os.read(pipe, 1)
-            if not byte:
-                break
-            if byte == b"\n":
-                return line
-            line += byte
-        return None
-
-    def interrupt(self, patience_s: float) -> None:
-        """End it as Ctrl-C does, and wait no longer than ``patience_s``."""
-        with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-
     def ask_to_end(self) -> None:
         """End its standard input, and return at once."""
         assert self._process.stdin is not None
@@ -134,8 +109,6 @@ class Child:
         else:
             self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,15 +164,6 @@ class FunctionChild(Child):
         """End it as every child; nothing more is exchanged."""
         super().end(patience_s)
         self._connection.close()
-
-
-def last_words(log: Path) -> str:
-    """Return the last line of a child's log that says something."""
-    try:
-        lines = log.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 def run_function(descriptor: int) -> None:

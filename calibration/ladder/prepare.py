@@ -17,7 +17,7 @@ from calibration.ladder.engine import (
     random_pixels,
 )
 from calibration.ladder.openvino_engine import int8_file, member_ir
-from calibration.ladder.rung import RungNetwork, RungTask
+from calibration.ladder.rung import LABELLED_FILES, RungNetwork, RungTask
 from models.errors import ImageError, ModelSetError
 from models.extras import needs_extra
 from models.image_record import ImageRecord
@@ -34,7 +34,6 @@ from models.runtime import read_network
 
 CALIBRATION_IMAGES = 48  # random ones: they set ranges, of which nobody asks whether they are right
 TRANSFORMER = {"MVN", "ScaledDotProductAttention"}  # layer normalisation, attention
-FILES_NAME = "labelled.json"
 
 
 def make_set(task: RungTask) -> None:
@@ -125,7 +124,7 @@ def keep_labelled(task: RungTask) -> None:
     whole = np.stack(images)
     np.save(task.work / INPUTS_NAME, whole, allow_pickle=False)
     np.save(task.work / PIXELS_NAME, inputs.of(task.network.name, whole), allow_pickle=False)
-    (task.work / FILES_NAME).write_text(json.dumps(files), "utf-8")
+    (task.work / LABELLED_FILES).write_text(json.dumps(files), "utf-8")
     # Last: it says that all is there.
     np.save(task.work / TRUTH_NAME, np.array(truth, np.int64), allow_pickle=False)
 

@@ -13,8 +13,15 @@ Engine = Literal[
     "torch", "onnxruntime", "openvino", "ensemble", "make_set", "labelled", "quantize", "export"
 ]
 Outcome = Literal["measured", "prepared", "skipped", "failed"]
+LABELLED_FILES = "labelled.json"  # in the work folder: [path, class index] of each labelled image
 TorchSource = Literal["random", "float_ir", "none"]
 Positive = Annotated[int, Field(ge=1)]
+
+
+class LadderError(TandemError):
+    """What the command line asks for cannot be measured, or its results cannot be kept."""
+
+    code = "ladder"
 
 
 class RungError(TandemError):

@@ -30,7 +30,7 @@ BREAKS = [
     ("calibration", "calibration/evaluation/tally.py", "from app import settings"),
     ("calibration", "calibration/evaluation/tally.py", "from app.access import api_keys"),
     ("calibration", "calibration/evaluation/live.py", "from app.access import client_tls"),
-    ("app", "app/ladder/store.py", "from calibration.ladder import measure"),
+    ("calibration", "calibration/ladder/service.py", "from app.bench import generator"),
     ("app", "app/bench/report.py", "from calibration.ladder import rung"),
     ("app", "app/tracing/logs.py", "def late():\n    import torch"),
     ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),

@@ -1,6 +1,6 @@
 """Children that talk, die, hang, or outlive their parent if nobody ends them."""
 
-import signal
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.compute.child_process import Child, FunctionChild, last_words
+from app.compute.child_process import Child, FunctionChild
 from app.errors import ConfigError
 from tests.support import children
 
@@ -29,20 +29,6 @@ def wait_gone(pid: int) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, f"{pid} still runs"
         time.sleep(0.01)
-
-
-def test_its_lines_are_read_until_its_output_ends():
-    with python("print('one'); print('two')", output=subprocess.PIPE) as child:
-        lines = [child.read_line(deadline()) for _ in range(3)]
-    assert lines == [b"one", b"two", None]
-
-
-def test_a_line_that_does_not_come_is_not_waited_for():
-    code = "import time; print('half', end='', flush=True); time.sleep(600)"
-    with python(code, output=subprocess.PIPE) as child:
-        assert child.read_line(deadline(0.2)) is None
-        assert not child.has_ended
-    assert child.has_ended
 
 
 @pytest.mark.parametrize(
@@ -84,23 +70,17 @@ def test_an_error_is_not_kept_waiting():
     assert time.monotonic() - began < SOON_S
 
 
-def test_it_can_be_interrupted():
-    code = "import time; print('ready', flush=True); time.sleep(600)"
-    with python(code, output=subprocess.PIPE, errors=subprocess.DEVNULL) as child:
-        assert child.read_line(deadline()) == b"ready"
-        child.interrupt(SOON_S)
-        assert child.how_ended() == f"signal {signal.SIGINT.value}"
-
-
 def test_what_it_started_ends_with_it():
     code = (
-        "import subprocess, sys, time;"
-        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid);"
-        "sys.stdout.flush(); time.sleep(600)"
+        "import os, subprocess, sys, time;"
+        "own = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "os.write({}, str(own.pid).encode()); time.sleep(600)"
     )
-    with python(code, output=subprocess.PIPE) as child:
-        pid = int(child.read_line(deadline()) or b"")
-    wait_gone(pid)
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as said, os.fdopen(writer, "wb") as to_us:
+        with python(code.format(writer), descriptors=[to_us.fileno()]):
+            pid = int(said.read(20) or b"")
+        wait_gone(pid)
 
 
 def test_ctrl_c_of_the_terminal_is_not_its():
@@ -166,10 +146,3 @@ def test_the_working_folder_holds_none_of_its_modules(tmp_path, monkeypatch):
     with FunctionChild("a child", children.adds, 1) as child:
         child.send(1)
         assert child.receive(deadline()) == 2
-
-
-def test_last_words(tmp_path):
-    log = tmp_path / "log"
-    assert last_words(log) == "it said nothing"
-    log.write_text("first\n  no such module \n\n")
-    assert last_words(log) == "no such module"

@@ -17,7 +17,7 @@ from models.extras import needs_extra
 from models.image_record import ImageRecord
 from models.manifest import read_manifest, write_manifest
 from tests.support.calibration.evaluated_sets import two_precisions
-from tests.support.ladders import tiny_task
+from tests.support.calibration.ladders import tiny_task
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
 
 INT8 = RungOptions(precision="INT8")

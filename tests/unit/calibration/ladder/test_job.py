@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.errors import ConfigError
+from calibration.ladder.rung import LadderError
 from models.errors import ModelSetError
 from tests.support.calibration.evaluated_sets import two_precisions
-from tests.support.ladders import job_of
+from tests.support.calibration.ladders import job_of
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_tiny_set
 
@@ -54,12 +54,12 @@ def test_both_precisions_leave_nothing_out_but_pytorch(tmp_path):
     ],
 )
 def test_a_mistake_is_named(tmp_path, asked, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LadderError, match=message):
         job_of("resnet18", tmp_path, **asked)
 
 
 def test_a_name_that_is_no_torchvision_network_or_path(tmp_path):
-    with pytest.raises(ConfigError, match="no name of a torchvision network"):
+    with pytest.raises(LadderError, match="no name of a torchvision network"):
         job_of("../resnet18", tmp_path, is_random=True)
     with pytest.raises(ModelSetError, match="no model set"):
         job_of("nothing", tmp_path)
@@ -74,7 +74,7 @@ def test_results_depend_on_the_networks_files(tiny_set, tmp_path):
 
 def test_a_multi_label_set_has_no_top1_and_no_cascade(tmp_path):
     folder = write_scored_set(tmp_path / "scored")
-    with pytest.raises(ConfigError, match="--images: scored is multi-label and has no top-1"):
+    with pytest.raises(LadderError, match="--images: scored is multi-label and has no top-1"):
         job_of(folder, tmp_path, images=tmp_path)
     impossible = job_of(folder, tmp_path).impossible
     assert "no margin for a cascade" in impossible["cascade"]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app.ladder.job import Asked, LadderJob, prepare
-from app.ladder.process import Say
-from app.ladder.store import Store
+from calibration.ladder.job import Asked, LadderJob, prepare
+from calibration.ladder.process import Say
 from calibration.ladder.rung import Figures, RungNetwork, RungOptions, RungResult, RungTask
+from calibration.ladder.store import Store
 from tests.support.tiny_networks import SIZE
 
 

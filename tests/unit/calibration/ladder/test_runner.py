@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigError
-from app.ladder.job import LadderJob
-from app.ladder.runner import LadderStep, Runner
-from app.ladder.store import Store
-from calibration.ladder.rung import RungOptions, RungResult
-from tests.support.ladders import FakeProcesses, job_of, measured
+from calibration.ladder.job import LadderJob
+from calibration.ladder.rung import LadderError, RungOptions, RungResult
+from calibration.ladder.runner import LadderStep, Runner
+from calibration.ladder.store import Store
+from tests.support.calibration.ladders import FakeProcesses, job_of, measured
 
 RANDOM = {"is_random": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
@@ -63,7 +62,7 @@ def test_what_fails_or_is_skipped_does_not_end_the_ladder(tmp_path):
 
 
 def test_an_error_of_our_own_is_the_rungs_result(tmp_path):
-    fakes = FakeProcesses({"latency": ConfigError("no memory")})
+    fakes = FakeProcesses({"latency": LadderError("no memory")})
     results = run(job_of("resnet18", tmp_path, **RANDOM), fakes)
     assert (results["latency"].outcome, results["latency"].reason) == ("failed", "no memory")
 
@@ -71,7 +70,7 @@ def test_an_error_of_our_own_is_the_rungs_result(tmp_path):
 def test_a_network_that_cannot_be_made_ends_it_at_once(tmp_path):
     reason = "torchvision has no classification network 'resnet17'"
     fakes = FakeProcesses({"prepare-make_set": RungResult(outcome="failed", reason=reason)})
-    with pytest.raises(ConfigError, match="resnet17"):
+    with pytest.raises(LadderError, match="resnet17"):
         run(job_of("resnet17", tmp_path, **RANDOM), fakes)
     assert list(fakes.tasks) == ["prepare-make_set"]
 

@@ -2,22 +2,20 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from app.compute.child_process import Child, last_words
-from app.ladder.power import PackagePower
-from app.ladder.store import Store, write_whole
-from calibration.ladder.rung import RungError, RungResult, RungTask, read_result
+from calibration.child_process import Child, last_words
+from calibration.ladder.power import PackagePower
+from calibration.ladder.rung import LadderError, RungError, RungResult, RungTask, read_result
+from calibration.ladder.store import Store, write_whole
 
 WORKER = "calibration.ladder.worker"
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, on a slow machine
 END_LIMIT_S = 120.0  # beyond a run's time: the labelled images
-END_S = 1.0  # for a process that has said all to end
 Say = Callable[[str], None]
 
 
@@ -46,7 +44,7 @@ def run_task(
     watts: float | None = None
     is_measuring = False
     line = make_command(task_file, result_file)
-    with log.open("wb") as printed, child(line, printed) as process:
+    with log.open("wb") as printed, child(line, printed, is_heard=True) as process:
         deadline = time.monotonic() + start_limit_s
         while (said := process.read_line(deadline)) is not None:
             if (event := _event(said)) is None:
@@ -74,14 +72,26 @@ def run_task(
     return result.model_copy(update={"figures": figures})
 
 
-def child(line: Sequence[str], printed: IO[bytes]) -> Child:
-    """Start a rung's process, whose log is ``printed``.
+@contextlib.contextmanager
+def child(
+    line: Sequence[str],
+    printed: IO[bytes],
+    *,
+    is_heard: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Child]:
+    """Run a process of the ladder, whose log is ``printed``, while the block lasts.
 
     Raises:
-        ConfigError: it could not be started.
+        LadderError: it could not be started.
 
     """
-    return Child("a rung's process", line, output=subprocess.PIPE, errors=printed, patience_s=END_S)
+    try:
+        started = Child(line, printed, is_heard=is_heard, environment=environment)
+    except OSError as error:
+        raise LadderError(f"{line[0]} could not be started: {error}; is memory left?") from error
+    with started:
+        yield started
 
 
 def _event(line: bytes) -> str | None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.errors import ConfigError
-from app.ladder.process import WORKER, run_task
-from app.ladder.store import Store
-from calibration.ladder.rung import RungResult, RungTask
-from tests.support.ladders import measured, tiny_task
+from calibration.ladder.process import WORKER, run_task
+from calibration.ladder.rung import LadderError, RungResult, RungTask
+from calibration.ladder.store import Store
+from tests.support.calibration.ladders import measured, tiny_task
 
 SAY = "import os, sys, pathlib; say = lambda t: os.write(1, t.encode() + b'\\n');"
 RESULT = measured(7.0).model_dump_json()
@@ -53,7 +52,7 @@ def test_it_is_told_its_task_and_its_answer_comes_back(store):
     ("code", "how"),
     [
         ("os.kill(os.getpid(), 9)", "memory ran out, most likely"),
-        ("os.kill(os.getpid(), 11)", "signal 11"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
         ("raise SystemExit(3)", "exit code 3"),
         ("sys.exit('no such module')", "no such module"),
         ("pathlib.Path(sys.argv[2]).write_text('{')", "exit code 0"),
@@ -101,5 +100,5 @@ def test_ctrl_c_ends_it_and_what_it_started(store):
 
 def test_a_process_that_cannot_be_started(store):
     task = tiny_task(store.folder, store.folder, "openvino")
-    with pytest.raises(ConfigError, match="could not be started"):
+    with pytest.raises(LadderError, match="could not be started"):
         run_task(store, "latency", task, make_command=lambda *_: [os.devnull])

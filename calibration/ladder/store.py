@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.errors import ConfigError
-from calibration.ladder.rung import RungError, RungResult, read_result
+from calibration.ladder.rung import LABELLED_FILES, LadderError, RungError, RungResult, read_result
 
 JOB_NAME = "job.json"
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"
@@ -28,7 +27,7 @@ class Store:
         """Make or continue the folder, and keep others out of it meanwhile.
 
         Raises:
-            ConfigError: another ladder is at work there, its results are of other facts, or it
+            LadderError: another ladder is at work there, its results are of other facts, or it
                 cannot be written.
 
         """
@@ -36,7 +35,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             held = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise ConfigError(
+            raise LadderError(
                 f"cannot write {self.folder}: {error.strerror}; give another --work"
             ) from error
         try:
@@ -44,7 +43,7 @@ class Store:
             self._begin(dict(facts), is_resumed=is_resumed)
             yield
         except BlockingIOError as error:
-            raise ConfigError(
+            raise LadderError(
                 f"another ladder is at work in {self.folder}; wait, or give another --work"
             ) from error
         finally:
@@ -54,7 +53,7 @@ class Store:
         there = self._facts()
         if is_resumed and there is not None and there != facts:
             other = sorted(key for key in facts if facts[key] != there.get(key))
-            raise ConfigError(
+            raise LadderError(
                 f"--resume: the results in {self.folder} were measured with other "
                 f"{', '.join(other)}; leave --resume out to begin anew, or give another --work"
             )
@@ -88,7 +87,7 @@ class Store:
         """Remove what the rungs shared; their preparations are then made anew."""
         for path in (*self.folder.glob("*.npy"), *self.folder.glob("*.onnx")):
             path.unlink(missing_ok=True)
-        for name in ("int8.xml", "int8.bin", "labelled.json"):
+        for name in ("int8.xml", "int8.bin", LABELLED_FILES):
             (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.glob("*-random"):
             shutil.rmtree(path, ignore_errors=True)
@@ -112,4 +111,4 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text, "utf-8")
         partial.replace(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; make room there") from error
+        raise LadderError(f"cannot write {path}: {error.strerror}; make room there") from error

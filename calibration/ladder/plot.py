@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from app.ladder.report import PUBLISHED_SPEED_UP, Row, against_published, has_figure
+from calibration.ladder.report import PUBLISHED_SPEED_UP, Row, against_published, has_figure
 from models.extras import needs_extra
 
 COLORS = {
@@ -87,7 +87,7 @@ def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     environment = Environment(
-        loader=PackageLoader("app.ladder", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("calibration.ladder", "."), autoescape=True, undefined=StrictUndefined
     )
     svg = draw(rows, title)
     return environment.get_template(TEMPLATE).render(

@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from app.ladder.plot import draw, render
-from app.ladder.report import against_published, as_json, rows_of, show
+from calibration.ladder.plot import draw, render
+from calibration.ladder.report import against_published, as_json, rows_of, show
 from calibration.ladder.rung import RungOptions, RungResult
-from tests.support.ladders import job_of, measured
+from tests.support.calibration.ladders import job_of, measured
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "measured": "2026-01-01", "versions": {"tandem": "1"}}
 ODD = "no <compiler> [bold] & $x^2$"

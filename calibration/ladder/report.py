@@ -1,7 +1,10 @@
 """A ladder's figures as a table and as JSON."""
 
+import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,12 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from app.ladder.job import LadderJob
-from app.ladder.rungs import Rung
+from calibration.ladder.job import LadderJob
 from calibration.ladder.rung import RungResult
-from models.extras import installed_version
+from calibration.ladder.rungs import Rung
+from models.cpus import available_cpus, cpu_model
+from models.extras import DISTRIBUTION, installed_version
 
-PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")
+OF_THE_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
+OF_THE_RUNGS = ("torch", "torchvision", "onnxruntime", "nncf")
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.
 PUBLISHED = {
     "samples_per_s": [22.76, 482.0],
@@ -75,8 +80,6 @@ def as_json(
 ) -> dict[str, Any]:
     """Return everything that was measured, and with what."""
     network = job.network
-    installed = {name: found for name in PACKAGES if (found := installed_version(name))}
-    machine = {**machine, "versions": {**machine["versions"], **installed}}
     return {
         "machine": machine,
         "network": network.name,
@@ -88,6 +91,19 @@ def as_json(
         "took_s": round(took_s, 1),
         "published": PUBLISHED,
         "rungs": [row.as_json() for row in rows],
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return command, time, CPU and versions, to be stored with the result."""
+    packages = (DISTRIBUTION, *OF_THE_SERVICE, *OF_THE_RUNGS)
+    return {
+        "command": " ".join(["tandem", *sys.argv[1:]]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": available_cpus(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in packages if (found := installed_version(name))},
     }
 
 

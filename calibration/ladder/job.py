@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.errors import ConfigError
-from app.ladder.rungs import SERVICE, Rung, rungs
-from calibration.ladder.rung import RungNetwork, RungTask, TorchSource
+from calibration.ladder.rung import LadderError, RungNetwork, RungTask, TorchSource
+from calibration.ladder.rungs import SERVICE, Rung, rungs
 from models.cpus import available_cpus
 from models.model_set import ModelSet, load_model_set, search_path
 
@@ -83,7 +82,7 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
         return _random_job(asked, chosen, cache, cores)
     for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
         if value is not None:
-            raise ConfigError(f"{option} is of --random-weights; a model set has its own")
+            raise LadderError(f"{option} is of --random-weights; a model set has its own")
     model_set = load_model_set(asked.network, search_path(asked.model_dirs))
     _check_task(asked, model_set)
     member = asked.member or model_set.manifest.members[0].name
@@ -106,7 +105,7 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
 def _check_task(asked: Asked, model_set: ModelSet) -> None:
     """Refuse labelled images of a multi-label set: a rung's figure is top-1, which it has not."""
     if asked.images is not None and model_set.manifest.task == "multi_label":
-        raise ConfigError(
+        raise LadderError(
             f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
             "for speed alone, and tandem evaluate measures its accuracy"
         )
@@ -115,14 +114,14 @@ def _check_task(asked: Asked, model_set: ModelSet) -> None:
 def _random_job(asked: Asked, chosen: tuple[Rung, ...], cache: Path, cores: int) -> LadderJob:
     for option, value in (("--member", asked.member), ("--images", asked.images)):
         if value is not None:
-            raise ConfigError(f"{option} with --random-weights: random weights classify nothing")
+            raise LadderError(f"{option} with --random-weights: random weights classify nothing")
     size, num_classes = asked.size or 224, asked.num_classes or 1000
     if size not in SIZES:
-        raise ConfigError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
+        raise LadderError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
     if not 2 <= num_classes <= MAX_CLASSES:
-        raise ConfigError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
+        raise LadderError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
     if not asked.network.replace("_", "").isalnum() or not asked.network[0].isalpha():
-        raise ConfigError(f"{asked.network!r} is no name of a torchvision network")
+        raise LadderError(f"{asked.network!r} is no name of a torchvision network")
     name = asked.network.lower()
     work = (asked.work or cache / f"{name}-{size}-random").absolute()
     network = RungNetwork(
@@ -142,7 +141,7 @@ def _chosen(every: tuple[Rung, ...], only: Sequence[str]) -> tuple[Rung, ...]:
     names = [rung.name for rung in every]
     for name in only:
         if name not in names:
-            raise ConfigError(f"--rungs {name!r}: there are {', '.join(names)}")
+            raise LadderError(f"--rungs {name!r}: there are {', '.join(names)}")
     return tuple(rung for rung in every if not only or rung.name in only)
 
 

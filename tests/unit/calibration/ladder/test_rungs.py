@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.ladder.rungs import SERVICE, rungs
 from calibration.ladder.rung import RungOptions
+from calibration.ladder.rungs import SERVICE, rungs
 
 ORDER = [
     "eager",

@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.errors import ConfigError
-from app.ladder.job import LadderJob
-from app.ladder.process import Say, run_task
-from app.ladder.rungs import SERVICE, Rung
-from app.ladder.service import run_service_rung
-from app.ladder.store import Store
-from calibration.ladder.rung import RungOptions, RungResult, RungTask
+from calibration.ladder.job import LadderJob
+from calibration.ladder.process import Say, run_task
+from calibration.ladder.rung import LadderError, RungOptions, RungResult, RungTask
+from calibration.ladder.rungs import SERVICE, Rung
+from calibration.ladder.service import run_service_rung
+from calibration.ladder.store import Store
 from models.errors import TandemError
 
 OVERHEAD_S = 15.0  # of a rung besides its measuring, before one was seen
@@ -53,7 +52,7 @@ class Runner:
         """Return every rung's result, in the ladder's order.
 
         Raises:
-            ConfigError: the network cannot be made, or the labelled images cannot be used.
+            LadderError: the network cannot be made, or the labelled images cannot be used.
 
         """
         job = self._job
@@ -80,7 +79,7 @@ class Runner:
             doing = "making the network" if engine == "make_set" else "reading the labelled images"
             self._report(LadderStep(1, len(job.rungs), first, doing, self._left_s(1)))
             if reason := self._not_prepared(engine, lambda _: None):
-                raise ConfigError(reason)
+                raise LadderError(reason)
 
     def _not_prepared(self, engine: str, say: Say) -> str:
         """Make a preparation unless it is there; return why it could not be."""

@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from app.errors import ConfigError
-from app.ladder import process, runner, service
-from calibration.ladder.rung import RungResult
+from calibration.ladder import process, runner, service
+from calibration.ladder.rung import LadderError, RungResult
 from models.errors import ModelSetError
+from tests.support.calibration.ladders import FakeProcesses
 from tests.support.command_line import tandem
-from tests.support.ladders import FakeProcesses
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -84,24 +83,24 @@ def test_ctrl_c_is_exit_code_130_and_resume_goes_on(tmp_path, fakes):
 def test_resume_with_another_length_is_refused(tmp_path, fakes):
     ladder(tmp_path, "--random-weights", "--rungs", "eager")
     done = ladder(tmp_path, "--random-weights", "--seconds", 3, "--resume")
-    assert isinstance(done.exception, ConfigError)
+    assert isinstance(done.exception, LadderError)
     assert "other seconds" in done.exception.message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "kind", "message"),
     [
-        (["--seconds", "0"], "--seconds is 0"),
-        (["--seconds", "nan"], "--seconds is nan"),
-        (["--json", "/no/such/folder/x.json"], "cannot write"),
-        (["--plot", "x.png"], "ends with .svg"),
-        (["--html", "-"], "is no file"),
-        (["--rungs", "eager,"], "there are eager"),
+        (["--seconds", "0"], LadderError, "--seconds is 0"),
+        (["--seconds", "nan"], LadderError, "--seconds is nan"),
+        (["--json", "/no/such/folder/x.json"], ModelSetError, "cannot write"),
+        (["--plot", "x.png"], LadderError, "ends with .svg"),
+        (["--html", "-"], LadderError, "is no file"),
+        (["--rungs", "eager,"], LadderError, "there are eager"),
     ],
 )
-def test_mistakes_are_found_before_anything_runs(tmp_path, fakes, arguments, message):
+def test_mistakes_are_found_before_anything_runs(tmp_path, fakes, arguments, kind, message):
     done = ladder(tmp_path, "--random-weights", *arguments)
-    assert isinstance(done.exception, ConfigError)
+    assert isinstance(done.exception, kind)
     assert message in done.exception.message
     assert fakes.tasks == {}
 

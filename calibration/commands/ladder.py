@@ -12,15 +12,14 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from app.cli.options import JsonFile
-from app.cli.output import check_can_write, write_json, write_whole
-from app.errors import ConfigError
+from calibration.commands.evaluate_options import check_can_write
+from calibration.ladder.rung import LadderError
 from models.user_folders import needed_folder
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from app.ladder.job import LadderJob
-    from app.ladder.runner import LadderStep
+    from calibration.ladder.job import LadderJob
     from calibration.ladder.rung import RungResult
+    from calibration.ladder.runner import LadderStep
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
@@ -49,6 +48,9 @@ Work = Annotated[
     Path | None, typer.Option(help="folder for results on the way  (default: in the user's cache)")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+]
 Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
 Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
 ModelDirs = Annotated[
@@ -81,10 +83,10 @@ def ladder(
     machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
     Exit code 1: a rung failed, or none was measured.
     """
-    from app.ladder.job import Asked, prepare
+    from calibration.ladder.job import Asked, prepare
 
     if not (math.isfinite(seconds) and 0 < seconds <= 600):
-        raise ConfigError(f"--seconds is {seconds}; it must be above 0 and at most 600")
+        raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
     _check_files(json_file, plot, html)
     asked = Asked(
         network,
@@ -117,9 +119,9 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
         check_can_write(path)
     for option, path in (("--plot", plot), ("--html", html)):
         if str(path) == "-":
-            raise ConfigError(f"{option} - is no file; name one")
+            raise LadderError(f"{option} - is no file; name one")
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise ConfigError(f"--plot {plot}: a name that ends with .svg")
+        raise LadderError(f"--plot {plot}: a name that ends with .svg")
     if plot is not None or html is not None:
         with needs_extra("calibrate", "ladder --plot and --html"):
             import jinja2  # noqa: F401
@@ -128,8 +130,8 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
 
 def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
     """Run the rungs with live progress; Ctrl-C leaves what is measured for --resume."""
-    from app.ladder.runner import Runner
-    from app.ladder.store import Store
+    from calibration.ladder.runner import Runner
+    from calibration.ladder.store import Store
 
     store = Store(job.work)
     try:
@@ -156,9 +158,9 @@ def _report(
     took_s: float,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    from app.cli.output import describe_machine
-    from app.ladder.plot import draw, render
-    from app.ladder.report import as_json, rows_of, show
+    from calibration.ladder.plot import draw, render
+    from calibration.ladder.report import as_json, describe_machine, rows_of, show
+    from calibration.ladder.store import write_whole
 
     json_file, plot, html = files
     rows = rows_of(job, results)
@@ -170,4 +172,8 @@ def _report(
         write_whole(plot, draw(rows, title))
     if html is not None:
         write_whole(html, render(content, rows, title))
-    write_json(json_file, json.loads(json.dumps(content)))
+    text = json.dumps(content, indent=2)
+    if str(json_file) == "-":
+        typer.echo(text)
+    elif json_file is not None:
+        write_whole(json_file, text + "\n")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.ladder.power import PackagePower
+from calibration.ladder.power import PackagePower
 from tests.support.hand_clock import HandClock
 
 

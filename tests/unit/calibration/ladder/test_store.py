@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.errors import ConfigError
-from app.ladder.store import Store
-from tests.support.ladders import measured
+from calibration.ladder.rung import LadderError
+from calibration.ladder.store import Store
+from tests.support.calibration.ladders import measured
 
 FACTS = {"network": "a", "seconds": 1.0}
 
@@ -24,7 +24,7 @@ def test_results_of_another_ladder_are_not_continued(tmp_path):
     with store.opened(FACTS, is_resumed=False):
         store.write("eager", measured(3.0))
     with (
-        pytest.raises(ConfigError, match="other seconds"),
+        pytest.raises(LadderError, match="other seconds"),
         store.opened(FACTS | {"seconds": 2.0}, is_resumed=True),
     ):
         pass
@@ -35,7 +35,7 @@ def test_results_of_another_ladder_are_not_continued(tmp_path):
 def test_two_ladders_do_not_share_a_folder(tmp_path):
     with (
         Store(tmp_path).opened(FACTS, is_resumed=False),
-        pytest.raises(ConfigError, match="another ladder"),
+        pytest.raises(LadderError, match="another ladder"),
         Store(tmp_path).opened(FACTS, is_resumed=False),
     ):
         pass
@@ -44,7 +44,7 @@ def test_two_ladders_do_not_share_a_folder(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigError, match="cannot write"),
+        pytest.raises(LadderError, match="cannot write"),
         Store(tmp_path / "file").opened(FACTS, is_resumed=False),
     ):
         pass

@@ -1,0 +1,110 @@
+"""A child process: starts it, ties its life to this process's, hears what it says, and ends it.
+
+A child is in a session of its own: Ctrl-C reaches this process alone, which ends the child and all
+that it started. Its standard input ends with this process, however that dies.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+REAPED_WITHIN_S = 15.0  # of a child that has closed its end, or was killed
+
+
+class Child:
+    """A command that runs; as a context manager it is killed at the end of the block.
+
+    Args:
+        command: the program and its arguments.
+        printed: where its standard error goes, and its standard output unless it is heard.
+        is_heard: whether :meth:`read_line` returns what it writes to its standard output.
+        environment: its environment; None: ours.
+
+    Raises:
+        OSError: it could not be started.
+
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        printed: IO[bytes],
+        *,
+        is_heard: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if is_heard else printed,
+            stderr=printed,
+            env=environment,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether it ends within this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        return self._process.returncode is not None
+
+    def how_ended(self) -> str:
+        """Say by which signal, or with which exit code, it ended."""
+        if not self.has_ended(REAPED_WITHIN_S):
+            return "it no longer answers"
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            return "SIGKILL: memory ran out, most likely"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """Return its next line; None once its output has ended, or ``time.monotonic`` is past."""
+        assert self._process.stdout is not None
+        pipe, line = self._process.stdout.fileno(), b""
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not select.select([pipe], [], [], left_s)[0]:
+                break
+            byte = os.read(pipe, 1)
+            if not byte:
+                break
+            if byte == b"\n":
+                return line
+            line += byte
+        return None
+
+    def interrupt(self, patience_s: float) -> None:
+        """End it as Ctrl-C does, and wait no longer than ``patience_s``."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGINT)
+        self.has_ended(patience_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of a log that says something; none of it moves the terminal's cursor."""
+    try:
+        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return "".join(character for character in last if character.isprintable())[:200]
