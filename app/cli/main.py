@@ -12,7 +12,6 @@ from rich.markup import escape
 from app.cli.bench import bench
 from app.cli.classify import classify
 from app.cli.environment import environment
-from app.cli.models import models_app
 from app.cli.plan import plan
 from app.cli.serve import serve
 from app.cli.trace import trace
@@ -28,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # as settings have it
 for _command in (classify, bench, tune, plan, trace, environment):
     app.command()(_command)

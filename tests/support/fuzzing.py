@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from app.cli.models import _facts
+from calibration.commands.models import _facts
 from models.errors import ImageError, ModelSetError
 from models.image import ImageRule, read_image
 from models.image_header import read_header

@@ -9,9 +9,9 @@ import pytest
 from openvino import opset13 as ops
 
 from app.bench import upper_bound
-from app.cli.models import _problems_running
 from app.deployments import classifier
 from app.settings import Settings
+from calibration.commands.models import _problems_running
 from calibration.evaluation import inference
 from models import golden, runtime
 from models.model_set import ModelSet, load_model_set

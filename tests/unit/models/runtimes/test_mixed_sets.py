@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from app.bench.upper_bound import InProcessPipeline, Setup
-from app.cli.models import _problems_running
 from app.deployments.assembly import assemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.main import build
 from app.settings import Settings
 from app.tune.replica import LoadRequest, closed_loops
+from calibration.commands.models import _problems_running
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate

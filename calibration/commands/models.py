@@ -1,4 +1,4 @@
-"""``tandem models``: lists the model sets and verifies their files."""
+"""The commands ``tandem models list`` and ``verify``: what sets there are, and their files."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,11 @@ from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
 from models.record import PACKAGES
 
-models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
 console, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched before the bundled")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 
 
-@models_app.command("list")
 def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
     """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
     sets, problems = _readable(list_folders(search_path(model_dir or ())))
@@ -122,7 +120,6 @@ def _measured(facts: dict) -> str:  # type: ignore[type-arg]
     return "\n".join(top1 + mean) or "not measured"
 
 
-@models_app.command("verify")
 def verify(
     name: Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")],
     model_dir: Dirs = None,
