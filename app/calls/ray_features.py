@@ -3,6 +3,7 @@
 from app.calls.ray_names import Feature, RayName
 
 ROUTER = "ray.serve.request_router"
+GRPC_UTIL = "ray.serve._private.grpc_util"
 
 # app/deployments/grpc_server.py. Without it the gRPC servers of replicas, one of which unpickles
 # what it is sent, would listen on every interface.
@@ -21,10 +22,26 @@ GRPC_OPTIONS = Feature(
     "gRPC clients send up to 4 MB ahead, and a message may have RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
     (
         RayName(
-            "ray.serve._private.grpc_util",
+            GRPC_UTIL,
             "DEFAULT_GRPC_SERVER_OPTIONS",
             entries=("grpc.max_receive_message_length",),
         ),
+    ),
+)
+# app/deployments/grpc_server.py; Ray 2.59 has no reflection.
+REFLECTION = Feature(
+    "gRPC reflection v1",
+    "gRPC clients that ask for it find no description; some ask for v1alpha then",
+    (
+        RayName(GRPC_UTIL, "enable_server_reflection", ("server",)),
+        RayName(GRPC_UTIL, "get_service_names", ("generic_rpc_handlers",)),
+        RayName(
+            GRPC_UTIL,
+            "gRPCGenericServer",
+            ("service_handler_factory",),
+            attributes=("generic_rpc_handlers",),
+        ),
+        RayName(GRPC_UTIL, "gRPCGenericServer.add_passthrough_service", ("service_name",)),
     ),
 )
 # app/calls/locality_router.py. Serve calls this interface alpha.
@@ -69,4 +86,4 @@ SURGE = Feature(
     "an update stops a replica before its successor is there; two replicas leave no gap",
     (RayName("ray.serve.schema", "DeploymentSchema.max_surge_percent"),),
 )
-REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, STAGE_ROUTER, PICKLED_CALLS, SURGE)
+REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, PICKLED_CALLS, SURGE)

@@ -1,4 +1,4 @@
-"""Binds Serve's gRPC servers to loopback where Ray listens there, and sets two of their options.
+"""Binds Serve's gRPC servers to loopback where Ray listens there; options, reflection v1.
 
 A message has a limit, and what nobody has received yet stays with the client. By itself grpcio
 lets a client send 4 MB ahead of that on a fast connection (it estimates the bandwidth-delay
@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from app.calls.ray_compatibility import check_ray
-from app.calls.ray_features import GRPC_OPTIONS, LOOPBACK
+from app.calls.ray_features import GRPC_OPTIONS, LOOPBACK, REFLECTION
 
 ALL_INTERFACES = "[::]:"
 BDP_PROBE = "grpc.http2.bdp_probe"
@@ -31,7 +31,29 @@ def prepare_proxy() -> list[Any]:
     """
     limit_unread()
     keep_to_loopback()
+    answer_reflection_v1()
     return []
+
+
+def answer_reflection_v1() -> None:
+    """Let gRPC servers that are made from now on answer reflection v1 wherever they do v1alpha."""
+    if not REFLECTION.fits():
+        return
+    from ray.serve._private import grpc_util
+
+    from app.grpc.reflection import add_reflection_v1  # Ray 2.59 does not install grpcio's
+
+    enable = grpc_util.enable_server_reflection
+    if hasattr(enable, "__wrapped__"):
+        return
+
+    @wraps(enable)
+    def enable_both(server: Any) -> None:
+        names = grpc_util.get_service_names(server.generic_rpc_handlers)
+        add_reflection_v1(server, {name for name in names if not name.startswith("ray.serve.")})
+        enable(server)
+
+    grpc_util.enable_server_reflection = enable_both
 
 
 def limit_unread(max_message_bytes: int | None = None) -> None:

@@ -14,6 +14,7 @@ from app.oip.request import (
     InferRequest,
     RequestedOutput,
     checked_id,
+    has_base64,
     region_slice,
     requested_output,
 )
@@ -74,14 +75,15 @@ def _input(
     where = f"input {shown(message.name)}"
     filled = [field.name for field, _ in message.contents.ListFields()]
     name, datatype, shape = message.name, message.datatype, list(message.shape)
+    is_base64 = has_base64(_parameters(message.parameters))
     if region is not None:
         if filled:
             raise BadTensorError(f"{where} has data beside its region; give one of them")
-        return checked_tensor(name, datatype, shape, region=region)
+        return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64)
     if raw is not None:
         if filled:
             raise BadTensorError(f"{where} has contents and raw_input_contents; give one of them")
-        return checked_tensor(name, datatype, shape, raw=raw)
+        return checked_tensor(name, datatype, shape, raw=raw, is_base64=is_base64)
     tensor = checked_tensor(name, datatype, shape)
     expected = CONTENTS.get(datatype)
     if expected is None:
@@ -89,7 +91,7 @@ def _input(
     if wrong := [field for field in filled if field != expected]:
         raise BadTensorError(f"{where}: {datatype} goes into {expected}, and {wrong[0]} is filled")
     values = list(getattr(message.contents, expected))
-    return checked_tensor(name, datatype, tensor.shape, values=values)
+    return checked_tensor(name, datatype, tensor.shape, values=values, is_base64=is_base64)
 
 
 def _output(message: messages.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:

@@ -21,7 +21,7 @@ from models.errors import TandemError
 logger = logging.getLogger("ray.serve")
 RETRY_AFTER_S = 1  # of a service that is full, or not ready
 # Of the Open Inference Protocol, and all below it; KServe's V1 has the same form of errors.
-PROTOCOL_PATH, PREDICT_END = "/v2", ":predict"
+PROTOCOL_PATH, V1_MODEL = "/v2", "/v1/models/"
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
@@ -74,9 +74,7 @@ def add_error_handlers(api: FastAPI) -> None:
 def is_protocol(scope: Scope) -> bool:
     """Whether a request is of one of KServe's protocols, which have errors of their own form."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return (
-        path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/") or path.endswith(PREDICT_END)
-    )
+    return path == PROTOCOL_PATH or path.startswith((f"{PROTOCOL_PATH}/", V1_MODEL))
 
 
 def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) -> Response:

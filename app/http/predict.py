@@ -1,12 +1,13 @@
-"""POST /v1/models/MODEL:predict, the route of KServe's V1 protocol and of TensorFlow Serving."""
+"""/v1/models/MODEL and its :predict, the routes of KServe's V1 protocol and TensorFlow Serving."""
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from app.http.infer import InferEndpoint
 from app.metrics.requests import PREDICT, PREDICT_VERSION
+from app.oip.documents import ModelReady
 from app.oip.inference import Inference
 from app.oip.predict import parse_instances, rendered_predictions
 
@@ -41,8 +42,9 @@ EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
 def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
     """Add the routes; ``errors`` are those of inference."""
     endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
+    tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
     described: dict[str, Any] = {
-        "tags": ["KServe's V1, TensorFlow Serving"],
+        "tags": tags,
         "summary": "Classify images in base64",
         "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
         "openapi_extra": {
@@ -59,3 +61,13 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
         model = inference.models.find(model_name, model_version)
         return await endpoint.answer(request.scope, request.receive, model)
+
+    states = {status: errors[status] for status in (404, 503)}
+
+    @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="It answers")
+    async def state(model_name: str) -> ModelReady:
+        if model_name.endswith(":predict"):  # the other routes', with the wrong method
+            raise HTTPException(405, headers={"allow": "POST"})
+        inference.models.find(model_name, "")
+        await inference.service.check_ready()
+        return ModelReady(model_name, ready=True)

@@ -15,6 +15,7 @@ from app.oip.request import (
     InferRequest,
     RequestedOutput,
     checked_id,
+    has_base64,
     region_slice,
     requested_output,
     truth,
@@ -130,14 +131,14 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     where = f"input {shown(name)}"
     parameters = parsed_object(fields.get("parameters", {}), f"{where}: parameters")
     size, region = whole_number(parameters, "binary_data_size"), region_slice(where, parameters)
+    is_base64 = has_base64(parameters)
     if region is not None:
         if size is not None or "data" in fields:
             raise BadTensorError(f"{where} has data beside its region; give one of them")
-        return checked_tensor(name, datatype, shape, region=region), 0
+        return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64), 0
     if size is None:
         if "data" not in fields:
             raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")
-        is_base64 = parameters.get("content_type") == "base64"  # MLServer's word for it
         values = fields["data"]
         return checked_tensor(name, datatype, shape, values=values, is_base64=is_base64), 0
     if "data" in fields:
@@ -146,7 +147,8 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
         raise BadTensorError(
             f"{where}: binary_data_size is {size}, and {len(binary)} bytes are left of the body"
         )
-    return checked_tensor(name, datatype, shape, raw=binary[:size]), size
+    raw = binary[:size]
+    return checked_tensor(name, datatype, shape, raw=raw, is_base64=is_base64), size
 
 
 def _output(each: Any, is_binary: bool) -> RequestedOutput:

@@ -96,6 +96,11 @@ def truth(parameters: Mapping[str, Any], name: str) -> bool:
     raise BadTensorError(f"parameter {name} is {shown(value)}; it is true or false")
 
 
+def has_base64(parameters: Mapping[str, Any]) -> bool:
+    """Whether a BYTES tensor's elements are in base64, in MLServer's word for it."""
+    return parameters.get("content_type") == "base64"
+
+
 def requested_output(
     name: object, parameters: Mapping[str, Any], *, is_binary: bool = False
 ) -> RequestedOutput:

@@ -126,9 +126,7 @@ def uint8_array(tensor: Tensor) -> Bytes:
 
 def bytes_elements(tensor: Tensor) -> list[bytes]:
     """Return a BYTES tensor's elements; :class:`BadTensorError`: they do not fit its shape."""
-    if tensor.raw is not None:
-        return _split(tensor, memoryview(tensor.raw))
-    values = _flat(tensor)
+    values = _flat(tensor) if tensor.raw is None else _split(tensor, memoryview(tensor.raw))
     if tensor.is_base64:
         return [_decoded(tensor, number, value) for number, value in enumerate(values)]
     if not all(isinstance(value, bytes) for value in values):

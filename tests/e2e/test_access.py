@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from playwright.sync_api import Browser, expect
@@ -20,6 +21,7 @@ from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.certificates import Root, Signed
 from tests.support.http_server import QuietRequest, ThreadedServer
+from tests.support.reflection_v1 import reflection_v1
 from tests.support.services.live_service import TANDEM, Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import (
@@ -151,6 +153,9 @@ def test_grpc_has_the_same_keys_and_tls(
             with pytest.raises(grpc.RpcError) as refused:
                 ensemble.Classify(request, timeout=60, metadata=[*headers.items()])
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        described = DescriptorPool(reflection_v1(channel))  # as grpcurl asks, without a key
+        for name in ("tandem.v1.Ensemble", "grpc.reflection.v1.ServerReflection"):
+            assert described.FindServiceByName(name).full_name == name
         health = HealthStub(channel)  # a probe has no key
         asked = [HealthCheckRequest(service=name) for name in ("", "tandem.v1.Ensemble", "other")]
         for probe in asked[:2]:

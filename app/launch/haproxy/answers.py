@@ -23,7 +23,7 @@ AROUND = (
     ("txn.tandem_between", ": ", '", "message": "'),
     ("txn.tandem_after", '"', '", "request_id": ""}'),
 )
-IS_PROTOCOL = "{ path_sub /v2/ } or { path_end :predict }"
+IS_PROTOCOL = "{ path_sub /v2/ /v1/models/ }"
 PROTOCOL_ERRORS = [
     f"http-request set-var-fmt({name}) '{of_protocol}' if {IS_PROTOCOL}"
     for name, of_protocol, _ in AROUND

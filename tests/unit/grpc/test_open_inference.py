@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC, with the real service in front of members of the test."""
 
 import asyncio
+import base64
 from typing import Any
 
 import grpc
@@ -85,6 +86,23 @@ async def test_typed_contents_are_answered_in_typed_contents(client):
     assert list(probabilities.contents.fp32_contents) == pytest.approx(MEAN, abs=1e-7)
     assert list(label.contents.bytes_contents) == [LABELS[1].encode()]
     assert not reply.raw_output_contents
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+async def test_mlservers_base64(client, is_raw):
+    text = base64.b64encode(IMAGE)
+    wrong = [b"Z29v!A==", IMAGE, "\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode()]
+    for part in [text, *wrong]:
+        one = tensor(shape=(2,), **({} if is_raw else {"bytes_contents": [text, part]}))
+        one.parameters["content_type"].string_param = "base64"
+        raw = [elements(text, part)] if is_raw else []
+        reply, context = await client.infer(asked(one, raw=raw))
+        if part == text:
+            assert context.code() is None, context.details()
+            assert [*reply.outputs[1].shape] == [2]
+        else:
+            assert context.code() is CODE.INVALID_ARGUMENT
+            assert f"element 1, {part!r}, is no base64" in context.details()
 
 
 @pytest.mark.parametrize("is_raw", [False, True])

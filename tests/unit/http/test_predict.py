@@ -11,7 +11,17 @@ import pytest
 from app.errors import NotReadyError
 from app.metrics.requests import CLASSIFY
 from app.oip.json_body import MAX_JSON_BYTES
-from tests.support.open_inference import IMAGE, LABELS, MEAN, MODEL, Graph, client_of, error_of
+from tests.support.open_inference import (
+    IMAGE,
+    LABELS,
+    MEAN,
+    MODEL,
+    Graph,
+    client_of,
+    elements,
+    error_of,
+    with_header,
+)
 
 PREDICT = "/v1/models/imagenette:predict"
 KEY = "k" * 32
@@ -130,6 +140,23 @@ async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_pat
     assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
 
 
+async def test_a_model_says_that_it_is_ready(graph, client):
+    for name in ("imagenette", "imagenette.resnet50"):
+        answer = await client.get(f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()) == (200, {"name": name, "ready": True})
+    text = error_of(await client.get("/v1/models/imagenett"), 404)
+    assert "no model 'imagenett' is served; there are imagenette, imagenette.resnet50" in text
+    error_of(await client.post("/v1/models/imagenette", json={}), 405)
+
+    async def not_ready() -> None:
+        raise NotReadyError("densenet169 is starting")
+
+    graph.service.check_ready = not_ready
+    refused = await client.get("/v1/models/imagenette")
+    assert "densenet169 is starting" in error_of(refused, 503)
+    assert refused.headers["retry-after"] == "1"
+
+
 async def test_the_interface_describes_it_and_metrics_count_it(client):
     description = (await client.get("/openapi.json")).json()
     operation = description["paths"]["/v1/models/{model_name}:predict"]["post"]
@@ -145,6 +172,12 @@ async def test_mlservers_base64_in_v2(client):
         answer = await client.post(f"{MODEL}/infer", json=asked)
         assert answer.status_code == 200, answer.text
         assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
+    packed = elements(text.encode(), text.encode())
+    parameters = {"content_type": "base64", "binary_data_size": len(packed)}
+    two = tensor | {"shape": [2], "parameters": parameters}
+    body, headers = with_header({"inputs": [two]}, packed)
+    answer = await client.post(f"{MODEL}/infer", content=body, headers=headers)
+    assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
     for data, says in ((["Z29v!A=="], "is no base64"), ([7], "element 0, 7, is no base64")):
         asked = {"inputs": [tensor | {"shape": [1], "data": data}]}
         assert says in error_of(await client.post(f"{MODEL}/infer", json=asked), 400)
