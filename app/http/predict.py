@@ -62,7 +62,7 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
         model = inference.models.find(model_name, model_version)
         return await endpoint.answer(request.scope, request.receive, model)
 
-    states = {status: errors[status] for status in (404, 503)}
+    states: dict[int | str, Any] = {status: errors[status] for status in (404, 503)}
 
     @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="It answers")
     async def state(model_name: str) -> ModelReady:
