@@ -2,12 +2,16 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP) -c constraints.txt
+INSTALL_DEV := $(PIP) -c tests/constraints.txt
 PYTEST := $(BIN)/python -m pytest
 RESULTS := build/tests
 # make test RAY=2.59.0: with another Ray, in an environment that has all else from .venv.
 RAY_VENV = .venv-ray-$(RAY)
 OTHER_RAY := 2.59.0
+# The extras that constraints.txt covers; tests/constraints.txt covers all.
+SERVING := calibrate redis onnxruntime torch timm ladder
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
 OF_RAY := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/deployments \
@@ -17,7 +21,7 @@ OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
-.PHONY: help serve imagenet tools training-tools release test test-ray test-all test-training durations check format proto clean
+.PHONY: help serve imagenet tools training-tools lock release test test-ray test-all test-training durations check format proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +80,15 @@ format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# What is pinned stays, unless UPGRADE=1. GPU libraries of torch are left free: a CPU build has none.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) pyproject.toml
+GPU := /^(cuda|nvidia|triton)(-[a-z0-9-]+)?==/d
+lock: $(VENV)/.test ## remake constraints.txt and tests/constraints.txt; UPGRADE=1: newer versions
+	$(LOCK) $(SERVING:%=--extra %) -o constraints.txt
+	$(LOCK) --all-extras -c constraints.txt -o tests/constraints.txt
+	sed -i -E '$(GPU)' constraints.txt tests/constraints.txt
+
 release: $(VENV)/.test ## build the distributions into dist/, try them in empty environments, print the tag
 	@.ci/release $(PYTHONS)
 
@@ -85,7 +98,7 @@ proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto f
 	cp app/grpc/tandem_pb2.py app/grpc/tandem_pb2.pyi client/tandem_client/
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .venv-ray-* .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)
+	rm -rf $(VENV) .venv-* .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info $(RESULTS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -100,7 +113,7 @@ $(VENV)/.tools: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.test $(VENV)/.kserve
-	$(INSTALL) -e '.[test,torch]'
+	$(INSTALL_DEV) -e '.[test,torch]'
 	@touch $@
 
 # KServe's clients want other versions of protobuf and psutil than Ray and the tests do.
@@ -109,8 +122,8 @@ $(VENV)/.kserve: $(VENV)/.test
 	$(VENV)/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve
-	$(INSTALL) -e '.[test]'
+$(VENV)/.test: $(VENV)/.serve tests/constraints.txt
+	$(INSTALL_DEV) -e '.[test]'
 	@command -v chromium >/dev/null || [ -n "$$TANDEM_CHROMIUM" ] || tests/e2e/install_chromium.sh
 	@command -v prometheus >/dev/null || tests/e2e/install_prometheus.sh $(BIN)
 	@touch $@
@@ -127,5 +140,5 @@ $(RAY_VENV)/.ray: $(VENV)/.test
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.test
-	$(INSTALL) -e '.[test,ladder,timm]'
+	$(INSTALL_DEV) -e '.[test,ladder,timm]'
 	@touch $@
