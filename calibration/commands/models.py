@@ -140,8 +140,8 @@ def verify(
             console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network {how}")
             if absent:
                 console.print(
-                    f"{', '.join(absent)} is not here: a checkout of the project has the bundled "
-                    "set's; only quantising, evaluating and serving it need it",
+                    f"{', '.join(absent)} is not here; only quantising, evaluating and serving it "
+                    "need it: tandem models fetch imagenette-float brings the bundled set's",
                     highlight=False,
                     soft_wrap=True,
                 )

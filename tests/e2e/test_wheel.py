@@ -9,11 +9,12 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.calibration.package_index import PackageIndex
 from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import wait_until
@@ -22,14 +23,15 @@ pytestmark = pytest.mark.slow
 # Of those who run the tests; PYTHONPATH could make the checkout importable.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 MAX_WHEEL_BYTES = 60_000_000  # the bundled float networks, which serving does not need, have 70
+FETCH = ("models", "fetch", "imagenette-float")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
-def run(*command: object, cwd: Path) -> str:
+def run(*command: object, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=300,
@@ -48,20 +50,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of commands of an environment that has the wheel and what it depends on.
+    return environment_with(wheel, tmp_path_factory.mktemp("environment"))
 
-    That is borrowed from the environment of the tests, whose .pth files are not read from here: a
-    checkout that is installed there is not importable.
+
+def environment_with(wheel: Path, folder: Path) -> Path:
+    """Install the wheel into a new environment; return its folder of commands.
+
+    What it depends on is borrowed from the environment of the tests, whose .pth files are not read
+    from here: a checkout that is installed there is not importable.
     """
-    folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
+    # First: it would take a checkout that is installed there for the same version.
+    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     site = Path(
         run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
     )
     borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
-    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     return folder / "bin"
 
 
@@ -120,7 +126,24 @@ def test_the_commands_of_calibration_are_there(installed: Path, empty: Path) -> 
 def test_the_bundled_set_is_whole_without_its_float_networks(installed: Path, empty: Path) -> None:
     said = run(installed / "tandem", "models", "verify", "imagenette", cwd=empty)
     assert said.startswith("ok imagenette: 8 files, every network answers as recorded")
-    assert "FP16 is not here: a checkout of the project has the bundled set's" in said
+    assert "tandem models fetch imagenette-float brings the bundled set's" in said
+
+
+def test_the_float_networks_come_from_a_wheel_of_their_own(
+    wheel: Path, empty: Path, tmp_path: Path
+) -> None:
+    """As ``pip`` finds it on an index; the hashes are those of the installed manifest."""
+    source = ROOT / ".ci" / "imagenette-float"
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
+    tandem = environment_with(wheel, tmp_path / "environment") / "tandem"
+    with PackageIndex() as index:
+        (built,) = tmp_path.glob("*.whl")
+        index.wheels[built.name] = built.read_bytes()
+        environment = {**index.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        said = run(tandem, *FETCH, cwd=empty, environment=environment)
+    assert "has its float networks: 4 files came" in said.replace("\n", " ")
+    said = run(tandem, "models", "verify", "imagenette", cwd=empty)
+    assert said.strip() == "ok imagenette: 12 files, every network answers as recorded"
 
 
 def test_serve_in_an_empty_folder(
