@@ -61,6 +61,7 @@ class Classified:
     """The answer for one image."""
 
     model_set: str
+    model_version: Annotated[str, Field(description="the set's fingerprint: who answered")]
     predictions: Annotated[
         list[Prediction],
         Field(
@@ -154,6 +155,10 @@ class ServedModels:
     """The answer of /v1/models."""
 
     model_set: str
+    model_version: Annotated[
+        str,
+        Field(description="the set's fingerprint, of all that answers depend on; as answers say"),
+    ]
     description: str
     hint: str
     task: Annotated[
@@ -269,6 +274,7 @@ def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
 def classified(
     combined: Combined,
     model_set: str,
+    model_version: str,
     skipped: Sequence[str],
     missing: Mapping[str, str],
     request_id: str,
@@ -283,6 +289,7 @@ def classified(
     members = {name: _opinion(predictions) for name, predictions in combined.members.items()}
     return Classified(
         model_set=model_set,
+        model_version=model_version,
         predictions=combined.predictions,
         members=members,
         agreement=combined.agreement,

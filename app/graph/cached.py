@@ -88,7 +88,10 @@ class CachedEnsemble:
         )
         timings = request.observer.timings_of_cached(caching)
         name, request_id = self._model_set.name, request.request_id
-        answer = classified(combined, name, skipped, missing, request_id, timings, is_cached=True)
+        version = self.keys.fingerprint
+        answer = classified(
+            combined, name, version, skipped, missing, request_id, timings, is_cached=True
+        )
         if request.tensors is not None:
             answer = with_row(answer, row)
         request.observer.classified(answer, combined.entropy)

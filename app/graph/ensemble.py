@@ -177,7 +177,13 @@ class Ensemble:
                     row, decode_ms[position], result.call_times, result.answers
                 )
                 answers[position] = classified(
-                    image, self._name, result.skipped, result.missing, request.request_id, timings
+                    image,
+                    self._name,
+                    self._fingerprint,
+                    result.skipped,
+                    result.missing,
+                    request.request_id,
+                    timings,
                 )
                 observer.classified(answers[position], image.entropy)
         return [answers[position] for position in range(len(answers))]

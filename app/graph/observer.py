@@ -13,7 +13,7 @@ from app.messages import MemberAnswer
 from app.metrics.meter import meter
 from app.metrics.requests import StageDuration, observe_stages, record_answers, stage_tags
 from app.responses import Classified, StageTiming, Timings
-from app.tracing.parents import current_parent
+from app.tracing.parents import current_parent, name_version
 from app.tracing.spans import Value, record
 
 
@@ -123,6 +123,8 @@ class RequestObserver:
         """Record metrics of the request, all of whose images have an answer."""
         self._is_over = True
         if self._answers:
+            if self._parent is not None:
+                name_version(self._answers[0].model_version)
             meter.defer(record_answers, self._answers, self._entropy, self._durations)
 
     def _bars(self, *names: str) -> list[StageTiming]:

@@ -174,6 +174,7 @@ class EnsembleService:
         cascade = self._ensemble.cascade
         return ServedModels(
             model_set=manifest.name,
+            model_version=self._model_set.fingerprint(precision),
             description=manifest.description,
             hint=manifest.hint,
             task=manifest.task,

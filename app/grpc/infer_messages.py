@@ -8,7 +8,6 @@ import numpy as np
 from app.errors import BadTensorError
 from app.grpc import open_inference_pb2 as messages
 from app.oip.answer import InferAnswer, OutputTensor
-from app.oip.documents import VERSION
 from app.oip.json_body import MAX_TENSORS
 from app.oip.request import (
     InferRequest,
@@ -111,7 +110,7 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
     """Return an answer as a message, with raw or typed contents."""
     return messages.ModelInferResponse(
         model_name=answer.model_name,
-        model_version=VERSION,
+        model_version=answer.model_version,
         id=answer.id,
         parameters=_named(answer.parameters),
         outputs=[_tensor(output, is_raw=is_raw) for output in answer.outputs],

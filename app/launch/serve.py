@@ -193,7 +193,9 @@ def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None
     url, http = config.url, config.http
     page = f"{url}/" if config.route_prefix != "/" else url
     fields = {"url": url, "grpc_port": config.grpc_port, "metrics": metrics}
-    fields["model_set"] = config.settings.model_set
+    settings = config.settings
+    version = settings.load_set().fingerprint(settings.precision)
+    fields |= {"model_set": settings.model_set, "model_version": version}
     logger.info("ready at %s", page, extra={"fields": fields})
     console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""

@@ -67,7 +67,8 @@ def record_answers(
         agreed = "yes" if answer.agreement else "no"
         agreed = "alone" if len(answer.members) == 1 else agreed
         degraded, sure = "yes" if answer.degraded else "no", SURE[answer.sure]
-        meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure)
+        version = answer.model_version
+        meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure, model_version=version)
         for member in answer.skipped_members or ():
             meter.count(SKIPPED, member=member)
     meter.count(ENTROPY, by=entropy)

@@ -14,7 +14,6 @@ import orjson
 
 from app.errors import BadRegionError
 from app.graph.probabilities import ClassifiedWithProbabilities
-from app.oip.documents import VERSION
 from app.oip.models import LABEL, OUTPUTS, PROBABILITIES, ServedModel
 from app.oip.regions import Regions
 from app.oip.request import REGION, REGION_OFFSET, REGION_SIZE, InferRequest, RequestedOutput
@@ -68,6 +67,7 @@ class InferAnswer:
     """The outputs that were asked for, in that order."""
 
     model_name: str
+    model_version: str
     id: str
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def answer_of(request: InferRequest, model: ServedModel, images: Images) -> Infe
     if all(image.cached for image in images):
         parameters["cached"] = True
     outputs = tuple(_output(output, request, model, images) for output in asked)
-    return InferAnswer(model.name, request.id, outputs, parameters)
+    return InferAnswer(model.name, model.version, request.id, outputs, parameters)
 
 
 def _output(
@@ -176,7 +176,7 @@ def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
             outputs.append(fields | {"parameters": {"binary_data_size": len(parts[-1])}})
         else:
             outputs.append(fields | {"data": output.values()})
-    head: dict[str, Any] = {"model_name": answer.model_name, "model_version": VERSION}
+    head: dict[str, Any] = {"model_name": answer.model_name, "model_version": answer.model_version}
     if answer.id:
         head["id"] = answer.id
     if answer.parameters:

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.responses import Classified
 
-VERSION = "1"  # of every model
+FIRST_VERSION = "1"  # of every model, to clients that name one: the version that is served
 
 # Of Triton's extensions, those that are served here.
 EXTENSIONS = (
@@ -173,8 +173,8 @@ class AllStatistics:
 class Statistics:
     """Of the models ``names``, since the process started: Triton's statistics extension."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.by_name = {name: ModelStatistics(name, VERSION) for name in names}
+    def __init__(self, names: Iterable[str], version: str) -> None:
+        self.by_name = {name: ModelStatistics(name, version) for name in names}
 
     def of(self, name: str | None = None) -> AllStatistics:
         return AllStatistics(list(self.by_name.values()) if name is None else [self.by_name[name]])

@@ -42,7 +42,7 @@ class Inference:
     def __init__(self, service: EnsembleService, shared_memory: SharedMemory | None = None) -> None:
         self.service = service
         self.models = Models(service.served_models())
-        self.statistics = Statistics(self.models.names)
+        self.statistics = Statistics(self.models.names, self.models.version)
         self.shared_memory = shared_memory or SharedMemory()
 
     async def answer(

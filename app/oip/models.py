@@ -6,8 +6,8 @@ from importlib.metadata import version
 from app.errors import BadTensorError, UnknownModelError
 from app.oip.documents import (
     EXTENSIONS,
+    FIRST_VERSION,
     SHARED_MEMORY,
-    VERSION,
     IndexEntry,
     ModelMetadata,
     ServerMetadata,
@@ -31,6 +31,7 @@ class ServedModel:
     """What requests are checked against."""
 
     name: str
+    version: str  # the fingerprint of the set
     member: str | None  # None: the ensemble
     input_size: int | None  # None: its members take several, so there are no pixels to be sent
     labels: tuple[str, ...]
@@ -48,7 +49,7 @@ class ServedModel:
             inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]))
         return ModelMetadata(
             self.name,
-            [VERSION],
+            [self.version, FIRST_VERSION],
             PLATFORM,
             inputs,
             [
@@ -115,9 +116,11 @@ class Models:
         labels, name = tuple(served.labels), served.model_set
         sizes = {member.name: member.input_size for member in served.members}
         one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
-        least = served.threshold
-        self._by_name = {name: ServedModel(name, None, one_size, labels, least)} | {
-            f"{name}.{member}": ServedModel(f"{name}.{member}", member, size, labels, least)
+        least, self.version = served.threshold, served.model_version
+        self._by_name = {name: ServedModel(name, self.version, None, one_size, labels, least)} | {
+            f"{name}.{member}": ServedModel(
+                f"{name}.{member}", self.version, member, size, labels, least
+            )
             for member, size in sizes.items()
         }
 
@@ -132,14 +135,15 @@ class Models:
             raise UnknownModelError(
                 f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"
             )
-        if version not in ("", VERSION):
+        if version not in ("", FIRST_VERSION, self.version):
             raise UnknownModelError(
-                f"{name} has no version {shown(version)}; it has version {VERSION}"
+                f"{name} has no version {shown(version)}; it has version {self.version}, which "
+                f"{FIRST_VERSION} stands for too"
             )
         return model
 
     def index(self) -> list[IndexEntry]:
-        return [IndexEntry(name, VERSION, READY, "") for name in self._by_name]
+        return [IndexEntry(name, self.version, READY, "") for name in self._by_name]
 
 
 def server_metadata(*, has_shared_memory: bool = False) -> ServerMetadata:

@@ -55,6 +55,11 @@ def current_parent() -> Parent | None:
     return parent
 
 
+def name_version(version: str) -> None:
+    """Note which version of the model set answered on the request's span, which is traced."""
+    trace.get_current_span().set_attribute("tandem.model_version", version)
+
+
 def _parent_of(span: trace.Span) -> Parent | None:
     if not isinstance(span, ReadableSpan) or not span.is_recording():
         return None

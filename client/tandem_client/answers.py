@@ -71,6 +71,7 @@ class Classification:
     cached: bool = False
     threshold: float | None = None
     sure: bool | None = None
+    model_version: str = ""  # the set's fingerprint; empty: of a service before 0.2
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -146,6 +147,7 @@ def classification_of(told: Mapping[str, Any]) -> Classification:
         cached=bool(told.get("cached", False)),
         threshold=threshold,
         sure=told.get("sure"),
+        model_version=str(told.get("model_version", "")),
         raw=told,
     )
 

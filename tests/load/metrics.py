@@ -60,6 +60,7 @@ def _answer() -> Classified:
     spans = [StageTiming(stage=name, member=m, start_ms=0, duration_ms=7) for name, m in stages]
     return Classified(
         model_set="fake",
+        model_version="0123456789ab",
         predictions=[row],
         members=dict.fromkeys(MEMBERS, opinion),
         agreement=True,

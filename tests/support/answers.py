@@ -2,6 +2,8 @@
 
 from app.responses import Classified, MemberOpinion, Prediction, Timings
 
+VERSION = "0123456789ab"
+
 
 def answer_of(
     members: str = "ab",
@@ -17,6 +19,7 @@ def answer_of(
     opinion = MemberOpinion(label="x", probability=0.9, predictions=[row])
     return Classified(
         model_set="fake",
+        model_version=VERSION,
         predictions=[row],
         members=dict.fromkeys(members, opinion),
         agreement=agreement,

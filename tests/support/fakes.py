@@ -97,6 +97,7 @@ class FakeService(EnsembleService):
         opinion = MemberOpinion(label=row.label, probability=0.75, predictions=[row])
         return Classified(
             model_set="fake",
+            model_version="0123456789ab",
             predictions=[row],
             members={"a": opinion},
             agreement=True,
@@ -113,6 +114,7 @@ class FakeService(EnsembleService):
     def served_models(self) -> ServedModels:
         return ServedModels(
             model_set="fake",
+            model_version="0123456789ab",
             description="",
             hint="",
             task="classification",

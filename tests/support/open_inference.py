@@ -26,6 +26,7 @@ FIRST = [0.05, 0.6, 0.05, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]
 SECOND = [0.05, 0.2, 0.05, 0.3, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
 BUNDLED = load_model_set("imagenette")
 MEAN = tempered(np.float32([FIRST, SECOND]).mean(0)[np.newaxis], BUNDLED.manifest.temperature)[0]
+VERSION = BUNDLED.fingerprint()
 LABELS = BUNDLED.labels
 
 

@@ -17,6 +17,7 @@ STAGES = [
 def answer_with(stage: StageTiming) -> Classified:
     return Classified(
         model_set="set",
+        model_version="0123456789ab",
         predictions=[],
         members={},
         agreement=True,

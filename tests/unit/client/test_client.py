@@ -29,13 +29,19 @@ KEY = "k" * 32
 
 def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
     stage = {"stage": "infer", "start_ms": 1.5, "duration_ms": 8.0, "member": "a", "batch_size": 4}
-    more = {"cached": True, "skipped_members": ["b"], "timings_ms": {"total": 9, "stages": [stage]}}
+    more = {
+        "cached": True,
+        "model_version": "0123456789ab",
+        "skipped_members": ["b"],
+        "timings_ms": {"total": 9, "stages": [stage]},
+    }
     client, service, _ = make(answered("church", **more))
     answer = client.classify(b"photo")
     assert (answer.label, answer.probability, answer.predictions[0].index) == ("church", 0.9, 0)
     assert answer.members["a"].predictions[0].label == "church"
     assert (answer.timings.total_ms, answer.timings.stages[0].batch_size) == (9.0, 4)
     assert (answer.cached, answer.skipped_members, answer.degraded) == (True, ("b",), False)
+    assert answer.model_version == "0123456789ab"
     assert answer.raw == classified("church") | more
     (request,) = service.requests
     assert (request.method, str(request.url)) == ("POST", "http://tandem/v1/classify")

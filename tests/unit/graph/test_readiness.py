@@ -159,5 +159,6 @@ async def test_a_probe_is_nobodys_photo(service, told):
     await service.check_ready()
     assert told.of(ANSWERS) == {}
     await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
-    assert told.of(ANSWERS) == {("alone", "no", "unknown"): 1}
+    version = service.served_models().model_version
+    assert told.of(ANSWERS) == {("alone", "no", "unknown", version): 1}
     assert told.of(ENTROPY) == {(): 0.5}

@@ -17,7 +17,7 @@ from app.metrics.table import REQUEST_MS, REQUESTS
 from app.oip.inference import Inference
 from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.instruments import Instruments
-from tests.support.open_inference import FIRST, LABELS, MEAN, SIZE, Graph, elements
+from tests.support.open_inference import FIRST, LABELS, MEAN, SIZE, VERSION, Graph, elements
 
 IMAGE = b"good image"
 Request = messages.ModelInferRequest
@@ -71,7 +71,7 @@ async def test_raw_contents_are_answered_in_raw_contents(client):
     request = asked(tensor(shape=(2, 1)), raw=[elements(IMAGE, IMAGE)], id="mine")
     reply, context = await client.infer(request)
     assert context.code() is None
-    assert (reply.model_name, reply.model_version, reply.id) == ("imagenette", "1", "mine")
+    assert (reply.model_name, reply.model_version, reply.id) == ("imagenette", VERSION, "mine")
     probabilities, label = reply.outputs
     assert (probabilities.datatype, probabilities.shape) == ("FP32", [2, 10])
     assert (label.datatype, label.shape) == ("BYTES", [2])
@@ -175,7 +175,11 @@ async def test_classification_parameters_and_a_member_alone(graph, client):
             "up to 1024 characters",
         ),
         (asked(tensor(bytes_contents=[IMAGE]), model="x"), "NOT_FOUND", "there are imagenette"),
-        (asked(tensor(bytes_contents=[IMAGE]), model_version="2"), "NOT_FOUND", "has version 1"),
+        (
+            asked(tensor(bytes_contents=[IMAGE]), model_version="2"),
+            "NOT_FOUND",
+            f"has version {VERSION}, which 1",
+        ),
         (
             asked(tensor(shape=(2,), bytes_contents=[IMAGE, b"no"])),
             "INVALID_ARGUMENT",

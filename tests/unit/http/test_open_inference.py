@@ -12,6 +12,7 @@ from tests.support.open_inference import (
     MEAN,
     MODEL,
     SECOND,
+    VERSION,
     Graph,
     asked,
     client_of,
@@ -40,7 +41,11 @@ async def test_encoded_images_get_probabilities_and_labels(client):
     answer = await infer(client, images(IMAGE, IMAGE, id="mine"))
     assert answer.status_code == 200
     body = answer.json()
-    assert (body["model_name"], body["model_version"], body["id"]) == ("imagenette", "1", "mine")
+    assert (body["model_name"], body["model_version"], body["id"]) == (
+        "imagenette",
+        VERSION,
+        "mine",
+    )
     probabilities, label = body["outputs"]
     assert (probabilities["name"], probabilities["datatype"]) == ("probabilities", "FP32")
     assert probabilities["shape"] == [2, 10]

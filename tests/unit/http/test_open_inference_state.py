@@ -9,6 +9,7 @@ from tests.support.open_inference import (
     IMAGE,
     MODEL,
     SIZE,
+    VERSION,
     Graph,
     client_of,
     error_of,
@@ -56,7 +57,8 @@ async def test_what_the_server_says_of_itself(client):
     assert {"binary_tensor_data", "classification", "statistics"} <= set(told["extensions"])
     model = (await client.get(f"{MODEL}/versions/1")).json()
     assert model == (await client.get(MODEL)).json()
-    assert (model["name"], model["versions"]) == ("imagenette", ["1"])
+    assert model == (await client.get(f"{MODEL}/versions/{VERSION}")).json()
+    assert (model["name"], model["versions"]) == ("imagenette", [VERSION, "1"])
     assert [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]] == [
         ("image", "BYTES", [-1]),
         ("pixels", "UINT8", [-1, SIZE, SIZE, 3]),
@@ -66,6 +68,7 @@ async def test_what_the_server_says_of_itself(client):
     index = (await client.post("/v2/repository/index", json={"ready": True})).json()
     names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
     assert [entry["name"] for entry in index] == names
+    assert {entry["version"] for entry in index} == {VERSION}
     assert index == (await client.post("/v2/repository/index")).json()
     for name in names:
         told = (await client.get(f"/v2/models/{name}/versions/1/ready")).json()

@@ -9,7 +9,7 @@ from app.errors import OverloadedError
 from app.http.api import ObservedRequests
 from app.metrics.requests import record_answers, stage_tags
 from app.metrics.table import ANSWERS, ENTROPY, REQUEST_MS, REQUESTS, SKIPPED, STAGE_MS
-from tests.support.answers import answer_of
+from tests.support.answers import VERSION, answer_of
 from tests.support.fakes import FakeService
 from tests.support.instruments import Instruments
 
@@ -84,17 +84,17 @@ def test_agreement_and_degraded_answers(told: Instruments) -> None:
     ]
     record_answers(answers, 0.0, [])
     assert told.of(ANSWERS) == {
-        ("yes", "no", "unknown"): 1,
-        ("yes", "no", "yes"): 1,
-        ("no", "no", "no"): 1,
-        ("alone", "yes", "unknown"): 1,
+        ("yes", "no", "unknown", VERSION): 1,
+        ("yes", "no", "yes", VERSION): 1,
+        ("no", "no", "no", VERSION): 1,
+        ("alone", "yes", "unknown", VERSION): 1,
     }
 
 
 def test_skipped_members(told: Instruments) -> None:
     record_answers([answer_of("a", skipped="bc"), answer_of("a", skipped="b")], 0.0, [])
     assert told.of(SKIPPED) == {("b",): 2, ("c",): 1}
-    assert told.of(ANSWERS) == {("alone", "no", "unknown"): 2}
+    assert told.of(ANSWERS) == {("alone", "no", "unknown", VERSION): 2}
 
 
 def test_entropy_is_summed(told: Instruments) -> None:
