@@ -35,7 +35,10 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
     )
 
-    model_set: str = Field("imagenette", description="name of a model set, or its folder's path")
+    model_set: str = Field(
+        "imagenette",
+        description="name of a model set, or its folder's path; NAME@VERSION: in that version",
+    )
     model_dirs: tuple[Path, ...] = Field((), description="searched for sets before the bundled")
     weights: dict[str, Weight] | None = Field(
         None,
@@ -258,5 +261,5 @@ class Settings(BaseModel):
 
     def load_set(self) -> ModelSet:
         """Load the set that is served: of the members that ``weights`` name, if it is given."""
-        found = load_model_set(self.model_set, self.model_search)
+        found = load_model_set(self.model_set, self.model_search, self.precision)
         return found if self.weights is None else found.weighted(self.weights)

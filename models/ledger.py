@@ -54,6 +54,14 @@ def current_records(manifest: Manifest) -> list[AccuracyRecord]:
     return [r for r in records_of_networks(manifest) if r.conditions == conditions]
 
 
+def ensemble_figures(manifest: Manifest, name: str) -> dict[Precision, float]:
+    """Return the ensemble's figure of this name by precision, from the newest current record."""
+    records = current_records(manifest)
+    newest = records[-1].scores if records else {}
+    found = {p: scores[ENSEMBLE].figure for p, scores in newest.items() if ENSEMBLE in scores}
+    return {p: value for p, (figure, value) in found.items() if figure == name}
+
+
 def judge(
     manifest: Manifest, precision: Precision = "INT8", argument: str | None = None
 ) -> Verdict:

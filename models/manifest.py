@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from models.accuracy import ENSEMBLE, AccuracyRecord, Conditions, SureRecord, ValidationDrop
 from models.answer_rule import DEFAULT_THRESHOLD
@@ -157,6 +157,13 @@ class MemberRecord(Record):
         return self.networks[precision]
 
 
+class Made(Record):
+    """What made this version of a set, and when; not part of what the version is."""
+
+    by: str  # a command
+    at: AwareDatetime
+
+
 class Manifest(Record):
     """The whole of ``manifest.yaml``."""
 
@@ -183,6 +190,7 @@ class Manifest(Record):
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown to people beside the classes, such as how to get more of them
     license: str = ""  # of the weights, an SPDX identifier; empty: not stated
+    made: Made | None = None
     training_data: str = ""  # what they were trained on, and whose terms that has
 
     @model_validator(mode="after")

@@ -15,8 +15,9 @@ from models.errors import ModelSetError
 from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
-from models.record import PACKAGES, FileRecord, Precision, sha256_of
+from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
 from models.user_folders import needed_folder, user_folder
+from models.versions import earlier_folders, split_version
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
 PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
@@ -133,6 +134,34 @@ class ModelSet:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     @property
+    def fingerprints(self) -> dict[Precision, str]:
+        """Return the fingerprint of each precision that all members have, INT8's first."""
+        members = self.manifest.members
+        whole = [p for p in PRECISIONS if all(m.precision_of(p) in m.networks for m in members)]
+        return {precision: self.fingerprint(precision) for precision in whole}
+
+    def in_version(self, version: str, precision: Precision | None = None) -> "ModelSet":
+        """Return the set in a version, by its fingerprint in ``precision``, or in any.
+
+        Raises:
+            ModelSetError: it is in another version, and does not keep this one.
+
+        """
+        sets = [self]
+        sets += [ModelSet(place, read_manifest(place)) for place in earlier_folders(self.folder)]
+        for one in sets:
+            known = one.fingerprints
+            if version in (known.values() if precision is None else [known.get(precision)]):
+                return one
+        own = self.fingerprints
+        of = "" if precision is None else f" in {precision}"
+        now = ", ".join(own.values()) if precision is None else own.get(precision, "none")
+        raise ModelSetError(
+            f"{self.folder} is version {now}{of}, not {version}, which it does not keep either: "
+            f"tandem models history {self.argument} lists its versions"
+        )
+
+    @property
     def absent_precisions(self) -> tuple[Precision, ...]:
         """Precisions of which no file is here: a wheel leaves out the bundled float networks.
 
@@ -212,8 +241,23 @@ def read_lines(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.split("\n") if line.strip())
 
 
-def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) -> ModelSet:
-    """Load a set by name (the first in ``search`` that has it) or by the path of its folder."""
+def load_model_set(
+    name_or_path: str, search: tuple[Path, ...] | None = None, precision: Precision | None = None
+) -> ModelSet:
+    """Load a set by name (the first in ``search`` that has it) or by the path of its folder.
+
+    Behind either ``@VERSION`` asks for that version: a fingerprint in ``precision``, or in any.
+
+    Raises:
+        ModelSetError: there is none, its manifest is wrong, or it has no such version.
+
+    """
+    name, version = split_version(name_or_path)
+    loaded = _load(name, search)
+    return loaded if version is None else loaded.in_version(version, precision)
+
+
+def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
     search = search_path() if search is None else search
     as_path = Path(name_or_path).expanduser()
     candidates = [directory / name_or_path for directory in search]
@@ -224,8 +268,10 @@ def load_model_set(name_or_path: str, search: tuple[Path, ...] | None = None) ->
             return ModelSet(place, read_manifest(place))
     there = ", ".join(sorted(s.name for s in list_folders(search))) or "none"
     places = ", ".join(map(str, candidates))
+    odd = "@" in name_or_path
+    hint = "; behind @ is a version, twelve hexadecimal digits" if odd else ""
     raise ModelSetError(
-        f"no model set {name_or_path!r}: no {MANIFEST_NAME} in {places}; sets found: {there}"
+        f"no model set {name_or_path!r}: no {MANIFEST_NAME} in {places}; sets found: {there}{hint}"
     )
 
 

@@ -17,6 +17,7 @@ from models.errors import ModelSetError
 
 # FP16: the float network, its weights stored as FP16; what it computes in is its FloatType.
 Precision = Literal["INT8", "FP16"]
+PRECISIONS: tuple[Precision, ...] = ("INT8", "FP16")
 # What layers that are not INT8 compute in; OpenVINO's names.
 FloatType = Literal["f32", "bf16"]
 # What a set's rows are: a distribution over classes, or a score for each class by itself.

@@ -19,12 +19,17 @@ from calibration.sets.staging import writing
 from calibration.sets.transaction import change
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
-from models.manifest import Manifest, read_manifest, write_manifest
+from models.manifest import Manifest, read_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
+
+
+def command_of(options: EvaluateOptions) -> str:
+    """Return what makes a new version of the set."""
+    return f"tandem evaluate {'--calibrate' if options.is_calibrated else '--sure-at'}"
 
 
 def check_calibrate_options(options: EvaluateOptions, model_set: ModelSet) -> None:
@@ -69,7 +74,8 @@ def calibrate(
     evaluate(ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add)
     fitted = fit.result()
     if options.is_recorded:
-        _write(model_set, with_temperatures(model_set.manifest, fitted.temperatures))
+        manifest = with_temperatures(model_set.manifest, fitted.temperatures)
+        _write(model_set, manifest, command_of(options))
     _keep({"set": model_set.name, "precision": precision, **asdict(fitted)}, options)
     if str(options.json_file) == "-":
         return
@@ -99,7 +105,8 @@ def choose_sure(
     evaluate(model_set, dataset, (precision,), track=track, observe=fit.add)
     sure = fit.result()
     if options.is_recorded:
-        _write(model_set, model_set.manifest.model_copy(update={"sure": sure}))
+        manifest = model_set.manifest.model_copy(update={"sure": sure})
+        _write(model_set, manifest, command_of(options))
     facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
     _keep(facts, options)
     if str(options.json_file) != "-":
@@ -121,14 +128,13 @@ def _keep(facts: dict[str, Any], options: EvaluateOptions) -> None:
             options.json_file.write_text(text + "\n", "utf-8")
 
 
-def _write(model_set: ModelSet, manifest: Manifest) -> None:
+def _write(model_set: ModelSet, manifest: Manifest, made_by: str) -> None:
     folder: Path = model_set.folder
-    with change(folder):
+    with change(folder, made_by) as staging:
         now = read_manifest(folder)
         if now != model_set.manifest:
             raise ModelSetError(f"{folder} was changed meanwhile: nothing is written; fit again")
-        with writing(folder):
-            write_manifest(folder, manifest)
+        staging.move_in(manifest)
 
 
 def _show(fitted: Fitted) -> None:

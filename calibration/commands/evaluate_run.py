@@ -13,7 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.commands.calibrate_run import calibrate, check_calibrate_options, choose_sure
+from calibration.commands.calibrate_run import (
+    calibrate,
+    check_calibrate_options,
+    choose_sure,
+    command_of,
+)
 from calibration.commands.evaluate_options import (
     EvaluateOptions,
     check_can_write,
@@ -90,7 +95,7 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
 def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
     check_calibrate_options(options, model_set)
     if options.is_recorded:
-        check_can_keep(model_set.folder)
+        check_can_keep(model_set.folder, command_of(options))
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
     *_, precision = _whole_precisions(model_set)
     with _progress() as progress:

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
 from models.extras import installed_version
-from models.ledger import current_records
+from models.ledger import ensemble_figures
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
 from models.record import PACKAGES
@@ -80,8 +79,8 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
         "task": manifest.task,
         "threshold": manifest.threshold,
-        "top1": _figures(manifest, "top-1"),
-        "mean_average_precision": _figures(manifest, "mAP"),
+        "top1": ensemble_figures(manifest, "top-1"),
+        "mean_average_precision": ensemble_figures(manifest, "mAP"),
         "runtime_versions": {
             runtime: installed_version(PACKAGES[runtime])  # None: not installed
             for member in manifest.members
@@ -103,14 +102,6 @@ def _told(member: MemberRecord) -> str:
     if member.fixed_batch is not None:
         facts.append("one by one" if member.fixed_batch == 1 else str(member.fixed_batch))
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
-
-
-def _figures(manifest: Manifest, name: str) -> dict[str, float]:
-    """Return the ensemble's figure of this name by precision, from the newest record."""
-    records = current_records(manifest)
-    newest = records[-1].scores if records else {}
-    found = {p: scores[ENSEMBLE].figure for p, scores in newest.items() if ENSEMBLE in scores}
-    return {p: value for p, (figure, value) in found.items() if figure == name}
 
 
 def _measured(facts: dict) -> str:  # type: ignore[type-arg]

@@ -99,14 +99,14 @@ def sizes_mb(
     }
 
 
-def check_can_keep(folder: Path) -> None:
+def check_can_keep(folder: Path, made_by: str | None = None) -> None:
     """Find out before minutes of measuring that a record could not be kept.
 
     Raises:
         ModelSetError: another command changes the set, or its folder cannot be written or is full.
 
     """
-    with change(folder) as staging:
+    with change(folder, made_by) as staging:
         room = (folder / MANIFEST_NAME).stat().st_size + RECORD_BYTES
         staging.text("room", "\n" * room)
 

@@ -87,7 +87,7 @@ def quantize_set(
             manifest was edited so that this INT8 is not its own; the set is then as it was.
 
     """
-    with change(model_set.folder) as staging:
+    with change(model_set.folder, "tandem quantize") as staging:
         return quantize_staged(staging, request, say)
 
 

@@ -131,7 +131,7 @@ def imagenet(
     folder = into / NAME
     if not is_replaced and (there := _is_made(folder)) is not None:
         return there
-    with create(folder, is_replaced=is_replaced) as staging:
+    with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         staging.check_room(NEEDED_BYTES)
         wheels = _fetched(source, report)
         report("converting to OpenVINO", FETCHED_SHARE)

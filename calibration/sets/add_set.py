@@ -84,7 +84,7 @@ def add_set(
     _check_ids(new, ids, len(labels))
     planned = _planned(new, imported, len(labels), task)
     folder = into / planned.name
-    with create(folder, is_replaced=is_replaced) as staging:
+    with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
         update = {
             "labels": staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
             "members": _members(planned, imported, staging),

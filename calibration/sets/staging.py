@@ -14,6 +14,7 @@ from pathlib import Path
 import openvino as ov
 from pydantic import TypeAdapter
 
+from calibration.sets.history import new_version
 from models import golden
 from models.durable import flush
 from models.errors import ModelSetError
@@ -32,8 +33,8 @@ RECORDS = TypeAdapter(tuple[FileRecord, ...])
 class Staging:
     """Files on their way into ``folder``; ``calibration.sets.transaction`` makes it."""
 
-    def __init__(self, folder: Path, work: Path) -> None:
-        self.folder, self.work = folder, work
+    def __init__(self, folder: Path, work: Path, made_by: str | None = None) -> None:
+        self.folder, self.work, self._made_by = folder, work, made_by
 
     def check_room(self, num_bytes: int) -> None:
         """Raise :class:`ModelSetError` if the disk has less room: before minutes of work."""
@@ -113,6 +114,8 @@ class Staging:
         """
         old = manifest_of(self.folder)
         with writing(self.folder):
+            if self._made_by is not None:
+                manifest = new_version(self.folder, manifest, self._made_by)
             moving = (*(old.files if old else ()), *manifest.files)
             self._note(moving)
             for record in manifest.files:

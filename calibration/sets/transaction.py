@@ -9,6 +9,9 @@ a killed one leaves behind is harmless, and the next one removes it.
   replaced in one rename, so the old one goes to ``.NAME.old.partial``, the new one takes its name,
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
+
+Either keeps the set from before as an earlier version (:mod:`calibration.sets.history`), where
+``made_by`` names the command that makes a new one.
 """
 
 import fcntl
@@ -20,6 +23,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from calibration.sets.history import check_current, keep_replaced
 from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of, writing
 from models.durable import flush
 from models.errors import ModelSetError
@@ -28,21 +32,25 @@ from models.model_set import PARTIAL_SUFFIX, replaced_folder
 
 
 @contextmanager
-def change(folder: Path) -> Iterator[Staging]:
+def change(folder: Path, made_by: str | None = None) -> Iterator[Staging]:
     """Change the set in ``folder``; nothing of it is touched before :meth:`Staging.move_in`."""
+    if made_by is not None:
+        check_current(folder)
     work = folder / f".staging{PARTIAL_SUFFIX}"
     with _locked(folder):
         _tidy(folder, work)  # what a killed command left
         try:
             with writing(work):
                 work.mkdir()
-            yield Staging(folder, work)
+            yield Staging(folder, work, made_by)
         finally:
             _tidy(folder, work)
 
 
 @contextmanager
-def create(folder: Path, *, is_replaced: bool = False) -> Iterator[Staging]:
+def create(
+    folder: Path, *, is_replaced: bool = False, made_by: str | None = None
+) -> Iterator[Staging]:
     """Make a new set at ``folder``; it appears whole, when the block ends well, or not at all."""
     _check_free(folder, is_replaced=is_replaced)
     building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
@@ -60,9 +68,11 @@ def create(folder: Path, *, is_replaced: bool = False) -> Iterator[Staging]:
             _check_free(folder, is_replaced=is_replaced)
             if folder.exists():
                 locks.enter_context(_locked(folder))
-            yield Staging(building, work)
+            yield Staging(building, work, made_by)
             with writing(folder):
                 _remove(work)
+                if made_by is not None:
+                    keep_replaced(folder, building)
                 _swap(building, folder, aside)
         except BaseException:
             _remove(building)

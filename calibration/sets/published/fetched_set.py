@@ -54,7 +54,7 @@ def fetch_set(
     if folder.exists() and not is_replaced:
         raise ModelSetError(f"{folder} exists; --replace makes it anew")
     files = [network.fetch(source, report) for network in networks]
-    with create(folder, is_replaced=is_replaced) as staging:
+    with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         members = tuple(
             _member(staging, network, file, image)
             for network, file in zip(networks, files, strict=True)

@@ -90,6 +90,7 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
     assert evaluated(folder, "--images", many).exit_code == 0
     before = load_model_set(str(folder))
+    judged_before = before.manifest
     assert judge(before.manifest).status == "verified"
     kept = tmp_path / "fitted.json"
     done = evaluated(folder, "--images", many, "--calibrate", "--json", kept)
@@ -101,6 +102,8 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     assert (facts["num_fitted"], facts["num_judged"]) != (0, 0)
     assert facts["num_fitted"] + facts["num_judged"] == 270
     assert after.fingerprint() != before.fingerprint()
+    assert load_model_set(f"{folder}@{before.fingerprint()}").manifest == judged_before
+    assert after.manifest.made.by == "tandem evaluate --calibrate"
     assert judge(after.manifest).status == "unmeasured"
     again = evaluated(folder, "--images", many, "--calibrate", "--no-record", "--json", kept)
     assert again.exit_code == 0, again.output
