@@ -1,7 +1,5 @@
 """Accuracy as a manifest keeps it: whole evaluations, and the drops that quantising measured."""
 
-import hashlib
-from collections.abc import Iterable
 from datetime import date
 from statistics import NormalDist
 from typing import Annotated, NamedTuple
@@ -180,17 +178,9 @@ class AccuracyRecord(Record):
     conditions: Conditions | None = None  # None: recorded before they were noted
     # By member name or "ensemble".
     scores: dict[Precision, dict[str, Score | MultiLabelScore]]
-    drops: dict[str, Drop | MultiLabelDrop] = Field(
-        default={}
-    )  # empty unless float and INT8 were both measured
-    size_mb: dict[str, dict[Precision, float]] = Field(
-        default={}
-    )  # files of a network, in 10**6 bytes
-    cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(
-        default={}
-    )  # at batch 8, on this CPU
-
-
-def images_digest(sha256s: Iterable[str]) -> str:
-    """Return one hash over the hashes of images, whatever their order: ``images_sha256``."""
-    return hashlib.sha256("".join(sorted(sha256s)).encode()).hexdigest()
+    # Empty unless float and INT8 were both measured.
+    drops: dict[str, Drop | MultiLabelDrop] = Field(default={})
+    # Files of a network, in 10**6 bytes.
+    size_mb: dict[str, dict[Precision, float]] = Field(default={})
+    # At batch 8, on this CPU.
+    cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(default={})

@@ -1,10 +1,17 @@
-"""How many CPUs this process may use: affinity and cgroup quotas considered."""
+"""How many CPUs this process may use: affinity, and the quotas of its control groups.
+
+The groups are of version 1 or 2. A limit may stand on any group from the process's own up to the
+hierarchy's root (a systemd unit, a pod around a container): the tightest counts. See cgroups(7) and
+proc_pid_mountinfo(5).
+"""
 
 import math
 import os
-from pathlib import Path
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-from models.cgroups import PROC, cpu_quota
+PROC = Path("/proc/self")  # its files cgroup and mountinfo
 
 
 def available_cpus(proc: Path = PROC) -> int:
@@ -13,15 +20,6 @@ def available_cpus(proc: Path = PROC) -> int:
     OpenVINO's threads know neither (its wheel uses TBB), so they are counted here.
     """
     return max(1, math.floor(min(len(os.sched_getaffinity(0)), cpu_quota(proc))))
-
-
-def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether the CPU multiplies bfloat16 itself; emulated, it is many times slower."""
-    try:
-        flags = set(cpuinfo.read_text("utf-8").split())
-    except OSError:
-        return False
-    return bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -39,3 +37,61 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def instructions_of(cpu: str) -> str:
     """Return the instruction sets in what :func:`cpu_model` said of a CPU."""
     return cpu.rpartition("(")[2].rstrip(")")
+
+
+def cpu_quota(proc: Path = PROC) -> float:
+    """Return how many CPUs' time the process may use; infinite without a quota."""
+    return min((_quota(folder) for folder in group_folders("cpu", proc)), default=math.inf)
+
+
+def group_folders(controller: str, proc: Path) -> Iterator[Path]:
+    """Yield the folders of all groups that a controller's limits may stand on."""
+    try:
+        groups = (proc / "cgroup").read_text("utf-8").splitlines()
+        mounts = [line.split() for line in (proc / "mountinfo").read_text("utf-8").splitlines()]
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        for mount in mounts:
+            if _is_hierarchy(mount, controllers.split(","), controller):
+                yield from _upwards(Path(_text(mount[4])), _below(path, _text(mount[3])))
+
+
+def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
+    """Whether a line of mountinfo is the hierarchy that a line of cgroup is about."""
+    kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+    if controllers == [""]:  # version 2 has one for all controllers
+        return kind == "cgroup2"
+    return kind == "cgroup" and controller in controllers and controller in options
+
+
+def _below(group: str, root: str) -> PurePosixPath:
+    """Return a group's path below what is mounted; the mount itself if it is elsewhere."""
+    path = PurePosixPath(group)
+    return path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+
+
+def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
+    for inner in (path, *path.parents):
+        if ".." not in inner.parts:  # outside of this process's namespace
+            yield mount / inner
+
+
+def _text(field: str) -> str:
+    """Return a field of mountinfo, in which blanks are octal escapes."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def _quota(folder: Path) -> float:
+    try:
+        if (both := folder / "cpu.max").exists():
+            quota, period = both.read_text("ascii").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text("ascii").strip()
+                for name in ("quota", "period")
+            )
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf

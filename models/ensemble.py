@@ -26,9 +26,8 @@ def tempered(rows: Probabilities, temperature: float) -> Probabilities:
     """Return float32 (N, C) with the logits divided by ``temperature``: Guo et al., 2017."""
     if temperature == 1:
         return rows
-    scaled: Probabilities = np.log(
-        np.maximum(rows, LEAST)
-    )  # NumPy's power takes half as long again
+    # NumPy's power takes half as long again.
+    scaled: Probabilities = np.log(np.maximum(rows, LEAST))
     scaled *= np.float32(1 / temperature)
     np.exp(scaled, out=scaled)
     scaled /= scaled.sum(axis=1, keepdims=True)

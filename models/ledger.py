@@ -164,7 +164,7 @@ def _judgements(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
     return judged(record.drops, record.num_images, manifest.max_drop)
 
 
-def _refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
+def refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
     """Return what of these INT8 networks the record refuses."""
     return [
         judgement
@@ -185,7 +185,7 @@ def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
 def _refusal(manifest: Manifest) -> str | None:
     """Say where these INT8 networks lost too much, by an evaluation or as they were quantised."""
     for place, record in enumerate(manifest.accuracy):
-        for judgement in _refused(manifest, record):
+        for judgement in refused(manifest, record):
             if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
                 return _too_much(manifest, judgement, record)
     return _validation_refusal(manifest)
@@ -250,22 +250,3 @@ def _too_much(
 
 def _points(fraction: float) -> str:
     return f"{fraction * 100:.2f} points"
-
-
-def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
-    """Add a record; it replaces those of the same images and conditions, and stale ones go.
-
-    What may refuse these INT8 networks stays, whatever the conditions and ``max_drop`` are now,
-    until the same images are compared anew under the same conditions.
-    """
-    current, strictest = current_records(manifest), manifest.model_copy(update={"max_drop": 0.0})
-
-    def stays(old: AccuracyRecord) -> bool:
-        is_same = (old.images_sha256, old.conditions) == (record.images_sha256, record.conditions)
-        names = {judgement.name for judgement in _refused(strictest, old)}
-        if names:
-            return not (is_same and names <= set(record.drops))
-        return old in current and not is_same
-
-    kept = tuple(old for old in manifest.accuracy if stays(old))
-    return manifest.model_copy(update={"accuracy": (*kept, record)})

@@ -7,12 +7,10 @@ import hashlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from models.accuracy import ENSEMBLE, AccuracyRecord, Conditions, SureRecord, ValidationDrop
 from models.answer_rule import DEFAULT_THRESHOLD
-from models.durable import flush
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
@@ -277,16 +275,3 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         places = [f"{'.'.join(map(str, e['loc'])) or 'top'}: {e['msg']}" for e in error.errors()]
         raise ModelSetError(f"{path}: " + "; ".join(places)) from error
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest in one step: no reader, nor a power cut, ever sees half of it.
-
-    Files that it names must have been flushed to the disk before.
-    """
-    partial = folder / f"{MANIFEST_NAME}.partial"
-    content = manifest.model_dump(mode="json", exclude_defaults=False, exclude_none=True)
-    partial.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
-    flush(partial)
-    partial.replace(folder / MANIFEST_NAME)
-    flush(folder)

@@ -16,18 +16,13 @@ from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
-from models.user_folders import needed_folder, user_folder
+from models.user_folders import user_folder
 from models.versions import earlier_folders, split_version
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
 PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
 REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
 logger = logging.getLogger(__name__)
-
-
-def user_sets_dir() -> Path:
-    """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
-    return needed_folder(user_data_path, "models")
 
 
 def search_path(first: Iterable[Path] = ()) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from models.cgroups import PROC, group_folders
+from models.cpus import PROC, group_folders
 
 
 class Limit(NamedTuple):

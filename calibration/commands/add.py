@@ -8,10 +8,10 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.options import Into, Replace, number, one_of, pairs, triple
+from calibration.commands.options import Into, Replace, number, one_of, pairs, triple, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra, pip_install
-from models.model_set import ModelSet, user_sets_dir
+from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 from models.user_folders import needed_folder
 

@@ -21,10 +21,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.commands.options import Into, Replace, one_of
+from calibration.commands.options import Into, Replace, one_of, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra
-from models.model_set import BUNDLED_DIR, load_model_set, user_sets_dir
+from models.model_set import BUNDLED_DIR, load_model_set
 from models.user_folders import needed_folder
 
 SETS = ("imagenet", "imagenet1k", "imagenette-float")

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from platformdirs import user_data_path
 
 from models.errors import ModelSetError
+from models.user_folders import needed_folder
 
 SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
 ModelDirs = Annotated[
@@ -52,3 +54,8 @@ def number(text: str, option: str) -> float:
     if not abs(value) < 1e9:  # NaN and infinity too
         raise ModelSetError(f"{option}: {text} is no finite number")
     return value
+
+
+def user_sets_dir() -> Path:
+    """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
+    return needed_folder(user_data_path, "models")

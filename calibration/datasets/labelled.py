@@ -1,7 +1,9 @@
 """Reads labelled datasets (ImageFolder, or CSV of file and label) and finds each label's class."""
 
 import csv
+import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,3 +187,8 @@ def some(names: list[str], limit: int = 5) -> str:
     """Return the first names, and how many there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
+
+
+def images_digest(sha256s: Iterable[str]) -> str:
+    """Return one hash over the hashes of images, whatever their order: ``images_sha256``."""
+    return hashlib.sha256("".join(sorted(sha256s)).encode()).hexdigest()

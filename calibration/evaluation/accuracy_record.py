@@ -9,13 +9,14 @@ from typing import Protocol
 
 import yaml
 
+from calibration.sets.durable import write_manifest
 from calibration.sets.staging import writing
 from calibration.sets.transaction import change
 from models.accuracy import AccuracyRecord, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.cpus import cpu_model
 from models.errors import ModelSetError
-from models.ledger import current_records, with_record
-from models.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from models.ledger import current_records, refused
+from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.model_set import ModelSet
 from models.record import FileRecord, Precision
 
@@ -152,3 +153,22 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
+    """Add a record; it replaces those of the same images and conditions, and stale ones go.
+
+    What may refuse these INT8 networks stays, whatever the conditions and ``max_drop`` are now,
+    until the same images are compared anew under the same conditions.
+    """
+    current, strictest = current_records(manifest), manifest.model_copy(update={"max_drop": 0.0})
+
+    def stays(old: AccuracyRecord) -> bool:
+        is_same = (old.images_sha256, old.conditions) == (record.images_sha256, record.conditions)
+        names = {judgement.name for judgement in refused(strictest, old)}
+        if names:
+            return not (is_same and names <= set(record.drops))
+        return old in current and not is_same
+
+    kept = tuple(old for old in manifest.accuracy if stays(old))
+    return manifest.model_copy(update={"accuracy": (*kept, record)})

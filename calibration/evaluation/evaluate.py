@@ -5,21 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.datasets.labelled import Dataset, ImageFile, LabelledImage
+from calibration.datasets.labelled import Dataset, ImageFile, LabelledImage, images_digest
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
 from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
 from calibration.evaluation.tally import Tally
 from calibration.statistics import Paired, Rightness
-from models.accuracy import (
-    ENSEMBLE,
-    Drop,
-    MultiLabelDrop,
-    MultiLabelScore,
-    Score,
-    images_digest,
-)
+from models.accuracy import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
 from models.record import Precision, sha256_of

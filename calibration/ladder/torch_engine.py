@@ -11,7 +11,7 @@ from calibration.ladder.engine import SEED, SkippedError, random_pixels
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
 from calibration.ladder.torch_network import normalised, torch_network
-from models.cpus import has_bf16
+from calibration.training.trainer import has_bf16
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 

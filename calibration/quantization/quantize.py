@@ -12,8 +12,7 @@ from calibration.statistics import Paired, Rightness
 from models.cpus import available_cpus, cpu_model, instructions_of
 from models.drop_rule import judged, outcome_of
 from models.manifest import QuantizationOptions
-from models.network_shapes import fixed_batch
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, fixed_batch
 
 BATCH = 8
 MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from calibration.datasets.labelled import images_digest
 from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
 from calibration.quantization.nncf_errors import check_ignored, nncf_errors
@@ -21,7 +22,7 @@ from calibration.quantization.quantize import (
 from calibration.sets.packaged.wheels import WheelSource
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
-from models.accuracy import ValidationDrop, images_digest
+from models.accuracy import ValidationDrop
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.manifest import (

@@ -15,9 +15,8 @@ from openvino import opset13 as ops
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
-from models.network_shapes import fixed_batch
 from models.record import Precision
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtime import CompiledNetwork, RuntimeOptions, fixed_batch
 from models.runtimes.interface import LoadedNetwork
 
 TensorLayout = Literal["NCHW", "NHWC"]

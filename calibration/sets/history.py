@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from models.durable import flush
+from calibration.sets.durable import flush
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME, Made, Manifest, read_manifest
 from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet

@@ -28,9 +28,8 @@ from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
 from calibration.sets.task import Ending, Outputs, gives, task_of
 from models.errors import ModelSetError
-from models.network_shapes import check_network, fixed_batch
 from models.record import Precision, Task
-from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+from models.runtime import CompiledNetwork, RuntimeOptions, check_network, fixed_batch, read_network
 
 MAX_LEVELS = 256  # of what is quantised
 

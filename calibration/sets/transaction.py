@@ -23,9 +23,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from calibration.sets.durable import flush
 from calibration.sets.history import check_current, keep_replaced
 from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of, writing
-from models.durable import flush
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME
 from models.model_set import PARTIAL_SUFFIX, replaced_folder

@@ -13,7 +13,6 @@ from calibration.sets.networks import build_network, half, load_weights, read_me
 from calibration.training.augment import LabelledImages, mix, normalised, random_crop
 from calibration.training.recipe import Recipe
 from calibration.training.teacher import Teacher
-from models.cpus import has_bf16
 from models.runtime import Pixels
 
 Indices = npt.NDArray[np.int64]
@@ -152,3 +151,12 @@ class Trainer:
                 logits = self.average(normalised(pixels[part]))
             right += int((logits.argmax(1).numpy() == labels[part]).sum())
         return right / len(pixels)
+
+
+def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the CPU multiplies bfloat16 itself; emulated, it is many times slower."""
+    try:
+        flags = set(cpuinfo.read_text("utf-8").split())
+    except OSError:
+        return False
+    return bool(flags & {"avx512_bf16", "amx_bf16"})

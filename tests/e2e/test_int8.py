@@ -21,8 +21,9 @@ import openvino as ov
 import pytest
 
 from app.metrics.table import FAILED_GOLDEN_CHECKS
+from calibration.sets.durable import write_manifest
 from models.ledger import judge
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from tests.support.services.live_service import TANDEM, Service, Start
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (

@@ -10,8 +10,9 @@ from typing import Annotated
 import machine  # noqa: F401 (makes tests.support importable)
 import typer
 
+from calibration.sets.durable import write_manifest
 from models.image_record import ImageRecord
-from models.manifest import Manifest, write_manifest
+from models.manifest import Manifest
 from models.model_set import load_model_set
 from models.record import FileRecord
 from models.runtime import read_network

@@ -16,7 +16,8 @@ import typer
 from openvino import opset13 as ops
 
 from app.bench.load import drawn_photos, photos_in
-from models.manifest import Manifest, MemberRecord, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import Manifest, MemberRecord
 from models.model_set import load_model_set
 from models.record import FileRecord
 from tests.support.tiny_networks import record_golden, save_model

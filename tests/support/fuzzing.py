@@ -17,11 +17,12 @@ import yaml
 from PIL import Image
 
 from calibration.commands.models import _facts
+from calibration.sets.durable import write_manifest
 from models.errors import ImageError, ModelSetError
 from models.image import ImageRule, read_image
 from models.image_header import read_header
 from models.ledger import judge
-from models.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tests.support.image_cases import CASES, EXIF, jpeg_with, png_with, tiff
 from tests.support.images import encode, make_alpha, make_scene, png_chunk
 from tests.support.mutations import spoilt_bytes, spoilt_tree

@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from models.manifest import MemberRecord, Network, read_manifest, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import MemberRecord, Network, read_manifest
 from models.record import SUFFIXES, FileRecord, RuntimeName
 from tests.support.calibration.onnx_file import onnx_value, proto
 from tests.support.tiny_networks import SIZE, record_golden, write_tiny_set

@@ -13,17 +13,12 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from calibration.sets.durable import write_manifest
 from calibration.sets.transaction import change
 from calibration.statistics import Paired
 from models.accuracy import AccuracyRecord, Drop, Score
 from models.image_record import ImageRecord
-from models.manifest import (
-    Manifest,
-    MemberRecord,
-    Network,
-    read_manifest,
-    write_manifest,
-)
+from models.manifest import Manifest, MemberRecord, Network, read_manifest
 from models.record import FileRecord, Precision
 
 LABELS = ("mostly blue", "mostly green", "mostly red")

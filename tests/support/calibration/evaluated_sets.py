@@ -4,7 +4,8 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from models.manifest import Network, read_manifest, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import Network, read_manifest
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
 

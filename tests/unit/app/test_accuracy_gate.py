@@ -11,7 +11,8 @@ from app.launch.serve import ServeOptions, _checked_config
 from app.launch.service_log import service_log
 from app.main import build
 from app.settings import Settings
-from models.manifest import read_manifest, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import read_manifest
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 

@@ -11,7 +11,8 @@ from ray.serve._private import constants
 from app.environment import node_environment, serve_environment, set_environment
 from app.setting_values import form_places
 from app.settings import Settings
-from models.model_set import BUNDLED_DIR, user_sets_dir
+from calibration.commands.options import user_sets_dir
+from models.model_set import BUNDLED_DIR
 
 
 def test_a_key_that_is_not_known_is_refused():

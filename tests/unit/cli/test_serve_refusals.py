@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as cli
-from models.manifest import read_manifest, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import read_manifest
 from models.model_set import load_model_set
 from tests.support.scored_sets import write_scored_set
 from tests.support.shipped_config import edited_config

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.compute.group_limits import Limit, memory_left, tightest_pids_limit, user_limit
-from models.cgroups import cpu_quota
+from models.cpus import cpu_quota
 from tests.support.cgroup_files import CgroupFiles
 
 MIB = 2**20

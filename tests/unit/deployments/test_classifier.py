@@ -12,9 +12,10 @@ from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.queueing.batch_records import TimedRows
 from app.settings import Settings
 from calibration.evaluation.temperatures import with_temperatures
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from tests.support.tiny_networks import (
     COLORS,
     SIZE,

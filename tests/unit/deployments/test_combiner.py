@@ -5,7 +5,8 @@ import pytest
 
 from app.deployments.combiner import Combiner
 from app.settings import Settings
-from models.manifest import read_manifest, write_manifest
+from calibration.sets.durable import write_manifest
+from models.manifest import read_manifest
 from tests.support.tiny_networks import LABELS, write_tiny_set
 
 

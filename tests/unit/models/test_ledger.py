@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from calibration.evaluation.accuracy_record import with_record
+from calibration.sets.durable import write_manifest
 from models.accuracy import ValidationDrop
 from models.image_record import ImageRecord
-from models.ledger import current_records, judge, records_of_networks, with_record
-from models.manifest import Manifest, read_manifest, write_manifest
+from models.ledger import current_records, judge, records_of_networks
+from models.manifest import Manifest, read_manifest
 from models.record import FileRecord
 from tests.support.tiny_networks import drop_of, with_accuracy, write_tiny_set
 

@@ -6,8 +6,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
-from models.manifest import Manifest, read_manifest, write_manifest
+from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
 from models.record import FileRecord, sha256_of
 from tests.support.tiny_networks import with_accuracy, write_tiny_set

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.versions import split_version
 from tests.support.tiny_networks import write_tiny_set

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.record import FileRecord
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import with_accuracy, write_tiny_set

@@ -13,10 +13,11 @@ from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
+from calibration.sets.durable import write_manifest
 from calibration.sets.transaction import change
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, sha256_of
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions

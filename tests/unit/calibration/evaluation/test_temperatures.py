@@ -10,11 +10,12 @@ from calibration.datasets.labelled import LabelledImage
 from calibration.evaluation.inference import PredictedBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.evaluation.temperatures import TemperatureFit, fit_temperature, with_temperatures
+from calibration.sets.durable import write_manifest
 from models.accuracy import ENSEMBLE
 from models.ensemble import tempered
 from models.errors import ModelSetError
 from models.ledger import judge
-from models.manifest import Manifest, read_manifest, write_manifest
+from models.manifest import Manifest, read_manifest
 from models.model_set import load_model_set
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.tiny_networks import write_pictures, write_tiny_set

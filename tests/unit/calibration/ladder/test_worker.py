@@ -13,9 +13,10 @@ from calibration.ladder.engine import PIXELS_NAME, TRUTH_NAME, SkippedError, ran
 from calibration.ladder.prepare import quantize
 from calibration.ladder.rung import RungOptions, RungResult, RungTask, read_result
 from calibration.ladder.worker import best_choice, outcome_of
+from calibration.sets.durable import write_manifest
 from models.extras import needs_extra
 from models.image_record import ImageRecord
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import tiny_task
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set

@@ -7,9 +7,10 @@ import pytest
 
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize_set import Request, quantize_set
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
-from models.manifest import Manifest, QuantizationOptions, read_manifest, write_manifest
+from models.manifest import Manifest, QuantizationOptions, read_manifest
 from models.model_set import load_model_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -10,11 +10,12 @@ import pytest
 
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize_set import Request, quantize_set
+from calibration.sets.durable import write_manifest
 from models import golden
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.ledger import judge
-from models.manifest import MemberRecord, read_manifest, write_manifest
+from models.manifest import MemberRecord, read_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
 from models.record import sha256_of
 from models.runtime import CompiledNetwork, RuntimeOptions

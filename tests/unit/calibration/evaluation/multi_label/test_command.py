@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from calibration.sets.durable import write_manifest
 from models.accuracy import ENSEMBLE, MultiLabelScore
 from models.ledger import judge
-from models.manifest import Network, read_manifest, write_manifest
+from models.manifest import Network, read_manifest
 from tests.support.calibration.evaluated_sets import evaluated
 from tests.support.command_line import tandem
 from tests.support.scored_sets import (

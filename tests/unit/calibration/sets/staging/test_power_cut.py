@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from calibration.sets.durable import flush, write_manifest
 from calibration.sets.transaction import change, create
-from models.durable import flush
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from tests.support.calibration.staged_sets import change_texts, contents, make
 
 Step = tuple[str, str]  # what was done, to which path below the set's parent
