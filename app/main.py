@@ -14,14 +14,13 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from app.accuracy_gate import check_accuracy
 from app.calls.ray_compatibility import check_ray
 from app.calls.ray_features import STAGE_ROUTER
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
-from app.graph.task import check_task
+from app.graph.set_checks import check_accuracy, check_task
 from app.oip.shared_memory import shared_memory_of
 from app.setting_values import check_redis_client
 from app.settings import Settings

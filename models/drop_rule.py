@@ -15,7 +15,7 @@ from typing import Literal
 
 from models.accuracy import Z95, Drop, Loss, MultiLabelDrop
 
-Outcome = Literal["refused", "verified", "unknown"]
+DropOutcome = Literal["refused", "verified", "unknown"]
 SIGNIFICANCE = 0.05  # the chance that any figure of a set as good as float is refused
 # An interval verifies if it ends this much over max_drop, a fraction: half a point at 1,000 images,
 # as intervals shrink with the root of their number; never so much that two points would pass.
@@ -31,7 +31,7 @@ class Judgement:
     name: str  # of a member, or ensemble
     loss: Loss
     num_images: int
-    outcome: Outcome
+    outcome: DropOutcome
     bound: float  # that the interval must end under, to verify
     num_more: int | None  # about so many images more would tell; None: no number that there is
 
@@ -57,7 +57,7 @@ def judged(
     return [_judged(name, loss, num_images, max_drop, level) for name, loss in losses]
 
 
-def outcome_of(judgements: list[Judgement]) -> Outcome:
+def outcome_of(judgements: list[Judgement]) -> DropOutcome:
     """Return what they say together: one refuses, all verify."""
     outcomes = {judgement.outcome for judgement in judgements}
     if "refused" in outcomes:
@@ -71,7 +71,7 @@ def _judged(name: str, loss: Loss, num_images: int, max_drop: float, level: floa
     # no spread): the exact test of N images on one side, the score interval of none.
     p_value = max(loss.p_value, 2.0 ** (1 - num_images))
     high = max(loss.high, loss.lost + Z95**2 / (num_images + Z95**2))
-    outcome: Outcome = "unknown"
+    outcome: DropOutcome = "unknown"
     if loss.lost > max_drop and p_value <= level:
         outcome = "refused"
     elif loss.lost <= max_drop and high <= limit:

@@ -60,9 +60,8 @@ class Summary:
     errors: dict[str, int]
     client_cpu_ms: float  # per request, of the load generator
     service_cpu_ms: float | None  # per image, of the service's whole process tree
-    service_cpu_ms_by_stage: dict[
-        str, float
-    ]  # the same, by deployment; HAProxy and Ray beside them
+    # The same, by deployment; HAProxy and Ray beside them.
+    service_cpu_ms_by_stage: dict[str, float]
     is_saturated: bool  # an open loop that offered more than the service could do
 
     def as_json(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from models.runtime import Pixels
 A = TypeVar("A")
 T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
-Asked = tuple[Question, float]  # and until when, by time.monotonic
+TimedQuestion = tuple[Question, float]  # and until when, by time.monotonic
 SERIALIZATIONS = "request_serialization", "response_serialization"
 hedge_budget = HedgeBudget()  # of all calls of this process
 
@@ -72,7 +72,7 @@ class SharedCalls(Generic[A]):
         self._channels, self._read = channels, read
         self._handle, self._name = handle, method
         self._untraced = untraced()
-        self._batcher: CallBatcher[Asked, A] = CallBatcher(
+        self._batcher: CallBatcher[TimedQuestion, A] = CallBatcher(
             self._send, sizes, self._num_replicas, self._context
         )
 
@@ -99,7 +99,7 @@ class SharedCalls(Generic[A]):
         return await hedged(first, after_s, hedge_budget, num_images, lambda: retry(alone))
 
     async def _send(
-        self, lane: Lane, parts: Sequence[Part[Asked, A]], is_alone: bool
+        self, lane: Lane, parts: Sequence[Part[TimedQuestion, A]], is_alone: bool
     ) -> Sequence[A | TandemError]:
         now = time.monotonic()
         questions = [

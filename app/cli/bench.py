@@ -9,7 +9,15 @@ from rich.console import Console
 
 from app.access.api_keys import key_headers
 from app.access.client_tls import ClientTls
-from app.cli.options import ClientCert, ClientKey, Images, JsonFile, KeyFile, Plot, Roots
+from app.cli.options import (
+    CallersKeyFile,
+    ClientCert,
+    ClientKey,
+    JsonFile,
+    PhotoFolder,
+    Plot,
+    Roots,
+)
 from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
 
@@ -21,7 +29,7 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 def bench(
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
-    images: Images = None,
+    images: PhotoFolder = None,
     concurrency: Annotated[
         str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
     ] = None,
@@ -42,7 +50,7 @@ def bench(
     ] = False,
     model_set: Annotated[str, typer.Option(help="of --limit")] = "imagenette",
     precision: Annotated[str, typer.Option(help="of --limit: INT8 or FP16")] = "INT8",
-    key_file: KeyFile = None,
+    key_file: CallersKeyFile = None,
     ca: Roots = None,
     client_cert: ClientCert = None,
     client_key: ClientKey = None,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from app.access.api_keys import sent_key
 from app.access.client_tls import ClientTls
-from app.cli.options import ClientCert, ClientKey, KeyFile, Roots
+from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots
 
 if TYPE_CHECKING:
     from tandem_client import Client, TandemError
@@ -43,7 +43,7 @@ def classify(
         typer.Option(help="of a multi-label set: the least score of a label  (default: the set's)"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
-    key_file: KeyFile = None,
+    key_file: CallersKeyFile = None,
     ca: Roots = None,
     client_cert: ClientCert = None,
     client_key: ClientKey = None,

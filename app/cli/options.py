@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-Images = Annotated[
+PhotoFolder = Annotated[
     Path | None, typer.Option(help="folder of photos like yours  (default: drawn ones)")
 ]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
 ]
-KeyFile = Annotated[
+CallersKeyFile = Annotated[
     Path | None,
     typer.Option(help="holds the service's key, if it wants one  (default: TANDEM_API_KEY)"),
 ]

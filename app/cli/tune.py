@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from app.cli.options import Images, JsonFile, Plot
+from app.cli.options import JsonFile, PhotoFolder, Plot
 from app.cli.output import check_can_write, write_config, write_json
 from app.errors import ConfigError
 from app.tune.config import as_yaml, tuned
@@ -28,7 +28,7 @@ def tune(
     p99_ms: Annotated[
         float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
     ] = None,
-    images: Images = None,
+    images: PhotoFolder = None,
     model_set: Annotated[
         str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
     ] = None,

@@ -18,8 +18,8 @@ from app.graph.members import MemberResults, Members, says_nothing_of_others
 from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
+from app.graph.set_checks import check_task
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage, viewed
-from app.graph.task import check_task
 from app.messages import Combined, Decoded, Fault
 from app.responses import Classified, classified
 from app.settings import Settings

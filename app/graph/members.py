@@ -22,7 +22,7 @@ from app.settings import AnswerPolicy
 from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
-Asked = asyncio.Future[MemberAnswer]
+Answering = asyncio.Future[MemberAnswer]
 LATE = "late"
 NOT_ASKED = "not_asked"  # it failed lately
 # A member that failed or was late is left out but for one trial: every request would wait for it.
@@ -150,7 +150,7 @@ class Members:
         images: Pixels,
         request: ClassifyRequest,
         times: dict[str, Interval],
-    ) -> Asked:
+    ) -> Answering:
         """Begin a call and note its interval in ``times``.
 
         A local call has no end there: its images are queued when it begins, with no transport
@@ -164,7 +164,7 @@ class Members:
         remote = self._members[name].classify(images, request.left_s, request.lane)
         call = asyncio.ensure_future(remote)
 
-        def ended(_: Asked) -> None:
+        def ended(_: Answering) -> None:
             interval.end_ms = observer.elapsed_ms()
 
         call.add_done_callback(ended)
@@ -177,7 +177,7 @@ class Members:
         chosen = [name for name in self._members if self.breakers[name].allows()]
         return chosen if len(chosen) >= needed else list(self._members)
 
-    def _judge(self, tasks: Mapping[str, Asked], were_waited_for: bool) -> dict[str, str]:
+    def _judge(self, tasks: Mapping[str, Answering], were_waited_for: bool) -> dict[str, str]:
         """Return who did not answer, and why, and open the circuit of those at fault.
 
         A full queue or a client's own short deadline says nothing against a member; one is late by
@@ -199,7 +199,7 @@ class Members:
                 self.breakers[name].failed()
         return missing
 
-    def _check_one_set(self, asked: Mapping[str, Asked]) -> None:
+    def _check_one_set(self, asked: Mapping[str, Answering]) -> None:
         """Raise :class:`OtherSetError` if a member is of another set: it is not missing."""
         for call in asked.values():
             if has_succeeded(call):
@@ -210,5 +210,5 @@ class Members:
                 raise ours
 
 
-def _error_of(task: Asked) -> BaseException | None:
+def _error_of(task: Answering) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None

@@ -1,7 +1,7 @@
 """Cross-origin requests of browsers (CORS): other sites' pages may call, and read what is answered.
 
 Starlette's middleware does it. HAProxy adds the same headers to answers of its own
-(:mod:`app.launch.haproxy.origins`).
+(:mod:`app.launch.haproxy.answers`).
 """
 
 from starlette.datastructures import Headers as RequestHeaders

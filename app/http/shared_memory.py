@@ -164,16 +164,13 @@ def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     async def one_region(region_name: str) -> list[RegionStatus]:
         return []
 
-    @api.post(f"{CUDA}/unregister", tags=tags, response_class=Response, summary="Nothing to forget")
+    nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
+
+    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
     async def unregister_all() -> Response:
         return Response()
 
-    @api.post(
-        CUDA + "/region/{region_name}/unregister",
-        tags=tags,
-        response_class=Response,
-        summary="Nothing to forget",
-    )
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
     async def unregister(region_name: str) -> Response:
         return Response()
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from app.accuracy_gate import check_accuracy
 from app.compute.child_process import Child
 from app.environment import has_haproxy
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
-from app.graph.task import check_task
+from app.graph.set_checks import check_accuracy, check_task
 from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
 from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
@@ -74,9 +73,7 @@ def _run(options: ServeOptions) -> None:
         make_regions_folder(config, haproxy.path.parent)
         ray = _ray(options, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
-            stack.enter_context(
-                followed(haproxy.path.parent / RAY)
-            )  # nothing is there of a cluster
+            stack.enter_context(followed(haproxy.path.parent / RAY))  # of a cluster: nothing
 
             def report(progress: str) -> None:
                 haproxy.check_started()

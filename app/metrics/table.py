@@ -7,7 +7,7 @@ replica, application, and the node's address.
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 # A single photo takes 30 to 60 ms; stages down to a quarter of one, a deadline's 10 s at the end.
 BUCKETS_MS = (
     *(0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0),
@@ -20,7 +20,7 @@ class Metric:
     """One name; ``when`` says what must happen first if it has no value from the start."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
     tags: tuple[str, ...] = ()
     when: str = ""

@@ -23,7 +23,7 @@ MAX_NAME = 256  # characters
 MAX_OFFSET = 2**63 - 1  # off_t
 
 
-Entry = tuple[RegionStatus, tuple[int, int]]  # a region, and the identity of its file
+RegionEntry = tuple[RegionStatus, tuple[int, int]]  # a region, and the identity of its file
 
 
 class Regions:
@@ -104,7 +104,7 @@ class Regions:
             _check_size(file, where, place + part.byte_size)
             yield file, place
 
-    def _find(self, name: str) -> Entry:
+    def _find(self, name: str) -> RegionEntry:
         with suppress(FileNotFoundError):
             return _parsed(self._place(_checked_name(name)).read_bytes())
         raise UnknownRegionError(f"region {shown(name)} is not registered; register it first")
@@ -144,7 +144,7 @@ class Regions:
         return self._entries / hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
-def _parsed(text: bytes) -> Entry:
+def _parsed(text: bytes) -> RegionEntry:
     region, identity = orjson.loads(text)
     return RegionStatus(**region), tuple(identity)
 

@@ -120,11 +120,9 @@ class PlannedForm:
         return (self.plan.costs if self.plan else self.costs).alone_ms
 
 
-def compare_forms(
-    needs: Requirements, manifest: Manifest, precision: Precision = "INT8"
-) -> list[PlannedForm]:
+def compare_forms(needs: Requirements, manifest: Manifest) -> list[PlannedForm]:
     """Plan every form of the graph for the same load, with the costs that are expected of each."""
-    return [_planned(needs, form, planned_costs(manifest, precision, form)) for form in FORMS]
+    return [_planned(needs, form, planned_costs(manifest, "INT8", form)) for form in FORMS]
 
 
 def _planned(needs: Requirements, form: Form, costs: Costs) -> PlannedForm:

@@ -49,7 +49,9 @@ def _exporter_of(settings: Settings) -> SpanExporter | None:
         case "otlp":
             return _otlp(settings.trace_endpoint)
         case "jaeger":
-            return _jaeger(settings.trace_endpoint)
+            with warnings.catch_warnings():  # it says on every start that Jaeger takes OTLP
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return _jaeger(settings.trace_endpoint)
         case "file" | "none":
             return None
 
@@ -80,12 +82,6 @@ def let_jaeger_import() -> None:
 
 
 def _jaeger(endpoint: str | None) -> SpanExporter:
-    with warnings.catch_warnings():  # it says on every start that Jaeger takes OTLP
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return _jaeger_exporter(endpoint)
-
-
-def _jaeger_exporter(endpoint: str | None) -> SpanExporter:
     let_jaeger_import()
     from opentelemetry.exporter.jaeger.thrift import JaegerExporter
 

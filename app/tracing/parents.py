@@ -82,22 +82,23 @@ def continue_below(ids: SpanIds | None) -> None:
     _told.set(Parent(span, place_of(provider.resource)))
 
 
-class Place(Resource):
+class ProcessResource(Resource):
     """A process's resource, compared by identity: the SDK's hash writes JSON for every span."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
-_places: dict[int, tuple[Resource, Place]] = {}  # by the provider's resource, of which there is one
+# By the provider's resource, of which there is one.
+_resources: dict[int, tuple[Resource, ProcessResource]] = {}
 
 
-def place_of(resource: Resource) -> Place:
+def place_of(resource: Resource) -> ProcessResource:
     """Return what spans of this process are given as their resource, the same object each time."""
-    if id(resource) not in _places:
-        place = Place(dict(resource.attributes), resource.schema_url)
-        _places[id(resource)] = resource, place
-    return _places[id(resource)][1]
+    if id(resource) not in _resources:
+        own = ProcessResource(dict(resource.attributes), resource.schema_url)
+        _resources[id(resource)] = resource, own
+    return _resources[id(resource)][1]
 
 
 def untraced() -> contextvars.Context:

@@ -8,20 +8,32 @@ import logging
 import socket
 
 import ray
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import format_trace_id
 
 from app.environment import prepend_to_environment, set_environment
 from app.settings import Settings
 from app.tracing.exporters import exporter_of
 from app.tracing.local_spans import LocalSpans
-from app.tracing.logs import TraceIds
 from app.tracing.parents import orphans
 from app.tracing.sink import Sink
 from app.tracing.spans import outlets
 
 # Asked every second by who watches the service: nobody wants their traces.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
+
+
+class TraceIds(logging.Filter):
+    """Adds ``trace_id`` to the records that are made while a traced request is served."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let everything pass."""
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            record.trace_id = format_trace_id(context.trace_id)
+        return True
 
 
 class Pipeline(SpanProcessor):

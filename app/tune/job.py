@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from app.accuracy_gate import check_accuracy
 from app.bench.load import drawn_photos, photos_in
 from app.errors import ConfigError
+from app.graph.set_checks import check_accuracy
 from app.launch.config import ServeConfig, default_config
 from app.settings import Settings
 from app.tune.config import check_place

@@ -114,6 +114,5 @@ async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadReque
     num_in_time = sum(now < end for now in finished)
     if num_in_time:
         return LoadMeasured(num_in_time / load.seconds, latencies_ms)
-    return LoadMeasured(
-        len(finished) / (max(finished) - begin), latencies_ms
-    )  # slower than the run
+    # Slower than the run.
+    return LoadMeasured(len(finished) / (max(finished) - begin), latencies_ms)

@@ -83,12 +83,12 @@ def ladder(
     machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
     Exit code 1: a rung failed, or none was measured.
     """
-    from calibration.ladder.job import Asked, prepare
+    from calibration.ladder.job import LadderOptions, prepare
 
     if not (math.isfinite(seconds) and 0 < seconds <= 600):
         raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
     _check_files(json_file, plot, html)
-    asked = Asked(
+    asked = LadderOptions(
         network,
         random_weights,
         member,

@@ -16,7 +16,7 @@ MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class LadderOptions:
     """What the command line asks for."""
 
     network: str  # a model set, or with ``is_random`` a name in torchvision
@@ -37,7 +37,7 @@ class Asked:
 class LadderJob:
     """What is measured, and why some rungs cannot be."""
 
-    asked: Asked
+    asked: LadderOptions
     network: RungNetwork
     rungs: tuple[Rung, ...]
     work: Path
@@ -74,7 +74,7 @@ class LadderJob:
         }
 
 
-def prepare(asked: Asked, cache: Path) -> LadderJob:
+def prepare(asked: LadderOptions, cache: Path) -> LadderJob:
     """Find the network and check what was asked; ``cache`` holds work folders without a --work."""
     cores = available_cpus()
     chosen = _chosen(rungs(cores, asked.cascade_margin), asked.only)
@@ -102,7 +102,7 @@ def prepare(asked: Asked, cache: Path) -> LadderJob:
     return LadderJob(asked, network, chosen, work.absolute(), cores, impossible, "-".join(hashes))
 
 
-def _check_task(asked: Asked, model_set: ModelSet) -> None:
+def _check_task(asked: LadderOptions, model_set: ModelSet) -> None:
     """Refuse labelled images of a multi-label set: a rung's figure is top-1, which it has not."""
     if asked.images is not None and model_set.manifest.task == "multi_label":
         raise LadderError(
@@ -111,7 +111,9 @@ def _check_task(asked: Asked, model_set: ModelSet) -> None:
         )
 
 
-def _random_job(asked: Asked, chosen: tuple[Rung, ...], cache: Path, cores: int) -> LadderJob:
+def _random_job(
+    asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path, cores: int
+) -> LadderJob:
     for option, value in (("--member", asked.member), ("--images", asked.images)):
         if value is not None:
             raise LadderError(f"{option} with --random-weights: random weights classify nothing")

@@ -8,7 +8,7 @@ from itertools import count
 
 from ray.exceptions import RayActorError
 
-from app.calls.channels.frames import VERSION, FrameProtocol, Kind, is_same_user
+from app.calls.channels.frames import VERSION, FrameKind, FrameProtocol, is_same_user
 from app.calls.messages import error_named
 from app.calls.replicas import SUSPECT_AFTER_S
 from app.errors import NotReadyError
@@ -90,12 +90,12 @@ class Channel(FrameProtocol):
             self._heard_at = self._clock()
         self._calls[number] = answer
         self._watch()
-        self.send(Kind.CALL, number, message)
+        self.send(FrameKind.CALL, number, message)
         try:
             return await answer
         except asyncio.CancelledError:
             if self._calls.pop(number, None) is not None:
-                self.send(Kind.CANCEL, number)
+                self.send(FrameKind.CANCEL, number)
             raise
         finally:
             self._close_if_done()
@@ -103,11 +103,13 @@ class Channel(FrameProtocol):
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Take what the replica says; what belongs to no call that somebody waits for goes."""
         self._heard_at, self._pinged_at = self._clock(), None
-        answer = self._calls.pop(number, None) if kind in (Kind.ANSWER, Kind.ERROR) else None
-        if kind == Kind.HELLO and not self.opened.done():
+        answer = (
+            self._calls.pop(number, None) if kind in (FrameKind.ANSWER, FrameKind.ERROR) else None
+        )
+        if kind == FrameKind.HELLO and not self.opened.done():
             self.opened.set_result(payload == VERSION)  # or it is of another version of this
         elif answer is not None and not answer.done():
-            if kind == Kind.ANSWER:
+            if kind == FrameKind.ANSWER:
                 answer.set_result(payload)
             else:
                 answer.set_exception(_error_of(payload))
@@ -125,7 +127,7 @@ class Channel(FrameProtocol):
         now = self._clock()
         if self._pinged_at is None and now - self._heard_at >= PING_AFTER_S:
             self._pinged_at = now
-            self.send(Kind.PING)
+            self.send(FrameKind.PING)
         self._watch()
 
     def _close_if_done(self) -> None:

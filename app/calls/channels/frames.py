@@ -20,7 +20,7 @@ VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the v
 MAX_BYTES = 2**30  # of a payload: more than any call or answer has; who announces it is no peer
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     HELLO = 0  # server to client, once
@@ -49,7 +49,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Take a frame; subclasses say what it means."""
 
-    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+    def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame; on a connection that has ended nothing happens."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.writelines((FRAME_HEAD.pack(kind, number, len(payload)), payload))

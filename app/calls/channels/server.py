@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from app.calls.channels.frames import VERSION, FrameProtocol, Kind, is_same_user
+from app.calls.channels.frames import VERSION, FrameKind, FrameProtocol, is_same_user
 from app.calls.messages import named_error
 from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from models.errors import TandemError
@@ -57,7 +57,7 @@ class _Connection(FrameProtocol):
         """Say who this is, and hang up on another user's process; asyncio calls this."""
         super().connection_made(transport)
         if is_same_user(transport):
-            self.send(Kind.HELLO, payload=VERSION)
+            self.send(FrameKind.HELLO, payload=VERSION)
         else:
             logger.warning("a process of another user connected, and was hung up on")
             self.abort()
@@ -70,13 +70,13 @@ class _Connection(FrameProtocol):
 
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Begin or end a call, or give a sign of life; hang up on what is none of these."""
-        if kind == Kind.CALL and number not in self._calls:
+        if kind == FrameKind.CALL and number not in self._calls:
             self._begin(number, payload)
-        elif kind == Kind.CANCEL:
+        elif kind == FrameKind.CANCEL:
             if (task := self._calls.get(number)) is not None:
                 task.cancel()
-        elif kind == Kind.PING:
-            self.send(Kind.PONG)
+        elif kind == FrameKind.PING:
+            self.send(FrameKind.PONG)
         else:
             self.abort()
 
@@ -104,7 +104,7 @@ class _Connection(FrameProtocol):
                 logger.error("a call failed: %r", error, exc_info=error)
             self._fail(number, error)
         else:
-            self.send(Kind.ANSWER, number, answer)
+            self.send(FrameKind.ANSWER, number, answer)
 
     def _fail(self, number: int, error: Exception) -> None:
-        self.send(Kind.ERROR, number, json.dumps(named_error(error), default=str).encode())
+        self.send(FrameKind.ERROR, number, json.dumps(named_error(error), default=str).encode())

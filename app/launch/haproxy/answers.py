@@ -1,7 +1,9 @@
 """What HAProxy answers itself, in the service's own form of errors."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from app.setting_values import EXPOSED
 
 BEGIN_WITHIN_S = 10  # headers, and the beginning of a body
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"  # those of which the Gateway's parser knows more
@@ -23,6 +25,8 @@ AROUND = (
     ("txn.tandem_between", ": ", '", "message": "'),
     ("txn.tandem_after", '"', '", "request_id": ""}'),
 )
+ORIGIN = "txn.tandem_origin"
+ALLOW = "access-control-allow-origin"
 IS_PROTOCOL = "{ path_sub /v2/ /v1/models/ }"
 PROTOCOL_ERRORS = [
     f"http-request set-var-fmt({name}) '{of_protocol}' if {IS_PROTOCOL}"
@@ -57,3 +61,30 @@ def error_body(code: str, message: str) -> str:
 def protocol_error_body(message: str) -> str:
     """Return the Open Inference Protocol's form of an error."""
     return json.dumps({"error": message})
+
+
+def of_origins(origins: Sequence[str]) -> list[str]:
+    """Return the rules by which pages of these ``origins`` read HAProxy's own answers, too (CORS).
+
+    ``*`` are all; without any there are no rules. The Gateway marks its answers itself
+    (:mod:`app.http.origins`); preflights are its as well.
+    """
+    if not origins:
+        return []
+    unmarked = f"if {{ var({ORIGIN}) -m found }} !{{ res.hdr({ALLOW}) -m found }}"
+    headers = {
+        "access-control-expose-headers": ", ".join(EXPOSED),
+        "vary": "Origin",
+        ALLOW: f"%[var({ORIGIN})]",  # the last: with it the answer is marked
+    }
+    return [
+        *(
+            f"http-request set-var({ORIGIN}) str({origin}) if {{ req.hdr(origin) -m "
+            + ("found }" if origin == "*" else f"str {origin} }}")
+            for origin in origins
+        ),
+        *(
+            f'http-after-response set-header {name} "{value}" {unmarked}'
+            for name, value in headers.items()
+        ),
+    ]

@@ -17,9 +17,9 @@ from app.launch.haproxy.answers import (
     WITHOUT_PATH,
     answers,
     error_body,
+    of_origins,
 )
 from app.launch.haproxy.edit import Edit, appended
-from app.launch.haproxy.origins import of_origins
 from app.launch.haproxy.refusals import HEARD, IS_CLASSIFY, http_refusals, stick_table, under_way
 from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS, TIMEOUT_COPY
 

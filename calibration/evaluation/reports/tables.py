@@ -13,7 +13,7 @@ from calibration.evaluation.reports.cascade import cascade_json, show_cascade
 from calibration.evaluation.reports.subsets import show_subsets, subsets_json
 from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, Score
-from models.drop_rule import SIGNIFICANCE, Outcome, bound, judged, outcome_of
+from models.drop_rule import SIGNIFICANCE, DropOutcome, bound, judged, outcome_of
 from models.manifest import Manifest
 from models.record import Precision
 
@@ -165,7 +165,7 @@ def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
     return table
 
 
-def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, Outcome]:
+def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, DropOutcome]:
     """Return what the accuracy gate makes of each classifier's loss."""
     judgements = judged(record.drops, record.num_images, manifest.max_drop)
     return {
@@ -174,7 +174,7 @@ def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, Ou
     }
 
 
-def outcome_cell(manifest: Manifest, outcome: Outcome) -> str:
+def outcome_cell(manifest: Manifest, outcome: DropOutcome) -> str:
     """Return an outcome of the accuracy gate in words and colour."""
     words = {
         "refused": f"[red]refused: over {points(manifest.max_drop)}[/]",

@@ -10,7 +10,7 @@ from app.errors import BadParameterError, ConfigError
 from app.graph.observer import RequestObserver
 from app.graph.request import RequestOptions
 from app.graph.service import EnsembleService
-from app.graph.task import check_task
+from app.graph.set_checks import check_task
 from app.responses import Classified, as_json
 from app.settings import Settings
 from models.ensemble import Prediction

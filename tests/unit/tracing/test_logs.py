@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from app.tracing.logs import TraceIds
+from app.tracing.pipeline import TraceIds
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from app.accuracy_gate import check_accuracy
 from app.errors import UnverifiedError
+from app.graph.set_checks import check_accuracy
 from app.settings import Settings
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import Labelled, Quantized, rightness

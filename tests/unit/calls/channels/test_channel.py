@@ -13,14 +13,14 @@ from app.calls.channels import client, frames
 from app.calls.channels import pool as pools
 from app.calls.channels import server as servers
 from app.calls.channels.client import Channel, ConnectionLostError
-from app.calls.channels.frames import FRAME_HEAD, VERSION, Kind, address_of
+from app.calls.channels.frames import FRAME_HEAD, VERSION, FrameKind, address_of
 from app.calls.channels.pool import connected
 from app.calls.replicas import SUSPECT_AFTER_S
 from app.errors import NotReadyError, OverloadedError
 from tests.support.channels import APP, WITHIN_S, Node, Waiting, echo, listener, until
 from tests.support.hand_clock import HandClock
 
-HELLO = FRAME_HEAD.pack(Kind.HELLO, 0, len(VERSION)) + VERSION
+HELLO = FRAME_HEAD.pack(FrameKind.HELLO, 0, len(VERSION)) + VERSION
 
 
 async def test_calls_at_a_time_get_their_own_answers(node: Node) -> None:
@@ -117,7 +117,7 @@ async def test_one_that_computes_says_that_it_is_there(
     send = channel.send
     channel.send = lambda kind, *args: (pings.append(kind), send(kind, *args))
     call = asyncio.create_task(channel.call(b"long"))
-    await until(lambda: pings.count(Kind.PING) >= 3)  # each was answered before the next
+    await until(lambda: pings.count(FrameKind.PING) >= 3)  # each was answered before the next
     assert not channel.is_silent
     replica.go_on.set()
     await call
@@ -146,11 +146,11 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(
         )
         assert await channel.opened
         call = asyncio.create_task(channel.call(b"?"))
-        await until(lambda: heard.endswith(FRAME_HEAD.pack(Kind.PING, 0, 0)))
+        await until(lambda: heard.endswith(FRAME_HEAD.pack(FrameKind.PING, 0, 0)))
         assert not channel.is_silent
         clock.now += SUSPECT_AFTER_S + 0.1
         assert channel.is_silent
-        channel.frame_received(Kind.PONG, 0, b"")
+        channel.frame_received(FrameKind.PONG, 0, b"")
         assert not channel.is_silent
         channel.abort()
         with pytest.raises(ConnectionLostError):
@@ -195,7 +195,7 @@ async def test_a_replica_answers_no_call_of_another_users_process(
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     sock.connect(address_of(APP, node.name, node.ids[0]))
-    sock.send(FRAME_HEAD.pack(Kind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
+    sock.send(FRAME_HEAD.pack(FrameKind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
@@ -215,7 +215,7 @@ async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.Monk
 async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> None:
     await node.add(echo)
     channel = await node.channel()
-    channel.send(Kind.ANSWER, 5, b"an answer that nobody asked for")
+    channel.send(FrameKind.ANSWER, 5, b"an answer that nobody asked for")
     await until(lambda: channel.transport is None)
 
 
@@ -266,7 +266,7 @@ async def test_what_is_no_error_of_ours_is_one_all_the_same(node: Node) -> None:
     for payload in (b"no JSON", b"[1]", b'["OverloadedError", 5]'):
         call = asyncio.create_task(channel.call(b""))
         await until(lambda: channel.num_calls == 1)
-        channel.frame_received(Kind.ERROR, next(iter(channel._calls)), payload)
+        channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
         with pytest.raises(NotReadyError):
             await call
 

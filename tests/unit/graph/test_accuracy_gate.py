@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.accuracy_gate import check_accuracy
 from app.errors import UnverifiedError
+from app.graph.set_checks import check_accuracy
 from app.launch.serve import ServeOptions, _checked_config
 from app.launch.service_log import service_log
 from app.main import build

@@ -1,8 +1,24 @@
-"""Refuses settings that have no meaning for the task of a model set."""
+"""Refuses to serve a model set: INT8 that lost too much, or settings that its task excludes."""
 
-from app.errors import ConfigError
+from app.errors import ConfigError, UnverifiedError
 from app.settings import Settings
+from models.ledger import Verdict, judge
 from models.manifest import Manifest
+from models.model_set import ModelSet
+
+
+def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
+    """Return what the set's accuracy record says of it.
+
+    Raises:
+        UnverifiedError: INT8 lost more than ``max_drop``, beyond chance, and ``allow_unverified``
+            is off.
+
+    """
+    verdict = judge(model_set.manifest, settings.precision, model_set.argument)
+    if verdict.status == "dropped" and not settings.allow_unverified:
+        raise UnverifiedError(verdict.message)
+    return verdict
 
 
 def check_task(settings: Settings, manifest: Manifest) -> None:
