@@ -1,9 +1,10 @@
 """The cache of one process: what was answered, and what is being computed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from app.caching.flights import Flight, Flights
+from app.caching.redis_store import RedisStore
 from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Outcome, Rows
 from app.messages import Fault
@@ -12,21 +13,7 @@ from app.queueing.priority import Lane
 CACHE_CONTROL = "cache-control"
 # use: read and store; renew: store, do not read (no-cache); off: neither (no-store).
 CacheUse = Literal["use", "renew", "off"]
-
-
 ImageFlight = Flight[Outcome | Fault]
-
-
-class SharedStore(Protocol):
-    """Where other Gateways keep rows too; it never raises."""
-
-    async def read(self, keys: Sequence[bytes]) -> list[Rows | None]:
-        """Return what is there of each key."""
-        ...
-
-    def write(self, key: bytes, rows: Rows) -> None:
-        """Write rows, soon; nobody waits for it."""
-        ...
 
 
 class Found(NamedTuple):
@@ -43,7 +30,7 @@ class ResponseCache:
     What is not here may be in ``shared``, if there is one, and is written there as well.
     """
 
-    def __init__(self, max_bytes: int, shared: SharedStore | None = None) -> None:
+    def __init__(self, max_bytes: int, shared: RedisStore | None = None) -> None:
         self._shared = shared
         self._store: S3Fifo[Rows] = S3Fifo(max_bytes)
         self._flights: Flights[Outcome | Fault] = Flights()

@@ -53,8 +53,8 @@ class Pipeline(SpanProcessor):
             self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
             self.sinks.append(Sink(settings.trace_exporter, exporter))
-        if self.sinks:
-            outlets.append(self.take)
+        # Recorded spans: current_parent has left out what nobody wants.
+        outlets.extend(sink.on_end for sink in self.sinks)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -75,11 +75,6 @@ class Pipeline(SpanProcessor):
             return
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        for sink in self.sinks:
-            sink.on_end(span)
-
-    def take(self, span: ReadableSpan) -> None:
-        """Pass on a recorded span; :func:`current_parent` has left out what nobody wants."""
         for sink in self.sinks:
             sink.on_end(span)
 
