@@ -32,7 +32,7 @@ BREAKS = [
     ("calibration", "calibration/evaluation/live.py", "from app.access import client_tls"),
     ("calibration", "calibration/ladder/service.py", "from app.bench import generator"),
     ("app", "app/bench/report.py", "from calibration.ladder import rung"),
-    ("app", "app/tracing/logs.py", "def late():\n    import torch"),
+    ("app", "app/tracing/sink.py", "def late():\n    import torch"),
     ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),
     ("pure", "app/planning/plan.py", "import fastapi"),
     ("pure", "app/scaling/policy.py", "import ray.serve"),

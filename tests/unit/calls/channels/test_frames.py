@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from app.calls.channels.frames import FRAME_HEAD, MAX_BYTES, FrameProtocol, Kind
+from app.calls.channels.frames import FRAME_HEAD, MAX_BYTES, FrameKind, FrameProtocol
 
 
 class Transport(asyncio.Transport):
@@ -35,11 +35,11 @@ class Reader(FrameProtocol):
 
 
 SENT = [
-    (Kind.HELLO, 0, b"TnS1"),
-    (Kind.CALL, 1, b""),
-    (Kind.CALL, 2**32 - 1, bytes(100_000)),
-    (Kind.ANSWER, 7, b"x" * 16),
-    (Kind.PONG, 0, b""),
+    (FrameKind.HELLO, 0, b"TnS1"),
+    (FrameKind.CALL, 1, b""),
+    (FrameKind.CALL, 2**32 - 1, bytes(100_000)),
+    (FrameKind.ANSWER, 7, b"x" * 16),
+    (FrameKind.PONG, 0, b""),
 ]
 
 
@@ -59,7 +59,7 @@ def test_frames_are_read_as_they_were_written(most: int) -> None:
 def test_what_is_too_long_ends_the_connection_before_it_is_there() -> None:
     reader = Reader()
     transport = reader.transport
-    reader.data_received(FRAME_HEAD.pack(Kind.CALL, 1, MAX_BYTES + 1) + b"and more")
+    reader.data_received(FRAME_HEAD.pack(FrameKind.CALL, 1, MAX_BYTES + 1) + b"and more")
     assert transport.is_aborted
     assert reader.frames == []
     reader.data_received(b"still more")  # what was on its way
@@ -69,7 +69,7 @@ def test_on_a_connection_that_ends_nothing_is_written() -> None:
     reader = Reader()
     transport = reader.transport
     transport.is_aborted = True
-    reader.send(Kind.PING)
+    reader.send(FrameKind.PING)
     assert transport.written == b""
     reader.abort()
-    reader.send(Kind.PING)
+    reader.send(FrameKind.PING)
