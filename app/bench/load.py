@@ -16,7 +16,7 @@ from models.errors import TandemError
 from models.image_files import images_below
 
 MAX_ARRIVALS = 2_000_000
-MAX_BYTES = 512 * 2**20  # of photos held in memory; more are left out
+MAX_PHOTO_BYTES = 512 * 2**20  # of photos held in memory; more are left out
 
 
 class NothingToClassifyError(TandemError):
@@ -105,7 +105,7 @@ def photos_in(folder: Path) -> list[bytes]:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         total += len(body)
-        if bodies and total > MAX_BYTES:
+        if bodies and total > MAX_PHOTO_BYTES:
             break
         bodies.append(body)
     return bodies

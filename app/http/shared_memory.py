@@ -19,7 +19,7 @@ from app.oip.shared_memory import NO_CUDA, asks_for_itself, is_loopback
 from app.queueing.byte_budget import ByteBudget
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-MAX_BYTES = 64 * 2**10  # of the JSON that describes a region
+MAX_DESCRIPTION_BYTES = 64 * 2**10  # of the JSON that describes a region
 NOT_LOCAL: dict[int | str, dict[str, Any]] = {
     403: {
         "model": ProtocolError,
@@ -139,9 +139,9 @@ async def _fields(receive: Receive, headers: Headers, timeout_s: float) -> dict[
     """Return the JSON object in a body."""
     try:
         async with asyncio.timeout(timeout_s):
-            with ByteBudget(MAX_BYTES).share() as share:
+            with ByteBudget(MAX_DESCRIPTION_BYTES).share() as share:
                 length = headers.text(b"content-length")
-                body = await read_body(receive, length, MAX_BYTES, share)
+                body = await read_body(receive, length, MAX_DESCRIPTION_BYTES, share)
     except TimeoutError as error:
         raise SlowBodyError(f"the body was not there after {timeout_s:g} s") from error
     try:

@@ -20,7 +20,7 @@ from app.launch.folders import make_regions_folder, with_absolute_paths, without
 from app.launch.forks.running import fork_server
 from app.launch.front import check_shared_memory, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
-from app.launch.haproxy.renewal import LOOK_EVERY_S, CertificateRenewal
+from app.launch.haproxy.renewal import RENEWAL_EVERY_S, CertificateRenewal
 from app.launch.isolated_environment import fast_serve
 from app.launch.metrics_relay import metrics_relay
 from app.launch.notify import notify_systemd
@@ -93,7 +93,7 @@ def _run(options: ServeOptions) -> None:
                 give_back_memory()  # nothing is left to do but to wait
                 renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
                 while not stop.wait(
-                    LOOK_EVERY_S if is_ours and config.http.scheme == "https" else None
+                    RENEWAL_EVERY_S if is_ours and config.http.scheme == "https" else None
                 ):
                     renewal.look()
             status.stop()

@@ -20,7 +20,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 SIZES = (8,)  # of calls, in images, of a stage that takes images one by one
-MAX_BYTES = 3 * 2**20  # of such a call; below the 4 MiB that gRPC allows where nobody raises it
+MAX_CALL_BYTES = 3 * 2**20  # below the 4 MiB that gRPC allows where nobody raises it
 ALONE_BYTES = 2**20  # a part with more has a call to itself, whose price is little beside it
 # A call that takes longer holds back no others: its replica may hang, or have very much to do.
 HOLDS_BACK_S = 1.0
@@ -128,7 +128,7 @@ class CallBatcher(Generic[Q, A]):
         while waiting and num_images < size:
             num_images += waiting[0].num_images
             num_bytes += waiting[0].num_bytes
-            if num_images > largest or num_bytes > MAX_BYTES:
+            if num_images > largest or num_bytes > MAX_CALL_BYTES:
                 break
             parts.append(waiting.popleft())
         return parts

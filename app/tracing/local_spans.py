@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 
-MIB = 2**20
+from app.environment import MIB
+
 FILES = 8  # that the folder's bound is divided into, for one process
 
 

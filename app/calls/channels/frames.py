@@ -17,7 +17,7 @@ CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 MAX_NAME = 107  # bytes, after the leading zero
 FRAME_HEAD = struct.Struct("<BxxxIQ")
 VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
-MAX_BYTES = 2**30  # of a payload: more than any call or answer has; who announces it is no peer
+MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; who announces it is no peer
 
 
 class FrameKind(IntEnum):
@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
 
 
 class FrameProtocol(asyncio.Protocol, ABC):
-    """Reads and writes frames; one that announces over ``MAX_BYTES`` ends the connection."""
+    """Reads and writes frames; one over ``MAX_PAYLOAD_BYTES`` ends the connection."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []  # received, not yet a whole frame
@@ -67,7 +67,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
 
     def _read_head(self, held: bytes) -> None:
         kind, number, length = FRAME_HEAD.unpack_from(held)
-        if length > MAX_BYTES:
+        if length > MAX_PAYLOAD_BYTES:
             self.abort()
             return
         self._head, self._num_wanted = (kind, number), FRAME_HEAD.size + length

@@ -18,7 +18,7 @@ from pathlib import Path
 
 SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
 WORKER_MODULE = "ray._private.workers.default_worker"
-ANSWERS_WITHIN_S = 30.0  # the server is importing while Ray starts
+FORKED_WITHIN_S = 30.0  # the server is importing while Ray starts
 MAX_ANSWER_BYTES = 1024
 LENGTH_BYTES = 4  # of the request's head
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,7 +39,7 @@ def main() -> None:
 def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
     """Return the connection to the server once it has made the fork; None if it has not."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(ANSWERS_WITHIN_S)
+    connection.settimeout(FORKED_WITHIN_S)
     try:
         connection.connect(os.environ.get(SOCKET_VARIABLE, ""))
         _send(connection, request(target, arguments))

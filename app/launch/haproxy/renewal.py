@@ -9,7 +9,7 @@ from app.access.file_stamp import file_stamp
 from app.errors import ConfigError
 from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
 
-LOOK_EVERY_S = 5.0
+RENEWAL_EVERY_S = 5.0
 ANSWERS_WITHIN_S = 5.0
 ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # of Serve's HAProxy: per node, or of the only one
 
@@ -39,7 +39,7 @@ class CertificateRenewal:
         except (ConfigError, OSError) as error:
             self._warn(
                 f"the renewed certificate is not taken, the one before holds: {error}; "
-                f"the files are looked at every {LOOK_EVERY_S:g} s: mend them"
+                f"the files are looked at every {RENEWAL_EVERY_S:g} s: mend them"
             )
             return False
         return True

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.queueing.call_batcher import ALONE_BYTES, MAX_BYTES
+from app.queueing.call_batcher import ALONE_BYTES, MAX_CALL_BYTES
 from tests.support.batched_stage import (
     CALLS_PER_REPLICA,
     MAX_IMAGES,
@@ -85,7 +85,10 @@ async def test_a_call_has_no_more_bytes_than_may_be(stage: Stage) -> None:
     for number in range(5):
         stage.batcher.submit(str(number), 1, each, "interactive")
     await turn()
-    assert [len(call) for call in stage.calls] == [MAX_BYTES // each, 5 - MAX_BYTES // each]
+    assert [len(call) for call in stage.calls] == [
+        MAX_CALL_BYTES // each,
+        5 - MAX_CALL_BYTES // each,
+    ]
 
 
 async def test_what_is_large_leaves_alone_whatever_is_under_way(stage: Stage) -> None:

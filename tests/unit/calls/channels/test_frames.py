@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from app.calls.channels.frames import FRAME_HEAD, MAX_BYTES, FrameKind, FrameProtocol
+from app.calls.channels.frames import FRAME_HEAD, MAX_PAYLOAD_BYTES, FrameKind, FrameProtocol
 
 
 class Transport(asyncio.Transport):
@@ -59,7 +59,7 @@ def test_frames_are_read_as_they_were_written(most: int) -> None:
 def test_what_is_too_long_ends_the_connection_before_it_is_there() -> None:
     reader = Reader()
     transport = reader.transport
-    reader.data_received(FRAME_HEAD.pack(FrameKind.CALL, 1, MAX_BYTES + 1) + b"and more")
+    reader.data_received(FRAME_HEAD.pack(FrameKind.CALL, 1, MAX_PAYLOAD_BYTES + 1) + b"and more")
     assert transport.is_aborted
     assert reader.frames == []
     reader.data_received(b"still more")  # what was on its way
