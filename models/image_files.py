@@ -1,9 +1,12 @@
 """Which files are images, by their names: of a folder, and of all folders below it."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
+SUFFIXES: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
+if find_spec("pillow_heif"):  # the extra heif
+    SUFFIXES = (*SUFFIXES, ".heic", ".heif", ".avif")
 _MACOS_FOLDER = "__MACOSX"  # of its ZIP archives: the Finder's notes, under the pictures' names
 
 

@@ -7,6 +7,7 @@ registered at mp4ra.org.
 import re
 
 DECODED = ("jpeg", "png", "webp")
+OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # and an ImageHeader's name of it
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -61,7 +62,8 @@ def name_format(view: memoryview) -> str | None:
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "webp"
     if start[4:8] == b"ftyp":
-        return _BRANDS.get(start[8:12])
+        brand = _BRANDS.get(start[8:12])
+        return _refined(start) if brand == "HEIF" else brand
     if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADERS:
         return "BMP"
     if icon := _ICON.match(start):
@@ -71,3 +73,10 @@ def name_format(view: memoryview) -> str | None:
     if _PORTABLE_ANYMAP.match(start):
         return "PNM"
     return "SVG" if _SVG.match(start) else None
+
+
+def _refined(start: bytes) -> str:
+    """Return what a file of HEIF's general brand holds, by the brands it is compatible with."""
+    end = min(int.from_bytes(start[:4]), len(start))
+    names = {_BRANDS.get(start[place : place + 4]) for place in range(16, end, 4)}
+    return next((name for name in ("HEIC", "AVIF") if name in names), "HEIF")

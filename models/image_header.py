@@ -1,7 +1,8 @@
 """Reads an image's format and size from its header, without decoding pixels.
 
 Three small parsers, by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third edition) and
-WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of the body.
+WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of the body. HEIC and
+AVIF are read by image_heif.py.
 """
 
 import re
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
 from models.image_exif import EXIF_START, read_orientation
-from models.image_formats import DECODED, name_format
+from models.image_formats import DECODED, OF_THE_EXTRA, name_format
+from models.image_heif import read_size
 from models.image_png import PNG_SIGNATURE, png_chunks
 
 # More segments than this before the pixels is an attack on the parser, not metadata: an ICC
@@ -33,9 +35,10 @@ _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 class ImageHeader(NamedTuple):
     """What the file announces.
 
-    ``format`` is "jpeg", "png" or "webp". ``width`` and ``height`` are as stored; ``orientation``
-    (EXIF, 1 to 8) tells how they are to be turned for display. ``transparent_gray`` is the one grey
-    level that a greyscale PNG declares transparent, on the file's own scale of ``bit_depth`` bits.
+    ``format`` is "jpeg", "png", "webp", "heic" or "avif". ``width`` and ``height`` are as stored;
+    ``orientation`` (EXIF, 1 to 8) tells how they are to be turned for display. ``transparent_gray``
+    is the one grey level that a greyscale PNG declares transparent, on the file's own scale of
+    ``bit_depth`` bits.
     ``data_offset`` is where compressed data begins; ``has_many_scans`` is true of a JPEG that is
     progressive or keeps its components in separate scans.
     """
@@ -52,7 +55,7 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
-    """Parse the header of a JPEG, PNG or WebP file.
+    """Parse the header of a JPEG, PNG or WebP file; of HEIC or AVIF where the extra is installed.
 
     Raises:
         NotAnImageError: an empty body, or bytes of no image format known here.
@@ -69,6 +72,8 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
             f"The {view.nbytes} bytes are no image (they begin {bytes(view[:8])!r}): "
             "send a JPEG, PNG or WebP image."
         )
+    if name in OF_THE_EXTRA:
+        return ImageHeader(OF_THE_EXTRA[name], *read_size(view, name))
     if name not in DECODED:
         raise UnsupportedFormatError(f"{name} is not decoded: send JPEG, PNG or WebP.")
     try:

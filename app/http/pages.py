@@ -19,6 +19,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.errors import OverloadedError
+from models.image_files import SUFFIXES
 
 PAGE_DIR = Path(__file__).parent / "page"
 SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
@@ -91,6 +92,8 @@ def _page(name: str) -> Document:
     Its addresses are relative: nobody here knows all of the path that browsers have it below.
     """
     data = (PAGE_DIR / name).read_bytes()
+    if ".heic" in SUFFIXES:  # else phones convert what is chosen
+        data = data.replace(b"image/webp", b"image/webp,image/heic,image/heif,image/avif")
     scripts = INLINE_SCRIPT.findall(data.decode())
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     return Document(

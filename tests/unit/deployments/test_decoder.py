@@ -1,11 +1,14 @@
 """The Decoder: good and bad files side by side."""
 
 import asyncio
+import io
 import threading
 
 import cv2
 import numpy as np
+import pillow_heif
 import pytest
+from PIL import Image
 
 from app.calls.messages import Question, SharedCall, pack_call, read_decoded
 from app.compute.health import MAX_RUN_S
@@ -33,6 +36,17 @@ async def test_good_and_bad_files_side_by_side(decoder):
     assert {i: f.code for i, f in decoded.faults.items()} == {0: "not_an_image", 3: "not_an_image"}
     assert len(decoded.decode_ms) == 3
     assert all(ms > 0 for ms in decoded.decode_ms)
+
+
+async def test_what_phones_send_is_decoded_within_the_same_limits(decoder):
+    heic = io.BytesIO()
+    opaque = np.full((99, 99, 3), COLORS["blue"][::-1], np.uint8)
+    pillow_heif.from_pillow(Image.fromarray(opaque)).save(heic, quality=95, chroma=444)
+    files = [heic.getvalue(), picture("green", 99, suffix=".avif"), picture("red", 101, ".avif")]
+    decoded = await decoder.decode(files)
+    for image, color in zip(decoded.images, ("blue", "green"), strict=True):
+        np.testing.assert_allclose(image[0, 0], COLORS[color], atol=3)
+    assert {i: f.code for i, f in decoded.faults.items()} == {2: "too_many_pixels"}
 
 
 async def test_the_limit_of_pixels_is_the_settings(decoder):

@@ -12,7 +12,7 @@ import pytest
 
 from app.http.api import create_api
 from app.http.errors import ERRORS
-from app.http.pages import MAX_AT_ONCE, BoundedResponse
+from app.http.pages import MAX_AT_ONCE, BoundedResponse, _page
 from app.responses import Classified, Results
 
 PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
@@ -28,6 +28,16 @@ async def test_the_page_and_its_protection(client):
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_the_chooser_offers_what_is_decoded(monkeypatch):
+    usual = 'accept="image/jpeg,image/png,image/webp'
+    assert (
+        f'{usual},image/heic,image/heif,image/avif"'.encode()
+        in _page.__wrapped__("index.html").data
+    )
+    monkeypatch.setattr("app.http.pages.SUFFIXES", (".jpg",))  # as without the extra
+    assert f'{usual}"'.encode() in _page.__wrapped__("index.html").data
 
 
 @pytest.mark.parametrize("path", PATHS)
