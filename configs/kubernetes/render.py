@@ -30,8 +30,11 @@ def serve_config() -> ServeConfig:
 
 def environment() -> dict[str, str]:
     """Return every Ray node's environment."""
-    # HAProxy does not start where a process may open fewer files than two for each.
-    return node_environment(HAPROXY) | {"RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
+    return node_environment(HAPROXY) | {
+        # HAProxy does not start where a process may open fewer files than two for each.
+        "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS),
+        "RAY_SERVE_LOG_TO_STDERR": "1",  # for kubectl logs; with no-redirect-output
+    }
 
 
 def ray_service() -> str:

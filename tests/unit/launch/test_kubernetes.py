@@ -229,6 +229,21 @@ def test_every_ray_pod_has_the_nodes_environment(cluster: Document, render: Modu
         assert {port["containerPort"] for port in container["ports"]} >= {8000, 8080}
 
 
+def test_the_ray_pods_log_where_kubectl_looks(cluster: Document) -> None:
+    """Serve's lines go to stderr, and what Ray starts keeps the pod's."""
+    from ray.scripts.scripts import start
+
+    options = {o.removeprefix("--"): p for p in start.params for o in p.opts}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        parameters = group["rayStartParams"]
+        assert parameters.keys() <= options.keys()
+        assert options["no-redirect-output"].is_flag
+        assert parameters["no-redirect-output"] == "true"
+        (container,) = group["template"]["spec"]["containers"]
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        assert variables["RAY_SERVE_LOG_TO_STDERR"] == "1"
+
+
 def test_the_image_has_the_command_that_the_environment_names(render: ModuleType) -> None:
     dockerfile = (ROOT / "configs" / "docker" / "Dockerfile").read_text("utf-8")
     assert f"tandem environment --folder {render.HAPROXY.parent} " in dockerfile
