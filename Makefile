@@ -21,7 +21,8 @@ OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
-.PHONY: help serve imagenet tools training-tools lock release test test-ray test-all test-training durations check format proto clean
+.PHONY: help serve imagenet tools training-tools test test-ray test-all test-training durations \
+	check format coverage mutations reference docs docs-serve readability lock release proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +80,27 @@ check: $(VENV)/.test ## lint, format, types, and which way imports go
 format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.test ## write docs/reference from the code, performance and faults from the results
+	$(BIN)/python -m tests.support.reference
+	$(BIN)/python -m tests.support.result_pages
+
+docs: $(VENV)/.test ## build the site of docs/ into build/site; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .mkdocs.yml
+
+docs-serve: $(VENV)/.test ## serve the site on http://127.0.0.1:8001 while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -f .mkdocs.yml -a 127.0.0.1:8001
+
+readability: $(VENV)/.test ## print the length of sentences, by page
+	$(BIN)/python -m tests.support.readability
+
+coverage: $(VENV)/.test ## lines and branches that the unit tests run, by package; fails below tests/coverage.json
+	$(PYTEST) -m "not slow" -n 2 --dist loadfile --max-worker-restart 0 -q \
+		--cov --cov-report=json:build/coverage/report.json tests/unit
+	$(BIN)/python -m tests.support.coverage_table
+
+mutations: $(VENV)/.test ## plant 60 faults in the core modules, one by one; print JSON of which tests find
+	@$(BIN)/python -m tests.support.planted_faults
 
 # What is pinned stays, unless UPGRADE=1. GPU libraries of torch are left free: a CPU build has none.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \

@@ -17,7 +17,9 @@ def serve(
         Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
     ] = None,
     host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="of HTTP  (default: 8000)")
+    ] = None,
     address: Annotated[
         str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
     ] = None,

@@ -1,0 +1,265 @@
+"""Plants faults in the core modules and runs the tests of each module: make mutations.
+
+A fault is a change of the syntax tree: a comparison turned, an integer off by one, a condition
+negated, a return dropped. No file changes: a fork of this process imports the module with its
+fault, and runs pytest. The sample is the same for the same seed and code.
+"""
+
+import argparse
+import ast
+import importlib.abc
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from random import Random
+from types import CodeType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CORE = (
+    *(f"app/queueing/{name}.py" for name in (
+        "admission", "backlog_size", "batch_queue", "byte_budget", "call_batcher",
+        "circuit_breaker", "concurrency_limit", "decode_queue", "priority", "scheduler", "uploads",
+    )),
+    *(f"app/graph/{name}.py" for name in (
+        "cascade", "ensemble", "members", "parameters", "readiness",
+    )),
+    *(f"app/caching/{name}.py" for name in (
+        "flights", "keys", "response_cache", "s3_fifo", "values",
+    )),
+    "app/access/api_keys.py",
+    *(f"models/{name}.py" for name in (
+        "answer_rule", "drop_rule", "ensemble", "image", "image_header", "image_inputs",
+        "image_limits", "image_resize",
+    )),
+)  # fmt: skip
+TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+TESTED_ELSEWHERE = {
+    "app/queueing/byte_budget.py": (
+        "tests/unit/http/test_body.py",
+        "tests/unit/graph/test_service.py",
+    ),
+    "app/graph/ensemble.py": ("tests/unit/graph",),
+    "models/image_limits.py": (
+        "tests/unit/models/test_image.py",
+        "tests/unit/models/test_image_header.py",
+    ),
+}
+OURS = re.compile(r"(app|models|tests)(\.(?!.*_pb2)|$)")  # a message is registered only once
+DEADLINE_S = 240  # of a run of tests: what hangs is killed, and says so
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A place of a module's tree, by its number in ast.walk, and what is done there."""
+
+    module: str
+    line: int
+    kind: str
+    place: int
+    source: str
+
+
+def main() -> None:
+    """Print JSON: every fault planted, and whether a test failed."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--faults", type=int, default=60)
+    arguments.add_argument("--seed", type=int, default=41)
+    arguments.add_argument("--only", default="", help="modules whose path contains this")
+    chosen = arguments.parse_args()
+    import tests.support.fakes
+
+    faults = [f for f in sample(chosen.faults, chosen.seed) if chosen.only in f.module]
+    tests = sorted({test for fault in faults for test in tests_of(fault.module)})
+    if (outcome := outcome_of(None, tests)) != "survived":
+        sys.exit(f"the tests fail without a fault ({outcome}): mend them first")
+    results = []
+    for fault in faults:
+        begun = time.monotonic()
+        outcome = outcome_of(fault, tests_of(fault.module))
+        results.append({**asdict(fault), "outcome": outcome})
+        where = f"{fault.module}:{fault.line} {fault.kind}: {fault.source}"
+        print(f"{outcome:9}{time.monotonic() - begun:4.0f} s {where}", file=sys.stderr, flush=True)
+    num_found = sum(result["outcome"] in ("found", "hung") for result in results)
+    print(
+        json.dumps(
+            {"seed": chosen.seed, "planted": len(results), "found": num_found, "faults": results},
+            indent=1,
+        )
+    )
+
+
+def sample(num_faults: int, seed: int) -> list[Fault]:
+    """Return faults spread evenly over the core modules."""
+    rng = Random(seed)
+    places = [list(faults_of(module)) for module in CORE]
+    for faults in places:
+        rng.shuffle(faults)
+    rounds = [
+        [faults[turn] for faults in places if turn < len(faults)] for turn in range(num_faults)
+    ]
+    return [fault for faults in rounds for fault in faults][:num_faults]
+
+
+def faults_of(module: str) -> Iterator[Fault]:
+    """Yield every fault that can be planted in a module."""
+    tree = ast.parse((ROOT / module).read_text("utf-8"))
+    skipped = _without_effect(tree)
+    for place, node in enumerate(ast.walk(tree)):
+        if id(node) not in skipped and (kind := _kind(node)):
+            line = getattr(node, "lineno", 0) or node.test.lineno  # type: ignore[attr-defined]
+            yield Fault(module, line, kind, place, ast.unparse(node).splitlines()[0])
+
+
+def planted(fault: Fault) -> ast.Module:
+    """Return the module's tree with the fault in it."""
+    tree = ast.parse((ROOT / fault.module).read_text("utf-8"))
+    node = list(ast.walk(tree))[fault.place]
+    match node:
+        case ast.Compare():
+            node.ops[0] = TURNED[type(node.ops[0])]()
+        case ast.Constant():
+            node.value = int(str(node.value)) + 1
+        case ast.If() | ast.IfExp() | ast.While():
+            node.test = ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test)
+        case ast.Return():
+            node.value = None
+        case _:
+            raise ValueError(f"no fault is known for {ast.unparse(node)}")
+    return ast.fix_missing_locations(tree)
+
+
+def tests_of(module: str) -> list[str]:
+    """Return the test files of a module: named like it, or of its package and importing it."""
+    if module in TESTED_ELSEWHERE:
+        return list(TESTED_ELSEWHERE[module])
+    folder = ROOT / "tests/unit" / Path(module).parent.name
+    dotted = module.removesuffix(".py").replace("/", ".")
+    named = sorted(folder.glob(f"test_{Path(module).stem}*.py"))
+    importing = [
+        path
+        for path in sorted(folder.rglob("test_*.py"))
+        if path not in named and f"{dotted} import" in path.read_text("utf-8")
+    ]
+    return [str(path.relative_to(ROOT)) for path in [*named, *importing] if "fuzz" not in path.stem]
+
+
+def outcome_of(fault: Fault | None, tests: list[str]) -> str:
+    """Run tests in a fork; return "found", "survived", "hung" or "broken"."""
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            status = 70  # neither pytest's "passed" nor its "failed"
+            try:
+                with redirect_stdout(output), redirect_stderr(output):
+                    status = _run_tests(fault, tests)
+            except BaseException:
+                traceback.print_exc(file=output)
+            finally:
+                output.flush()
+                os._exit(status)
+        status = _wait(child)
+        if status is None:
+            return "hung"
+        if status > 1:
+            output.seek(0)
+            print(output.read()[-2000:], file=sys.stderr)
+        return {0: "survived", 1: "found", 2: "found"}.get(status, "broken")  # 2: not even imported
+
+
+def _run_tests(fault: Fault | None, tests: list[str]) -> int:
+    import pytest
+
+    for name in [name for name in sys.modules if OURS.match(name)]:
+        del sys.modules[name]  # imported anew, the one with its fault
+    if fault:
+        sys.meta_path.insert(0, PlantingFinder(fault))
+    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
+    return int(pytest.main([*options, "-m", "not slow", *tests]))
+
+
+def _wait(child: int) -> int | None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+class PlantingFinder(importlib.abc.MetaPathFinder):
+    """Finds a module with its fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._name = fault.module.removesuffix(".py").replace("/", ".")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        location = ROOT / self._fault.module
+        loader = _PlantingLoader(name, str(location), self._fault)
+        return importlib.util.spec_from_file_location(name, location, loader=loader)
+
+
+class _PlantingLoader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, fault: Fault) -> None:
+        super().__init__(name, path)
+        self._fault = fault
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(planted(self._fault), self.path, "exec", dont_inherit=True)
+
+
+def _kind(node: ast.AST) -> str | None:
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in TURNED:
+            return "comparison turned"
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return "constant off by one"
+        case ast.If() | ast.IfExp() | ast.While():
+            return "condition negated"
+        case ast.Return(value=ast.expr()):
+            return "return dropped"
+    return None
+
+
+def _without_effect(tree: ast.Module) -> set[int]:
+    """Return the nodes whose change nothing can notice: types, and imports for them."""
+    parts: list[ast.AST | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                parts.append(node.returns)
+            case ast.arg() | ast.AnnAssign():
+                parts.append(node.annotation)
+            case (
+                ast.If(test=ast.Name(id="TYPE_CHECKING"))
+                | ast.Return(value=ast.Constant(value=None))
+            ):
+                parts.append(node)
+    return {id(inner) for part in parts if part for inner in ast.walk(part)}
+
+
+if __name__ == "__main__":
+    main()

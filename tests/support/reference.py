@@ -1,0 +1,234 @@
+"""Writes docs/reference from the code: make reference.
+
+Settings, metrics, the command line, errors, the HTTP interface and gRPC's. A test compares the
+pages with what this writes.
+"""
+
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer.main
+from pydantic.fields import FieldInfo
+
+from app.cli.main import app
+from app.metrics.table import METRICS
+from app.settings import Settings
+from models.errors import ImageError, TandemError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "reference"
+MADE = "<!-- Written by make reference. Change the code, not this page. -->\n"
+ROOTS = (TandemError, ImageError)  # raised as one of the errors below them
+PER_USER = {
+    "compile_cache": "in the user's cache folder",
+    "trace_dir": "in the user's state folder",
+}
+
+
+def main() -> None:
+    """Write every page."""
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file's name."""
+    writers: dict[str, Callable[[], str]] = {
+        "settings.md": settings_page,
+        "metrics.md": metrics_page,
+        "command-line.md": command_line_page,
+        "errors.md": errors_page,
+        "http.md": http_page,
+        "grpc.md": grpc_page,
+    }
+    return {name: MADE + write().rstrip() + "\n" for name, write in writers.items()}
+
+
+def settings_page() -> str:
+    """Return every setting with its variable, type and default."""
+    rows = [
+        (f"`{name}`", f"`{_type(field)}`", _default(name, field), str(field.description))
+        for name, field in Settings.model_fields.items()
+    ]
+    return (
+        "# Settings\n\n"
+        "Write these under `args` in a configuration file. `tandem serve` reads each from a\n"
+        "variable too: `TANDEM_` and the name in capitals. `tandem serve --print-config` shows\n"
+        "the values and where each came from.\n\n"
+        + _table(("setting", "type", "default", "description"), rows)
+    )
+
+
+def metrics_page() -> str:
+    """Return every metric as Prometheus sees it."""
+    rows = [
+        (
+            f"`ray_{metric.name}{'_total' if metric.kind == 'counter' else ''}`",
+            metric.kind,
+            ", ".join(f"`{tag}`" for tag in metric.tags) or "none",
+            metric.text + (f" (only when {metric.when})" if metric.when else ""),
+        )
+        for metric in METRICS
+    ]
+    return (
+        "# Metrics\n\n"
+        "`tandem serve` prints the address. A histogram has three series: `_bucket`, `_sum`,\n"
+        "`_count`. Ray adds the tags of the deployment, the replica and the node.\n\n"
+        + _table(("metric", "kind", "tags", "description"), rows)
+    )
+
+
+def command_line_page() -> str:
+    """Return every command with its arguments and options."""
+    group = typer.main.get_command(app)
+    parts = ["# Command line\n\nErrors go to stderr as one line. The exit code is then 2.\n"]
+    for path, command in _commands(group, ("tandem",)):
+        types = get_type_hints(inspect.unwrap(command.callback))
+        text = re.split(r"\f|\n *Args:", command.help or "")[0]
+        parts.append(f"## {' '.join(path)}\n\n{_plain(text)}\n")
+        rows = [
+            (
+                _names(parameter),
+                _choices(parameter, types),
+                _plain(getattr(parameter, "help", "") or ""),
+            )
+            for parameter in command.params
+            if not getattr(parameter, "hidden", False)
+        ]
+        if rows:
+            parts.append(_table(("argument or option", "value", "description"), rows))
+    return "\n".join(parts)
+
+
+def errors_page() -> str:
+    """Return every error that a caller can get, by status."""
+    rows = [
+        (str(error.status), f"`{error.code}`", _plain((error.__doc__ or "").split("\n\n")[0]))
+        for error in sorted(_errors(TandemError), key=lambda e: (e.status, e.code, e.__name__))
+    ]
+    return (
+        "# Errors\n\n"
+        'An error is JSON: `{"error": {"code", "message", "request_id"}}`. The message names\n'
+        "the value, the limit and what to do next. Status 500 marks errors of a configuration or\n"
+        "of the operator's functions; commands print those. The code `internal` is a fault of\n"
+        "Tandem's: please report it.\n\n" + _table(("status", "code", "when"), rows)
+    )
+
+
+def http_page() -> str:
+    """Return every route of the HTTP interface, from its own description."""
+    from app.http.api import create_api
+    from tests.support.fakes import FakeService
+
+    paths: dict[str, dict[str, Any]] = create_api(FakeService()).openapi()["paths"]
+    rows = [
+        (
+            f"`{method.upper()} {path}`",
+            _plain(call.get("summary", "")),
+            _parameters(call),
+            _statuses(call),
+        )
+        for path, methods in sorted(paths.items())
+        for method, call in methods.items()
+    ]
+    return (
+        "# HTTP\n\n"
+        "A running service shows this at `/docs`, and as OpenAPI at `/openapi.json`.\n\n"
+        + _table(("request", "does", "parameters", "answers"), rows)
+    )
+
+
+def grpc_page() -> str:
+    """Return the interface file itself."""
+    proto = (ROOT / "app/grpc/tandem.proto").read_text("utf-8").strip()
+    return (
+        "# gRPC\n\n"
+        "`tandem serve --grpc-port 9000` opens the port. It answers `tandem.v1.Ensemble`, below,\n"
+        "and the Open Inference Protocol's `inference.GRPCInferenceService`\n"
+        "(`app/grpc/open_inference.proto`). It has server reflection and the health protocol.\n\n"
+        f"```proto\n{proto}\n```\n"
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    return _type_name(field.annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    for prefix in ("typing.", "pathlib.", "models.record."):
+        text = text.replace(prefix, "")
+    return re.sub(r"Annotated\[(\w+),.*?\](?=[,\]]|$)", r"\1", text).replace("NoneType", "None")
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if name in PER_USER:
+        return PER_USER[name]
+    value = field.get_default(call_default_factory=True)
+    return f"`{json.dumps(value, default=str)}`"
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path, command
+    for name, child in sorted((children or {}).items()):
+        yield from _commands(child, (*path, name))
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.name.upper()}`"
+    return ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _choices(parameter: Any, types: dict[str, Any]) -> str:
+    if getattr(parameter, "is_flag", False):
+        return "flag"
+    kind = _type_name(types[parameter.name])
+    default = parameter.default
+    is_shown = default is not None and not callable(default) and default not in ((), [])
+    shown = f"; default `{_value(default)}`" if is_shown else ""
+    return f"`{kind}`{shown}{'; required' if parameter.required else ''}"
+
+
+def _value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _errors(base: type[TandemError]) -> set[type[TandemError]]:
+    """Return the errors of the service and of model sets, without those of other programs."""
+    is_ours = base.__module__ in ("app.errors", "models.errors") and base not in ROOTS
+    ours = {base} if is_ours else set()
+    return ours.union(*(_errors(error) for error in base.__subclasses__()))
+
+
+def _parameters(call: dict[str, Any]) -> str:
+    return ", ".join(f"`{p['name']}` ({p['in']})" for p in call.get("parameters", [])) or "none"
+
+
+def _statuses(call: dict[str, Any]) -> str:
+    return ", ".join(sorted(call.get("responses", {})))
+
+
+def _plain(text: str) -> str:
+    """Return one line, without the markup of docstrings and of the terminal."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", " ".join(text.split()))
+    return re.sub(r"\[/?(?:bold|dim|cyan|red)?\]", "", text).replace("``", "`")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("COLUMNS", "200")
+    main()

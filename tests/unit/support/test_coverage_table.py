@@ -1,0 +1,39 @@
+"""The coverage of packages is summed over their files, and compared with the floors."""
+
+from tests.support.coverage_table import by_package, packages_below
+
+
+def file(lines: int, of_lines: int, branches: int, of_branches: int) -> dict[str, dict[str, int]]:
+    return {
+        "summary": {
+            "covered_lines": lines,
+            "num_statements": of_lines,
+            "covered_branches": branches,
+            "num_branches": of_branches,
+        }
+    }
+
+
+def test_files_of_a_package_count_together_and_subpackages_with_them():
+    report = {
+        "files": {
+            "app/queueing/admission.py": file(90, 100, 1, 3),
+            "app/queueing/priority.py": file(0, 100, 1, 3),
+            "app/launch/haproxy/edit.py": file(2, 3, 0, 0),
+            "app/settings.py": file(7, 7, 2, 2),
+        }
+    }
+    assert by_package(report) == {
+        "app": [100, 100],
+        "app/launch": [66, 100],
+        "app/queueing": [45, 33],
+    }
+
+
+def test_a_package_below_a_floor_is_named_with_both_figures():
+    floors = {"app/queueing": [45, 34], "app/gone": [1, 0], "app": [100, 100]}
+    measured = {"app/queueing": [45, 33], "app": [100, 100]}
+    assert packages_below(measured, floors) == [
+        "app/queueing has 33, its floor is 34",
+        "app/gone has 0, its floor is 1",
+    ]
