@@ -10,6 +10,9 @@ from collections.abc import Iterator
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Encoders write 8 KB of pixels a chunk or more; a file of many tiny ones attacks the walk.
 _MAX_CHUNKS = 2**16
+_read_chunk = struct.Struct(">I4s").unpack_from  # how long it is, and its kind
+_PIXELS = frozenset({b"IDAT"})
+_BEFORE_PIXELS = _PIXELS | {b"IHDR", b"PLTE", b"tRNS"}
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
@@ -18,33 +21,38 @@ def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int
 
     The last one may end outside. Checksums are not looked at.
     """
+    last = view.nbytes - 8  # where a chunk's length and kind may begin
     for _ in range(_MAX_CHUNKS):
-        if position + 8 > view.nbytes:
+        if position > last:
             return
-        length, kind = struct.unpack_from(">I4s", view, position)
+        length, kind = _read_chunk(view, position)
         start, position = position + 8, position + 12 + length
         yield kind, start, position
 
 
 def has_png_end(view: memoryview, position: int) -> bool:
     """Whether the chunks from ``position`` on reach IEND, all of them whole."""
-    return any(
-        kind == b"IEND" and end <= view.nbytes for kind, _, end in png_chunks(view, position)
-    )
+    for kind, _, end in png_chunks(view, position):
+        if kind == b"IEND":
+            return end <= view.nbytes
+    return False
 
 
-def default_picture(view: memoryview) -> bytes:
+def default_picture(view: memoryview) -> memoryview | bytes:
     """Return a PNG of the file's IHDR, PLTE, tRNS and IDAT; of an animation, its default picture.
 
-    Palette and transparency count before the pixels only, as the specification says.
+    Palette and transparency count before the pixels only, as the specification says. A file that
+    begins with these and IEND is not copied.
     """
     spans = [slice(0, 8)]
-    wanted = {b"IHDR", b"PLTE", b"tRNS", b"IDAT"}
+    wanted = _BEFORE_PIXELS
     for kind, start, end in png_chunks(view):
-        if kind == b"IEND":
-            break
         if kind == b"IDAT":
-            wanted = {b"IDAT"}
+            wanted = _PIXELS
+        elif kind == b"IEND":
+            if len(spans) == 1 and view[start - 8 : end] == _END:
+                return view[:end]
+            break
         if kind not in wanted:
             continue
         if spans[-1].stop == start - 8:  # next to the one before: copied in one piece

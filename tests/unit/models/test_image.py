@@ -24,6 +24,7 @@ from models.image import (
     check_image,
     read_image,
 )
+from models.image_png import default_picture
 from models.image_resize import Axis, CropSource, common_region
 from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
 
@@ -254,6 +255,17 @@ def test_of_an_animation_the_first_picture_is_taken(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert np.unique(read_image(data, RULE)).tolist() == [40]
+
+
+def test_a_png_of_nothing_but_its_picture_is_not_copied():
+    data = encode(make_scene(40, 30), "PNG")
+    picture = default_picture(memoryview(data + b"behind its end"))
+    assert isinstance(picture, memoryview)
+    assert picture == data
+    with_text = data[:33] + png_chunk(b"tEXt", b"a\0b") + data[33:]
+    assert default_picture(memoryview(with_text)) == data
+    without_checksum = data[:-4] + bytes(4)
+    assert default_picture(memoryview(without_checksum)) == data
 
 
 @pytest.mark.parametrize(
