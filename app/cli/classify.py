@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,6 +16,8 @@ from rich.table import Table
 from app.access.api_keys import sent_key
 from app.access.client_tls import ClientTls
 from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots
+from app.errors import ConfigError
+from app.graph.parameters import checked_threshold, checked_top_k
 
 if TYPE_CHECKING:
     from tandem_client import Client, TandemError
@@ -43,6 +46,20 @@ def classify(
         typer.Option(help="of a multi-label set: the least score of a label  (default: the set's)"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="in this process, on every core, without a service")
+    ] = False,
+    model_set: Annotated[
+        str, typer.Option(help="with --offline: a model set's name, or its folder")
+    ] = "imagenette",
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="with --offline: keep the answers in FILE.jsonl, or a folder FILE.parquet; the "
+            "same command goes on where it was stopped",
+        ),
+    ] = None,
     key_file: CallersKeyFile = None,
     ca: Roots = None,
     client_cert: ClientCert = None,
@@ -51,13 +68,37 @@ def classify(
     """Send images to a running service and print their labels; exit code 1 if any failed."""
     from app.bench.load import find_files
 
-    files, tls = list(find_files(paths)), ClientTls(ca, client_cert, client_key)
-    with _client(url, sent_key(key_file), tls) as client:
-        wanted = Wanted(top_k, threshold)
-        num_failed = _run(client, files, url, wanted, as_json)
+    files, wanted = list(find_files(paths)), Wanted(top_k, threshold)
+    if offline:
+        num_failed = _offline(files, model_set, out_file, wanted, as_json)
+    elif out_file is not None:
+        raise ConfigError("--out goes with --offline; a service's answers: --json > FILE.jsonl")
+    else:
+        tls = ClientTls(ca, client_cert, client_key)
+        with _client(url, sent_key(key_file), tls) as client:
+            rows = _rows(client, files, url, wanted)
+            num_failed = _run(rows, len(files), wanted, as_json)
     if num_failed:
         err.print(f"[red]{num_failed} of {len(files)} failed[/]")
         raise typer.Exit(1)
+
+
+def _offline(
+    files: list[Path], model_set: str, out_file: Path | None, wanted: Wanted, as_json: bool
+) -> int:
+    """Classify in this process; return how many files failed."""
+    (entry,) = entry_points(group="tandem.offline")  # calibration's: app never imports it
+    with entry.load()(model_set, out_file) as run:
+        checked_top_k(wanted.top_k, run.manifest.num_classes)
+        is_multi_label = run.manifest.task == "multi_label"
+        checked_threshold(wanted.threshold, is_multi_label=is_multi_label)
+        left = run.left(files)
+        rows = run.rows(left, wanted.top_k, wanted.threshold)
+        num_failed = _run(rows, len(left), wanted, as_json, is_shown=out_file is None)
+    if out_file is not None:
+        before = f", {len(files) - len(left)} before" if len(left) < len(files) else ""
+        err.print(f"{len(left)} images classified{before}: {out_file}")
+    return num_failed
 
 
 def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
@@ -71,20 +112,27 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
     return Client(url, api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context())
 
 
-def _run(client: "Client", files: list[Path], url: str, wanted: Wanted, as_json: bool) -> int:
+def _run(
+    rows: Iterator[ClassifiedFile],
+    num_files: int,
+    wanted: Wanted,
+    as_json: bool,
+    *,
+    is_shown: bool = True,
+) -> int:
     lines, num_failed, is_cut = list[_Line](), 0, False
-    progress = Progress(console=err, transient=True, disable=len(files) < 2)
+    progress = Progress(console=err, transient=True, disable=num_files < 2)
     with progress if err.is_terminal else nullcontext():
-        task = progress.add_task("classifying", total=len(files))
-        for row in _rows(client, files, url, wanted):
+        task = progress.add_task("classifying", total=num_files)
+        for row in rows:
             num_failed += "error" in row
             is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
             progress.advance(task)
             if as_json:
                 out.out(json.dumps(row), highlight=False)
-            else:
+            elif is_shown:
                 lines += _lines(row)
-    if not as_json:
+    if is_shown and not as_json:
         out.print(_table(lines))
     if is_cut:
         err.print(

@@ -42,7 +42,7 @@ class AnsweredBatch(Generic[File]):
     images: list[File]  # N of them, readable
     data: list[bytes]  # their files
     probabilities: NetworkProbabilities
-    unreadable: list[tuple[File, str]]
+    unreadable: list[tuple[File, ImageError | OSError]]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class PredictedBatch:
     data: list[bytes]  # their files
     truth: Indices  # (N,)
     probabilities: NetworkProbabilities
-    unreadable: list[tuple[LabelledImage, str]]
+    unreadable: list[tuple[LabelledImage, ImageError | OSError]]
 
 
 class Networks:
@@ -102,27 +102,36 @@ class Networks:
         for image in batch:
             try:
                 data = image.path.read_bytes()
-                pixels.append(self._inputs.read(data))
+                pixels.append(self.read(data))
             except (ImageError, OSError) as error:
-                done.unreadable.append((image, str(error)))
+                done.unreadable.append((image, error))
                 continue
             done.images.append(image)
             done.data.append(data)
         if pixels:
-            stacked = np.stack(pixels)
-            for precision, members in self.compiled.items():
-                rows = {
-                    name: tempered(
-                        network.predict(self._inputs.of(name, stacked)), self._temperatures[name]
-                    )
-                    for name, network in members.items()
-                }
-                for name, probabilities in rows.items():
-                    _check_finite(name, precision, probabilities)
-                if len(rows) == len(self._weights):  # no ensemble of some
-                    rows[ENSEMBLE] = average(rows, self._weights, self._temperatures[ENSEMBLE])
-                done.probabilities[precision] = rows
+            done.probabilities = self.run(np.stack(pixels))
         return done
+
+    def read(self, data: bytes) -> Pixels:
+        """Decode a file for all members; :class:`ImageError`: it is no image, or damaged."""
+        return self._inputs.read(data)
+
+    def run(self, images: Pixels) -> NetworkProbabilities:
+        """Return what every network says of up to 8 decoded images, and the ensemble."""
+        found: NetworkProbabilities = {}
+        for precision, members in self.compiled.items():
+            rows = {
+                name: tempered(
+                    network.predict(self._inputs.of(name, images)), self._temperatures[name]
+                )
+                for name, network in members.items()
+            }
+            for name, probabilities in rows.items():
+                _check_finite(name, precision, probabilities)
+            if len(rows) == len(self._weights):  # no ensemble of some
+                rows[ENSEMBLE] = average(rows, self._weights, self._temperatures[ENSEMBLE])
+            found[precision] = rows
+        return found
 
     def float_types(self) -> dict[Precision, str]:
         """Return what the layers that are not INT8 compute in, by precision."""

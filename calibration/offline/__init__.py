@@ -1,0 +1,1 @@
+"""Answers images in this process, as a service would, without one."""

@@ -1,0 +1,153 @@
+"""``tandem classify --offline``: tables, kept answers, and runs that go on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from calibration.offline import answer_files
+from tests.support.command_line import tandem
+from tests.support.tiny_networks import write_pictures, write_tiny_set
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine pictures, and one file that is none."""
+    folder = write_pictures(tmp_path_factory.mktemp("pictures"), 3)
+    (folder / "bad.jpg").write_text("no image")
+    return folder
+
+
+def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> str:
+    done = tandem("classify", "--offline", "--model-set", tiny_set, *arguments)
+    assert done.exit_code == exit_code, done.output
+    return done.output
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_a_table(tiny_set: Path, pictures: Path) -> None:
+    said = classify(tiny_set, pictures, exit_code=1)
+    assert "1 of 10 failed" in said
+    assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
+
+
+def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
+    file = sorted(pictures.rglob("*.png"))[0]
+    (row,) = map(json.loads, classify(tiny_set, "--json", "--top-k", 2, file).splitlines())
+    assert row["file"] == str(file)
+    assert (row["model_set"], row["degraded"], row["agreement"]) == ("tiny", False, True)
+    assert row["predictions"][0]["label"] == file.parent.name
+    assert len(row["predictions"]) == 2
+    own = row["members"]["sure"]
+    assert (own["label"], own["predictions"][0]["label"]) == (file.parent.name,) * 2
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+def test_a_run_goes_on_where_another_ended(
+    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
+) -> None:
+    files = sorted(pictures.rglob("*.png"))
+    out = tmp_path / name
+    assert f"4 images classified: {out}" in classify(tiny_set, "--out", out, *files[:4])
+    said = classify(tiny_set, "--out", out, pictures, exit_code=1)
+    assert f"6 images classified, 4 before: {out}" in said
+    if out.is_dir():
+        table = pyarrow.parquet.read_table(out)
+        assert table.num_rows == 10
+        by_file = {row["file"]: row for row in table.to_pylist()}
+        labels = {file: row["label"] for file, row in by_file.items() if row["error"] is None}
+        assert "image" in by_file[str(pictures / "bad.jpg")]["error"]
+        assert dict(by_file[str(files[0])]["members"])["sure"][0]["label"] == files[0].parent.name
+    else:
+        rows = lines(out)
+        assert len(rows) == 10
+        labels = {r["file"]: r["predictions"][0]["label"] for r in rows if "error" not in r}
+        (bad,) = [row["error"]["code"] for row in rows if "error" in row]
+        assert bad == "not_an_image"
+    assert labels == {str(file): file.parent.name for file in files}
+
+
+def test_a_line_that_was_cut_is_written_again(
+    tiny_set: Path, pictures: Path, tmp_path: Path
+) -> None:
+    files, out = sorted(pictures.rglob("*.png"))[:3], tmp_path / "answers.jsonl"
+    classify(tiny_set, "--out", out, *files)
+    whole = out.read_bytes()
+    out.write_bytes(whole[:-20])
+    assert "1 images classified, 2 before" in classify(tiny_set, "--out", out, *files)
+    assert out.read_bytes() == whole
+
+
+def test_parts_are_bounded(
+    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_files, "ROWS_A_PART", 4)
+    out = tmp_path / "answers.parquet"
+    classify(tiny_set, "--out", out, *pictures.rglob("*.png"))
+    sizes = [pyarrow.parquet.read_table(part).num_rows for part in sorted(out.iterdir())]
+    assert sizes == [4, 4, 1]
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+def test_answers_of_another_version_are_not_mixed(
+    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
+) -> None:
+    file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
+    classify(tiny_set, "--out", out, file)
+    other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
+    done = tandem("classify", "--offline", "--model-set", other, "--out", out, file)
+    assert "has answers of the model set's version" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("answers.csv", "end it in .jsonl"),
+        ("nowhere/answers.jsonl", "No such file or directory; name another place"),
+        ("labels.jsonl", "line 1 is no answer"),
+    ],
+)
+def test_where_nothing_can_be_kept(
+    tiny_set: Path, pictures: Path, tmp_path: Path, out: str, said: str
+) -> None:
+    (tmp_path / "labels.jsonl").write_text("[1, 2]\n")
+    options = ("--offline", "--model-set", tiny_set, "--out", tmp_path / out)
+    assert said in str(tandem("classify", *options, pictures).exception)
+
+
+def test_a_second_run_does_not_write_into_the_first_ones_file(
+    tiny_set: Path, pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    with answer_files.opened(out, "0" * 12):
+        done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+    assert "another run is writing there" in str(done.exception)
+
+
+def test_out_is_for_offline_alone(pictures: Path, tmp_path: Path) -> None:
+    done = tandem("classify", "--out", tmp_path / "answers.jsonl", pictures)
+    assert "--out goes with --offline" in str(done.exception)
+
+
+def test_more_classes_than_there_are(tiny_set: Path, pictures: Path) -> None:
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
+    assert "this model set has 3 classes" in str(done.exception)
+
+
+def test_without_ray(tiny_set: Path, pictures: Path) -> None:
+    """Neither Ray nor a web framework is imported to classify in process."""
+    script = (
+        "import sys\n"
+        "from app.cli.main import app\n"
+        f"app(['classify', '--offline', '--model-set', {str(tiny_set)!r}, '--json', "
+        f"{str(sorted(pictures.rglob('*.png'))[0])!r}], standalone_mode=False)\n"
+        "sys.exit(', '.join({'ray', 'fastapi'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
