@@ -87,7 +87,7 @@ def _offline(
     files: list[Path], model_set: str, out_file: Path | None, wanted: Wanted, as_json: bool
 ) -> int:
     """Classify in this process; return how many files failed."""
-    (entry,) = entry_points(group="tandem.offline")  # calibration's: app never imports it
+    (entry,) = entry_points(group="tandem.offline", name="run")  # app never imports calibration
     with entry.load()(model_set, out_file) as run:
         checked_top_k(wanted.top_k, run.manifest.num_classes)
         is_multi_label = run.manifest.task == "multi_label"

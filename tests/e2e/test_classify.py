@@ -119,3 +119,26 @@ def test_no_service_there(classify: Run, free_port: Callable[[], int]) -> None:
     assert url in error["message"]
     assert "tandem serve" in error["message"]
     assert "Traceback" not in done.stderr
+
+
+def test_offline_answers_are_the_services(classify: Run, folder: Path) -> None:
+    """But for what is a request's; batches of other sizes may round otherwise."""
+    (folder / "bad.png").write_bytes(b"no image")
+    options = ("--json", "--top-k", "3", ".")
+    served, here = rows(classify(*options)), rows(classify("--offline", *options))
+    assert len(here) == len(served) == 4
+    for row, own in zip(served, here, strict=True):
+        for name in ("request_id", "timings_ms"):
+            row.pop(name, None)
+        row.get("error", {}).pop("request_id", None)
+        assert probabilities(own) == pytest.approx(probabilities(row), abs=1e-5)
+        assert own == row
+
+
+def probabilities(row: dict) -> list[float]:
+    """Take the probabilities out of an answer, and return them in order."""
+    lists = [row.get("predictions", [])]
+    for member in row.get("members", {}).values():
+        lists.append(member["predictions"])
+        member.pop("probability")
+    return [prediction.pop("probability") for listed in lists for prediction in listed]

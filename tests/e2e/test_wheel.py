@@ -123,6 +123,14 @@ def test_the_commands_of_calibration_are_there(installed: Path, empty: Path) -> 
     assert {"quantize", "evaluate", "serve"} <= set(help_text.split())
 
 
+def test_a_program_classifies_without_a_service(
+    installed: Path, empty: Path, photo: bytes, photo_label: str
+) -> None:
+    (empty / "photo.jpg").write_bytes(photo)
+    script = "import tandem; print(tandem.load().classify('photo.jpg').label)"
+    assert run(installed / "python", "-c", script, cwd=empty).strip() == photo_label
+
+
 def test_the_bundled_set_is_whole_without_its_float_networks(installed: Path, empty: Path) -> None:
     said = run(installed / "tandem", "models", "verify", "imagenette", cwd=empty)
     assert said.startswith("ok imagenette: 8 files, every network answers as recorded")

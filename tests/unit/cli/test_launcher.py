@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import launcher
+from tests.support.tiny_networks import expected_label, picture
 
 ROOT = Path(__file__).parents[3]
 OTHER = "/other/packages"
@@ -79,3 +80,22 @@ def test_the_command_line_imports_no_web_framework(site: Path) -> None:
     """FastAPI fails on an OTEL_PROPAGATORS that serve leaves out; and importing it takes time."""
     script = "import app.cli.main, app.launch.serve; print('fastapi' in sys.modules)"
     assert run(site, script, path=str(ROOT)).strip() == "False"
+
+
+def test_a_program_loads_a_set(site: Path, tiny_set: Path) -> None:
+    (picture_file := site / "green.png").write_bytes(picture("green"))
+    script = f"print(tandem.load({str(tiny_set)!r}).classify({str(picture_file)!r}).label)"
+    assert run(site, script).strip() == expected_label("green")
+
+
+def test_a_program_with_modules_of_the_same_names_is_told(site: Path) -> None:
+    (site / "models.py").write_text("ours = True\n")
+    script = """
+try:
+    tandem.load()
+except ImportError as error:
+    print(error)
+import models; print(models.ours)"""
+    said, ours = run(site, script).splitlines()
+    assert f"this program has another one ({site / 'models.py'})" in said
+    assert ours == "True"
