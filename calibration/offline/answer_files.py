@@ -176,7 +176,7 @@ def _schema(pyarrow: Any, model_version: str) -> Any:
 
 def _columns(row: Row) -> Row:
     """Return a row as the schema has it."""
-    first = next(iter(row.get("predictions", ())), {})
+    first: Row = next(iter(row.get("predictions", ())), {})
     members = [(name, said["predictions"]) for name, said in row.get("members", {}).items()]
     return {
         "file": row["file"],
