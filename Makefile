@@ -11,7 +11,7 @@ RESULTS := build/tests
 RAY_VENV = .venv-ray-$(RAY)
 OTHER_RAY := 2.59.0
 # The extras that constraints.txt covers; tests/constraints.txt covers all.
-SERVING := calibrate redis onnxruntime parquet torch timm ladder
+SERVING := calibrate redis heif onnxruntime parquet torch timm ladder
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
 OF_RAY := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/deployments \
