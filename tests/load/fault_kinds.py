@@ -88,6 +88,13 @@ def _controller(setting: Setting) -> frozenset[int]:
     return _killed(titled(setting.cluster.head, "ray::ServeController"))
 
 
+def _head(setting: Setting) -> frozenset[int]:
+    pids = frozenset(process.pid for process in setting.cluster.head.processes())
+    setting.cluster.head.kill()
+    setting.cluster.start_head()  # as KubeRay starts a pod again; what it knew is in Redis
+    return pids
+
+
 def _killed(processes: list[psutil.Process]) -> frozenset[int]:
     if not processes:
         raise SystemExit("there is no such process to kill")
@@ -102,6 +109,7 @@ FAULTS = {
     "gateway": Fault("a Gateway's replica", _replica("Gateway")),
     "hang": Fault("a replica with a member, which hangs (SIGSTOP)", _hang),
     "controller": Fault("Serve's controller", _controller),
+    "head": Fault("the head node, all of it, which comes back to its state in Redis", _head),
     "haproxy": Fault("HAProxy of a node that the load does not come in through", _haproxy(False)),
     "entry": Fault("HAProxy of the node that the load comes in through", _haproxy(True)),
     "node": Fault("a worker node, all of it", _node),

@@ -4,10 +4,12 @@ Three nodes on this machine (a head without replicas, two workers) serve configs
 another cluster's configuration, with networks so small that two cores suffice. A steady load comes
 in through one worker; every answer is compared with the networks' own. Each fault is a kill -9
 while requests are under way, or the cut of a link. For links every node has a network namespace
-(tests/support/services/network.py), which needs root; the kills alone do without (--kills). The
-result goes to tests/load/results/faults.json.
+(tests/support/services/network.py), which needs root; the kills alone do without (--kills). With
+``head`` among them the head's state is in a redis-server of ours. The result goes to
+tests/load/results/faults.json.
 """
 
+import contextlib
 import signal
 import sys
 import tempfile
@@ -25,11 +27,12 @@ from result_file import write_result
 from serve_state import ServeState
 from small_cluster import CLUSTER, WORKER_CPUS, configuration, environment, wait_whole
 
+from tests.support.redis_server import REDIS, running_redis
 from tests.support.services import network
 
 BURST, EVERY_S = 6, 0.5
 BEFORE_S, AFTER_S = 2.0, 2.0  # of load without a fault, around it
-READY_WITHIN_S, RECOVERED_WITHIN_S = 180.0, 120.0
+READY_WITHIN_S, RECOVERED_WITHIN_S = 180.0, 200.0
 ALL = {**FAULTS, **CUTS}
 RESULT = ROOT / "tests" / "load" / "results" / "faults.json"
 
@@ -49,16 +52,18 @@ def main(
         if reason := network.why_not():
             raise SystemExit(f"no link can be cut here: {reason}; --kills does without")
         network.enter()
+    if "head" in names and REDIS is None:
+        raise SystemExit("no head can come back here: install redis-server, or choose with --fault")
     # Told to end (timeout does), it must not leave its cluster behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    with tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp", ignore_cleanup_errors=True) as temp:
-        folder = Path(temp)
+    with contextlib.ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory("", "tf-", "/tmp", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         net = network.Network() if is_on_network else None
-        cluster = RayCluster(folder, environment(folder), WORKER_CPUS, net)
-        try:
-            result = {**describe(), **run(cluster, folder, names, config)}
-        finally:
-            cluster.stop()
+        redis = stack.enter_context(running_redis(folder)) if "head" in names else None
+        cluster = RayCluster(folder, environment(folder), WORKER_CPUS, net, redis)
+        stack.callback(cluster.stop)
+        result = {**describe(), **run(cluster, folder, names, config)}
     write_result(result, json_file)
 
 
@@ -82,7 +87,7 @@ def run(cluster: RayCluster, folder: Path, names: list[str], config: Path) -> di
             typer.echo(f"{name}: {config.name} has no such deployment", err=True)
             continue
         wait_whole(state, RECOVERED_WITHIN_S, f"whole before {name}")
-        placement = setting.placement()
+        placement, before = setting.placement(), {one.pid for one in state.replicas()}
         with CheckedLoad(setting.entry.url, pictures, BURST, EVERY_S) as load:
             time.sleep(BEFORE_S)
             load.wait_under_way(BURST - 2)
@@ -95,6 +100,7 @@ def run(cluster: RayCluster, folder: Path, names: list[str], config: Path) -> di
             "placement": placement,
             "under_way": under_way,
             **summary(load, at, recovered),
+            "replicas_kept": len(before & {one.pid for one in state.replicas()}),
         }
         typer.echo(f"{name}: {faults[name]}", err=True)
     return {"faults": faults}

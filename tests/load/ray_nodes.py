@@ -6,10 +6,12 @@ its own. A node ends as a machine does that loses its power: everything it runs 
 by pid.
 """
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +21,14 @@ import psutil
 from machine import ROOT
 
 from app.launch.ports import free_port
+from tests.support.redis_server import RedisServer
 from tests.support.services.network import Network, Place
 
 RAY = Path(sys.executable).with_name("ray")
 STORE_BYTES = 80 * 2**20  # of each node's object store; the graph uses none
 JOINED_WITHIN_S = 60.0
+LAST = 19  # of a process's niceness
+BEHIND = ("dashboard/dashboard.py", "monitor.py", "client.server")  # of a head's processes
 PORT_OPTIONS = (
     "node-manager-port",
     "object-manager-port",
@@ -46,10 +51,16 @@ class RayNode:
     """One ``ray start`` and everything below it."""
 
     def __init__(
-        self, name: str, place: Place, arguments: list[str], environment: Mapping[str, str]
+        self,
+        name: str,
+        place: Place,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        http_port: int | None = None,
+        supervisor: tuple[str, ...] = (),  # a command that runs the command behind it
     ) -> None:
         self.name, self.place, self.is_cut_off = name, place, False
-        self.http_port, haproxy = free_port(), (free_port(), free_port())
+        self.http_port, haproxy = http_port or free_port(), (free_port(), free_port())
         ports = [f"--{option}={free_port()}" for option in PORT_OPTIONS]
         own = {
             "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.http_port),
@@ -62,7 +73,7 @@ class RayNode:
             "--block",
         ]
         self._process = subprocess.Popen(
-            [*place.prefix, str(RAY), "start", *arguments, *common, *ports],
+            [*place.prefix, *supervisor, str(RAY), "start", *arguments, *common, *ports],
             cwd=ROOT,
             env={**os.environ, **environment, **own},
             stdout=subprocess.DEVNULL,
@@ -110,6 +121,7 @@ class RayCluster:
         environment: Mapping[str, str],
         worker_cpus: int,
         network: Network | None = None,
+        redis: RedisServer | None = None,  # where the head keeps what outlives it
     ) -> None:
         self._network = network
         # A Ray that starts here listens on all interfaces: nobody else may join it.
@@ -118,19 +130,58 @@ class RayCluster:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
         self._environment, self._worker_cpus = {**environment, **token}, worker_cpus
         self._port, self._num_started = free_port(), 0
+        self._temp_dir = folder / "ray"
         self.dashboard = f"http://127.0.0.1:{(dashboard := free_port())}"
-        head = [
+        self._head_arguments = [
             "--head",
             "--num-cpus=0",
             f"--port={self._port}",
             f"--dashboard-port={dashboard}",
             f"--ray-client-server-port={free_port()}",
-            f"--temp-dir={folder / 'ray'}",
+            f"--temp-dir={self._temp_dir}",
+            "--include-log-monitor=false",
             "--disable-usage-stats",
         ]
-        place = network.here if network else Place()
-        self.head = RayNode("head", place, head, self._environment)
+        # A worker waits for a head that comes back as long as KubeRay lets it.
+        wait = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"} if redis else {}
+        self._environment.update(wait)
+        self._redis = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{redis.port}"} if redis else {}
+        self._head_http_port = free_port()
         self.workers: list[RayNode] = []
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, or start it again where it was, until it stays (as a kubelet would).
+
+        A raylet ends itself where its agent is not there after 15 s, so the head goes first if the
+        user may say so. A head has a machine of its own, without a worker or a file of before:
+        ``ray start`` takes a worker's raylet for the head's where that file says so.
+        """
+        again = (
+            f'until rm -f {self._temp_dir}/ray_current_cluster && nice -n -15 "$0" "$@"; do :; done'
+        )
+        place = self._network.here if self._network else Place()
+        environment = {**self._environment, **self._redis}
+        self.head = RayNode(
+            "head",
+            place,
+            self._head_arguments,
+            environment,
+            self._head_http_port,
+            supervisor=("sh", "-c", again),
+        )
+        threading.Thread(target=self._put_others_last, args=(self.head,), daemon=True).start()
+
+    @staticmethod
+    def _put_others_last(head: RayNode) -> None:
+        """Let the dashboard and others start behind the agent, which has 15 s for it."""
+        while head.is_alive:
+            with contextlib.suppress(psutil.Error):  # some end while we look
+                for process in head.processes():
+                    command = " ".join(process.cmdline())
+                    if any(name in command for name in BEHIND) and process.nice() < LAST:
+                        process.nice(LAST)  # and so are those that it starts
+            time.sleep(0.2)
 
     @property
     def nodes(self) -> list[RayNode]:

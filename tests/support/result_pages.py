@@ -174,7 +174,7 @@ def _overload(name: str) -> Iterable[list[str]]:
 
 def faults() -> str:
     """Return the page of faults and of hostile load."""
-    result = result_of("faults")
+    result, of_head = result_of("faults"), result_of("faults-head")
     rows = [
         [
             f"`{name}`: {fault['fault']}",
@@ -184,8 +184,10 @@ def faults() -> str:
             f"{fault['wrong']}",
             f"{fault['recovered_after_s']:.0f}",
         ]
-        for name, fault in result["faults"].items()
+        for name, fault in {**result["faults"], **of_head["faults"]}.items()
     ]
+    head = of_head["faults"]["head"]
+    placed = sum(sum(by_node.values()) for by_node in head["placement"].values())
     lines = [
         "# Faults and hostile load",
         "",
@@ -196,6 +198,9 @@ def faults() -> str:
         "Three Ray nodes, small networks, `kill -9` and cut links, under load.",
         "A request is lost if it was accepted and got no right answer.",
         f"`python tests/load/faults.py --fault NAME`; {machine(result)}; {link('faults')}.",
+        f"`head` is of {machine(of_head)}; {link('faults-head')}.",
+        "Ray keeps its state in Redis, and a supervisor starts the head again until it stays;",
+        f"{head['replicas_kept']} of {placed} replicas go on meanwhile.",
         "",
         *table(
             ["fault", "load, 1/s", "accepted", "lost", "wrong", "recovered after, s"],
