@@ -15,6 +15,7 @@ from app.grpc.open_inference_pb2 import (
 )
 from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from models.manifest import read_manifest
+from models.model_set import load_model_set
 from tests.support.open_inference import (
     HEADER_LENGTH,
     binary_request,
@@ -90,9 +91,11 @@ def test_the_methods_over_grpc(served: Served, model: str) -> None:
             model_name=model, inputs=[image], raw_input_contents=[elements(picture("red"))]
         )
         reply = stub.ModelInfer(request, timeout=60)
+        version = load_model_set(str(served.model_set)).fingerprint()
+        assert reply.model_version == version
         assert reply.raw_output_contents[1] == elements(expected_label("red").encode())
         request.model_version = "9"
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request, timeout=60)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert "has version 1" in caught.value.details()
+        assert f"has version {version}, which 1 stands for" in caught.value.details()
