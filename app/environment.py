@@ -23,6 +23,7 @@ HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve start
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 # It is our application's: what others wait for is theirs.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "TANDEM_GATEWAY_TIMEOUT_S", 5
+HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 BUFFER_BYTES = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
 # What HAProxy had under way when it was replaced; Serve's own default, which clusters have.
@@ -33,7 +34,7 @@ HARD_STOP_AFTER_S = 120
 PROTECTING = (
     RAY_ON_ALL_INTERFACES,
     HAPROXY_PATH,
-    "RAY_SERVE_ENABLE_HA_PROXY",
+    HA_PROXY,
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
     "RAY_SERVE_HAPROXY_MAXCONN",
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
@@ -47,7 +48,7 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
     user code on the replica's own loop). ``haproxy`` is the command that starts it.
     """
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        HA_PROXY: "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # By default Serve looks at everything, and every process flushes its metrics, ten times a
         # second: most of what a service at rest costs (tests/load/startup.py).
@@ -170,7 +171,7 @@ def callers_key_of_environment() -> str | None:
 
 def has_haproxy() -> bool:
     """Tell whether Serve puts HAProxy in front; its own proxy has other options."""
-    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    return os.environ.get(HA_PROXY) == "1"
 
 
 def prepend_to_environment(name: str, value: str) -> None:

@@ -22,6 +22,7 @@ from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
 from app.graph.set_checks import check_accuracy, check_task
 from app.oip.shared_memory import shared_memory_of
+from app.precision import decided
 from app.setting_values import check_redis_client
 from app.settings import Settings
 from models.extras import check_installed
@@ -39,9 +40,12 @@ def build(settings: Settings) -> Application:
     check_redis_client(settings.cache)
     shared_memory_of(settings)  # the same
     model_set = settings.load_set()
+    settings, why_float = decided(settings, model_set)
+    if why_float is not None:
+        logger.warning(why_float)
     manifest = model_set.manifest
     for member in manifest.members:
-        precision = member.precision_of(settings.precision)
+        precision = member.precision_of(settings.served_precision)
         if (network := member.networks.get(precision)) is not None:
             package = PACKAGES[network.runtime]
             check_installed(package, package, f"member {member.name}")

@@ -3,6 +3,7 @@
 Serve's own options (replicas, autoscaling, ports) stay in serve_config.yaml.
 """
 
+import platform
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,6 +23,7 @@ from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision, Weight
 from models.user_folders import user_folder
 
+IS_X86 = platform.machine() in ("x86_64", "AMD64")  # elsewhere INT8 may be emulated, or wrong
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
@@ -46,7 +48,11 @@ class Settings(BaseModel):
         description="the members that are served, by name, and what each one's row weighs in the "
         "average; null: all, with the manifest's weights",
     )
-    precision: Precision = Field("INT8", description="which of the set's networks are served")
+    precision: Literal["INT8", "FP16", "auto"] = Field(
+        "INT8" if IS_X86 else "auto",
+        description="which of the set's networks are served; auto, the default on what is no "
+        "x86-64: INT8, or FP16 where its golden check fails on the machine that starts the service",
+    )
     allow_unverified: bool = Field(
         False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
     )
@@ -258,6 +264,11 @@ class Settings(BaseModel):
     def model_search(self) -> tuple[Path, ...]:
         """Where model sets are looked for, in order."""
         return search_path(self.model_dirs)
+
+    @property
+    def served_precision(self) -> Precision:
+        """The precision of the networks; ``auto`` is INT8 until :mod:`app.precision` decides."""
+        return "INT8" if self.precision == "auto" else self.precision
 
     def load_set(self) -> ModelSet:
         """Load the set that is served: of the members that ``weights`` name, if it is given."""

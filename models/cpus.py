@@ -14,12 +14,19 @@ from pathlib import Path, PurePosixPath
 PROC = Path("/proc/self")  # its files cgroup and mountinfo
 
 
+def usable_cpus() -> set[int]:
+    """Return the CPUs of the affinity mask; all where the system has no such masks (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def available_cpus(proc: Path = PROC) -> int:
     """Return the cores of the affinity mask, cut to the tightest CPU quota; at least one.
 
     OpenVINO's threads know neither (its wheel uses TBB), so they are counted here.
     """
-    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cpu_quota(proc))))
+    return max(1, math.floor(min(len(usable_cpus()), cpu_quota(proc))))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -29,12 +29,12 @@ class ImageKeys:
     def __init__(
         self, settings: Settings, model_set: ModelSet, functions: Sequence[str] = ()
     ) -> None:
-        self.fingerprint = model_set.fingerprint(settings.precision)
+        self.fingerprint = model_set.fingerprint(settings.served_precision)
         context = (
             FORMAT,
             model_set.name,
             self.fingerprint,
-            settings.precision,
+            settings.served_precision,
             settings.cascade_margin,  # which images have answers of all members
             settings.max_pixels,  # which have answers at all
             settings.max_full_pixels,

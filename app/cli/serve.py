@@ -40,6 +40,10 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
     ] = None,
+    portable: Annotated[
+        bool | None,
+        typer.Option(help="without HAProxy, on loopback alone  (default: not on Linux)"),
+    ] = None,
     log_format: Annotated[
         Literal["json", "text"] | None,
         typer.Option(help="on stderr  (default: text in a terminal, else json)"),
@@ -75,6 +79,7 @@ def serve(
         metrics_host=metrics_host,
         api_keys_file=api_keys_file,
         grpc_port=grpc_port,
+        portable=portable,
         log_format=log_format,
     )
     if print_config:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from models.cpus import usable_cpus
+
 logger = logging.getLogger("ray.serve")
 LOCKS = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"
 SYSFS = Path("/sys/devices/system")
@@ -36,6 +38,9 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
 
     None if every place is taken: then it stays where it is, and a warning says so.
     """
+    if not hasattr(os, "sched_setaffinity"):
+        logger.warning("affinity: this system keeps no process to cores; leave the setting out")
+        return None
     cores = read_cores()
     place = claim(place_replicas(cores, num_cpus), locks)
     if place is None:
@@ -109,7 +114,7 @@ def read_cores(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> lis
 
     Where the kernel tells nothing (some containers), every CPU counts as a core of node 0.
     """
-    cpus = set(os.sched_getaffinity(0) if allowed is None else allowed)
+    cpus = set(usable_cpus() if allowed is None else allowed)
     node_of = _nodes(sysfs)
     siblings: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(cpus):

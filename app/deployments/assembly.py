@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.calls.channels.frames import IS_THERE
 from app.calls.channels.pool import ChannelPool
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
 from app.compute.inference_threads import replica_inference_threads
@@ -68,6 +69,6 @@ def assemble(
 
 
 def _channels(handle: StageHandle, settings: Settings) -> ChannelPool | None:
-    if not settings.local_channels:
+    if not (settings.local_channels and IS_THERE):
         return None
     return ChannelPool(handle.app_name, handle.deployment_name)

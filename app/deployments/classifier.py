@@ -64,7 +64,7 @@ class Classifier:
         self.calls_at_once = self._inference_threads.num  # of a remote caller: a batch is a call
         self._network = self._loaded(settings, model_set)
         manifest = model_set.manifest
-        self._fingerprint = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.served_precision)
         self._input_size = manifest.image_of(member).input_size
         self._temperature = manifest.member(member).temperature
         self._log_network()
@@ -74,7 +74,7 @@ class Classifier:
         self._health = Health(f"batch of {member}")
         self._image_s = 0.0  # that an image takes a thread, by the last batches
         self._observer = MemberObserver(member, self.report)
-        expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.precision)[member]
+        expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
         self._queue = BatchQueue(
             self._infer,
@@ -93,7 +93,7 @@ class Classifier:
             cache_dir=settings.compile_cache,
             float_type=model_set.manifest.float_type,
         )
-        return load(model_set.network_path(self._name, settings.precision), options)
+        return load(model_set.network_path(self._name, settings.served_precision), options)
 
     def _log_network(self) -> None:
         network = self._network
@@ -113,7 +113,7 @@ class Classifier:
             logger.warning("%s has no golden answers: what it answers is not checked", member)
             return
         started = time.perf_counter()
-        precision = model_set.manifest.member(member).precision_of(settings.precision)
+        precision = model_set.manifest.member(member).precision_of(settings.served_precision)
         with golden_recorded(member):
             golden.check(expected, member, precision, self._network)
         taken_ms = (time.perf_counter() - started) * 1e3
@@ -222,11 +222,11 @@ def backlog_size(
         if (free := free_memory()) < needed:
             raise MemoryError(f"{free / 1e6:.0f} MB are free, it takes up to {needed / 1e6:.0f}")
         # It is read anew: as it was, or not at all.
-        model_set.network_path(member, settings.precision)
+        model_set.network_path(member, settings.served_precision)
         network.add_batch_size(2 * usual)
         if (expected := model_set.golden) is None:
             return
-        precision = model_set.manifest.member(member).precision_of(settings.precision)
+        precision = model_set.manifest.member(member).precision_of(settings.served_precision)
         try:
             golden.check(expected, member, precision, network)  # in batches of that size
         except Exception:

@@ -27,7 +27,9 @@ class Combiner:
         model_set = model_set or settings.load_set()
         self._own = OwnCombine.of(settings, model_set.manifest)
         function = self._own.calls.function if self._own else None
-        self._fingerprint = fingerprint_with(model_set.fingerprint(settings.precision), function)
+        self._fingerprint = fingerprint_with(
+            model_set.fingerprint(settings.served_precision), function
+        )
         self._rule = model_set.answer_rule
         self.usage = Usage(1, COMBINE_CPU_MS)
         self._weights = {member.name: member.weight for member in model_set.manifest.members}

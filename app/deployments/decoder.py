@@ -64,7 +64,7 @@ class Decoder:
         model_set = model_set or settings.load_set()
         self._inputs = model_set.manifest.inputs
         self._inputs.warm_up()
-        self._fingerprint = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.served_precision)
         self._settings = settings
         self.queue: DecodeQueue[_Outcome] = DecodeQueue(
             settings.decode_threads, settings.max_heavy_pixels

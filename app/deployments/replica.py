@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ray import serve
 
-from app.calls.channels.frames import address_of
+from app.calls.channels.frames import IS_THERE, address_of
 from app.calls.channels.server import ChannelServer
 from app.calls.messages import (
     MessageError,
@@ -73,7 +73,7 @@ class SharedStageReplica(StageReplica):
 
     def __init__(self, settings: Settings, *args: Any) -> None:
         super().__init__(settings, *args)
-        self._wants_channel = settings.local_channels
+        self._wants_channel = settings.local_channels and IS_THERE
         self._channel: ChannelServer | None = None
         # Serve, which sees no calls of a channel, awaits this before it ends the process. It finds
         # it on the object; the garbage collector looks at the class, and so never calls it.

@@ -52,7 +52,7 @@ class Ensemble:
         self._decoder, self._combiner = decoder, combiner
         self._name, self.member_names = model_set.name, tuple(members)
         self._rule = model_set.answer_rule
-        self._fingerprint = model_set.fingerprint(settings.precision)
+        self._fingerprint = model_set.fingerprint(settings.served_precision)
         inputs = model_set.manifest.inputs
         own_combine = load_function(settings, "combine")  # which the Combiner calls
         self.averages = own_combine is None

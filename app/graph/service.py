@@ -170,7 +170,7 @@ class EnsembleService:
 
     def served_models(self) -> ServedModels:
         """Describe what is served: the answer of ``/v1/models``."""
-        manifest, precision = self._model_set.manifest, self.settings.precision
+        manifest, precision = self._model_set.manifest, self.settings.served_precision
         cascade = self._ensemble.cascade
         return ServedModels(
             model_set=manifest.name,

@@ -15,7 +15,7 @@ def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
             is off.
 
     """
-    verdict = judge(model_set.manifest, settings.precision, model_set.argument)
+    verdict = judge(model_set.manifest, settings.served_precision, model_set.argument)
     if verdict.status == "dropped" and not settings.allow_unverified:
         raise UnverifiedError(verdict.message)
     return verdict

@@ -6,7 +6,13 @@ from app.launch.config import ServeConfig
 from app.launch.haproxy.addresses import listening_on
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.http_options import Tls, tls_of
+from app.oip.region_files import FOLDER
 
+# Of Serve's own proxy: what HAProxy does beside handing requests on.
+UNPROTECTED = (
+    "without HAProxy (portable mode) nothing limits connections, slow headers or slow bodies, and "
+    "overload is refused later: for this machine's own callers, on loopback"
+)
 GATEWAYS_HOST = "127.0.0.1"  # where HAProxy reaches them on one machine
 
 
@@ -24,7 +30,8 @@ def put_haproxy_in_front(
     if is_joining or not has_haproxy():
         if tls is not None:
             _check_without_ours(config, tls)
-        haproxy.write(max_requests=max_requests, application=config.name, origins=origins)
+        if has_haproxy():
+            haproxy.write(max_requests=max_requests, application=config.name, origins=origins)
         return config
     is_moved = http.host != GATEWAYS_HOST
     moved = listening_on(http.host, http.port, config.grpc_port) if is_moved else []
@@ -52,6 +59,23 @@ def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
         )
 
 
+def check_unprotected(config: ServeConfig) -> str | None:
+    """Return the warning about a service of this machine without HAProxy; None if there is one.
+
+    Raises:
+        ConfigError: others would reach it.
+
+    """
+    if has_haproxy():
+        return None
+    if not config.http.is_on_loopback:
+        raise ConfigError(
+            f"http_options.host is {config.http.host}, and {UNPROTECTED}: use --host 127.0.0.1, "
+            "or serve others from Linux with HAProxy (--no-portable)"
+        )
+    return UNPROTECTED
+
+
 def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
     """Raise :class:`ConfigError` if it is on, and callers need not be on this machine.
 
@@ -65,6 +89,8 @@ def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
             "shared_memory with --address: a cluster's Gateways do not know on which machine "
             "a caller is; leave the setting out, or serve without --address"
         )
+    if not FOLDER.is_dir():
+        raise ConfigError(f"shared_memory is in {FOLDER}, and this system has none: leave it out")
     if not config.http.is_on_loopback:
         raise ConfigError(
             f"shared_memory is on, and the service listens on {config.http.host}: callers of other "

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.environment import (
+    HA_PROXY,
     HAPROXY_COMMAND,
     HAPROXY_PATH,
     PROJECT,
     RAY_ON_ALL_INTERFACES,
     add_import_path,
     environment_value,
+    has_haproxy,
     serve_environment,
     set_environment,
 )
@@ -27,12 +29,16 @@ HAPROXY_SCRIPT = "haproxy.sh"  # in the run's folder; STARTER looks for it there
 
 @contextlib.contextmanager
 def fast_serve(
-    *, is_joining: bool = False, warn: Callable[[str], None] = lambda _: None
+    *,
+    is_joining: bool = False,
+    is_portable: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[HaproxyCommand]:
     """Set the environment that makes Serve fast, with a folder of its own for HAProxy's files.
 
     Must be entered before ray is imported: Serve reads its environment once, at import, and
-    whatever Ray starts inherits it. Who ``is_joining`` a cluster is not on loopback alone.
+    whatever Ray starts inherits it. Who ``is_joining`` a cluster is not on loopback alone. What
+    ``is_portable`` has Serve's own proxy in front, which is everywhere.
 
     Raises:
         ConfigError: the installed Ray is too old, or does not read a variable that protects the
@@ -67,11 +73,13 @@ def fast_serve(
             values |= _own_token(run_dir)
         # A shell may have a cluster's (tandem environment), or another program's: not with the
         # limits of this run.
-        set_environment(values, ours=(HAPROXY_PATH,))
+        portable = {HA_PROXY: "0"} if is_portable else {}
+        set_environment(values | portable, ours=(HAPROXY_PATH, *portable))
         add_import_path(PROJECT)
         (run_dir / HAPROXY_COMMAND).symlink_to(STARTER)
         command = HaproxyCommand(run_dir / HAPROXY_SCRIPT, ports)
-        command.write()
+        if has_haproxy():
+            command.write()
         try:
             yield command
         finally:

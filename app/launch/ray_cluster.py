@@ -69,16 +69,18 @@ def check_processes() -> None:
 
 @contextlib.contextmanager
 def local_ray(
-    metrics_port: int, forks: Child, folder: Path, warn: Callable[[str], None]
+    metrics_port: int, forks: Child | None, folder: Path, warn: Callable[[str], None]
 ) -> Iterator[None]:
     """Start a Ray of our own and stop all of it after, whatever happens in between.
 
-    Its files are in ``folder``; ``warn`` gets a line for each of its processes that dies.
+    ``forks`` starts its Python processes; None: Ray does. Its files are in ``folder``; ``warn``
+    gets a line for each of its processes that dies.
     """
     try:
-        if not FORKS.fits():
+        if forks is not None and not FORKS.fits():
             forks.end()
-        with only_what_one_machine_needs(CLIENT), _start_failures_told():
+        client = CLIENT if forks is not None else None
+        with only_what_one_machine_needs(client), _start_failures_told():
             _init_ray(
                 address=LOCAL,
                 num_cpus=max(MIN_CPUS, available_cpus()),
@@ -179,7 +181,7 @@ def metrics_urls() -> list[str]:
     return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
-def _stop_ray(forks: Child) -> None:
+def _stop_ray(forks: Child | None) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)
@@ -193,7 +195,8 @@ def _stop_ray(forks: Child) -> None:
                     client.shut_down(STOP_PATIENCE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
-    forks.ask_to_end()
+    if forks is not None:
+        forks.ask_to_end()
     _, alive = psutil.wait_procs(set(ours), timeout=5)
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -79,17 +79,18 @@ def errors_told_to(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_what_one_machine_needs(client: Path) -> Iterator[None]:
+def only_what_one_machine_needs(client: Path | None) -> Iterator[None]:
     """Let ``ray.init`` start no dashboard, and Python processes by way of ``client``.
 
     What the installed Ray has no place for is left out.
 
     Args:
-        client: a script that is given what Ray would have run (:mod:`app.launch.forks.client`).
+        client: a script that is given what Ray would have run (:mod:`app.launch.forks.client`);
+            None: Ray starts its processes itself.
 
     """
     with contextlib.ExitStack() as stack:
-        if FORKS.fits():
+        if client is not None and FORKS.fits():
             stack.enter_context(_started_by(client))
         if ONE_MACHINE.fits():
             stack.enter_context(_without_dashboard())

@@ -48,6 +48,7 @@ class ServeOptions:
     metrics_host: str | None = None  # where others reach that port; None: on loopback
     api_keys_file: Path | None = None
     grpc_port: int | None = None
+    portable: bool | None = None  # without HAProxy; None: where Ray brings none, not on Linux
     log_format: LogFormat | None = None  # None: text in a terminal, else JSON
 
 

@@ -1,5 +1,6 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
-from app.launch.front import check_shared_memory, put_haproxy_in_front
+from app.launch.front import check_shared_memory, check_unprotected, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.renewal import RENEWAL_EVERY_S, CertificateRenewal
 from app.launch.isolated_environment import fast_serve
@@ -44,6 +45,7 @@ from app.setting_values import check_redis_client
 from models.cpus import available_cpus
 from models.extras import DISTRIBUTION
 from models.memory import give_back_memory
+from models.model_set import ModelSet
 
 
 def run_service(options: ServeOptions) -> None:
@@ -56,13 +58,14 @@ def _run(options: ServeOptions) -> None:
     if options.address == LOCAL:  # Ray's own name for one that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
+    is_portable = sys.platform != "linux" if options.portable is None else options.portable
     logger.info("starting", extra={"fields": {"version": version(DISTRIBUTION)}})
     for line in (*leave_out_unusable(), *unknown_variables()):
         _warn(line)
     with (
         StopRequest() as stop,
-        fast_serve(is_joining=is_joining, warn=_warn) as haproxy,
-        nullcontext() if is_joining else fork_server(haproxy.path.parent) as forks,
+        fast_serve(is_joining=is_joining, is_portable=is_portable, warn=_warn) as haproxy,
+        nullcontext() if is_joining or is_portable else fork_server(haproxy.path.parent) as forks,
     ):
         for warning in check_installed_ray(is_joining=is_joining):
             _warn(warning)
@@ -118,7 +121,6 @@ def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[
         with joined_ray(options.address):
             yield metrics_urls()
         return
-    assert forks is not None  # a Ray of our own has one
     if options.metrics_host is None:
         with local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY, _warn):
             yield metrics_urls()
@@ -143,9 +145,12 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     settings = config.settings
     check_redis_client(settings.cache)
     model_set = settings.load_set()
+    if settings.precision == "auto" and options.address is None:  # a cluster's own machine decides
+        config = _with_precision(config, model_set)
+        settings = config.settings
     _ = model_set.labels  # reading it and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
-        model_set.network_path(member.name, settings.precision)
+        model_set.network_path(member.name, settings.served_precision)
     check_task(settings, model_set.manifest)
     check_functions(settings, model_set.manifest)
     verdict = check_accuracy(model_set, settings)
@@ -164,6 +169,15 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     return config
 
 
+def _with_precision(config: ServeConfig, model_set: ModelSet) -> ServeConfig:
+    from app.precision import decided  # it brings the runtimes of networks
+
+    settings, warning = decided(config.settings, model_set)
+    if warning is not None:
+        _warn(warning)
+    return config.with_arguments(precision=settings.precision)
+
+
 def _warn(text: str) -> None:
     logger.warning(text)
 
@@ -174,6 +188,8 @@ def _say(text: str) -> None:
 
 
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
+    if (warning := check_unprotected(config)) is not None:
+        _warn(warning)
     ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
     metrics = options.metrics_port
     if options.metrics_host is not None:  # who scrapes it must know the port: never a free one
@@ -191,7 +207,7 @@ def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None
     page = f"{url}/" if config.route_prefix != "/" else url
     fields = {"url": url, "grpc_port": config.grpc_port, "metrics": metrics}
     settings = config.settings
-    version = settings.load_set().fingerprint(settings.precision)
+    version = settings.load_set().fingerprint(settings.served_precision)
     fields |= {"model_set": settings.model_set, "model_version": version}
     logger.info("ready at %s", page, extra={"fields": fields})
     console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")

@@ -50,5 +50,5 @@ def gateway_cpu_ms(manifest: Manifest, settings: Settings) -> float:
     if settings.decoder == "gateway":
         total += DECODE_CPU_MS + _further_inputs_ms(manifest)
     if not is_apart:
-        total += sum(member_cpu_ms(manifest, settings.precision).values())
+        total += sum(member_cpu_ms(manifest, settings.served_precision).values())
     return total

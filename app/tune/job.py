@@ -37,7 +37,7 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
     loaded = settings.load_set()
     check_accuracy(loaded, settings)
     for member in loaded.manifest.members:
-        loaded.network_path(member.name, settings.precision)
+        loaded.network_path(member.name, settings.served_precision)
     if images is None:
         drawn = drawn_photos()
         return Job(served, drawn, f"{len(drawn)} drawn photos of 500 x 375")

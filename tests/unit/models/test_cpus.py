@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from models.cpus import available_cpus, cpu_model
+from models.cpus import available_cpus, cpu_model, usable_cpus
 from tests.support.cgroup_files import CgroupFiles
 
 
@@ -33,6 +33,15 @@ def test_the_quota_of_a_cgroup(tmp_path, content, expected):
 
 def test_no_cgroup(tmp_path):
     assert available_cpus(tmp_path) == 8
+
+
+def test_a_system_without_affinity_masks(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cpus() == {0, 1, 2}
+    assert available_cpus(tmp_path) == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cpus(tmp_path) == 1
 
 
 def test_the_cpus_name_and_what_decides_int8(tmp_path):
