@@ -1,5 +1,6 @@
 """Puts the graph together: each stage in this process, or a deployment behind a handle."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from app.graph.ensemble import Ensemble
 from app.graph.service import EnsembleService
 from app.graph.stages import MemberStage
 from app.settings import Settings
+
+logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ def assemble(
 ) -> Assembly:
     """Build the graph; a stage without a handle is made in this process, and shares its cores."""
     model_set = settings.load_set()
+    logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
     own: dict[str, Classifier] = {}
     threads = None if members is not None else replica_inference_threads(settings)
     if threads is not None:

@@ -3,17 +3,34 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.support.services.live_service import Service, Start, changed_config
-from tests.support.services.processes import EVENTUALLY_S, replicas, wait_until
+from tests.support.services.live_service import ROOT, Service, Start, changed_config
+from tests.support.services.processes import EVENTUALLY_S, descendants, replicas, wait_until
+from tests.support.spoilt_golden import both_precisions, spoil_int8
+from tests.support.tiny_networks import write_tiny_set
 
 Line = dict[str, Any]
+DEPLOY = """
+import sys
+import ray
+from pathlib import Path
+from app.launch.config import ServeConfig
+from app.launch.deploy import deploy
+from models.manifest import read_manifest
+address, folder = sys.argv[1:]
+ray.init(address=address, namespace="serve", log_to_driver=False)
+config = ServeConfig.read(Path("serve_config.yaml")).with_arguments(model_set=folder)
+deploy(config.fitted_to(read_manifest(Path(folder))))
+"""
 REFUSED_WITHIN_S = 60
 STARTED = "app='tandem') started successfully on node"  # the controller's words of a replica
 
@@ -73,6 +90,45 @@ def test_every_line_is_json(start_service: Start, photo: bytes, tmp_path: Path) 
     assert [line["message"] for line in lines[:1]] == ["starting"]
     assert lines[-1]["message"] == "stopped; nothing of it is left running"
     assert all(line.keys() >= {"asctime", "levelname", "message"} for line in lines)
+
+
+def raylet(service: Service) -> psutil.Process:
+    (found,) = (p for p in descendants(service.process.pid) if p.name() == "raylet")
+    return found
+
+
+def test_a_set_that_changes_is_a_line(
+    start_service: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is served as FP16, since this CPU computes its INT8 otherwise."""
+    first, second = both_precisions(tmp_path / "first"), write_tiny_set(tmp_path / "second")
+    spoil_int8(first, "unsure")
+    monkeypatch.setenv("TANDEM_PRECISION", "auto")
+    service = start_service("--model-set", str(first))
+
+    def said(text: str) -> list[Line]:
+        return [line for line in lines_of(service) if text in line["message"]]
+
+    wait_until(lambda: said("ready at"), EVENTUALLY_S, "ready")
+    (warning,) = said("precision auto: FP16 is served, not INT8: unsure INT8 does not answer")
+    assert warning["levelname"] == "WARNING"
+    served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
+    assert [member["precision"] for member in served["members"]] == ["FP16", "FP16"]
+    wait_until(lambda: said("serving model set tiny, FP16"), EVENTUALLY_S, "the first set's line")
+
+    ray = raylet(service)
+    (address,) = (w for w in ray.cmdline() if w.startswith("--gcs-address="))
+    subprocess.run(
+        [sys.executable, "-c", DEPLOY, address.partition("=")[2], str(second)],
+        env=ray.environ(),  # Serve's variables, and where Ray's token is
+        cwd=ROOT,
+        check=True,
+    )
+    wait_until(lambda: said("serving model set tiny, INT8"), EVENTUALLY_S, "the second set's line")
+    (changed,) = said("serving model set tiny, INT8")
+    assert changed["deployment"].endswith("Gateway")
+    assert said("Deploying new version of Deployment(name='Gateway', app='tandem')")
+    assert service.stop() == 0
 
 
 def test_a_refused_start_is_a_line(start_service: Start) -> None:
