@@ -14,9 +14,10 @@ from app.launch.service_log import service_log
 from app.main import build
 from app.precision import decided
 from app.settings import Settings
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from tests.support.spoilt_golden import both_precisions, spoil_int8
 from tests.support.tiny_networks import write_tiny_set
 
