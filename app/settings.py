@@ -272,5 +272,6 @@ class Settings(BaseModel):
 
     def load_set(self) -> ModelSet:
         """Load the set that is served: of the members that ``weights`` name, if it is given."""
-        found = load_model_set(self.model_set, self.model_search, self.precision)
+        of = None if self.precision == "auto" else self.precision  # a version is of any, then
+        found = load_model_set(self.model_set, self.model_search, of)
         return found if self.weights is None else found.weighted(self.weights)
