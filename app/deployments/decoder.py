@@ -29,6 +29,8 @@ from models.memory import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
 from models.runtime import Pixels
 
+# libavif decodes up to 2^28 pixels whatever the header says: never on every thread.
+AVIF_PIXELS = 4 * 2**20
 HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
 # Up to which a JPEG is a small photo, which the event loop may decode: a few milliseconds.
 SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
@@ -193,10 +195,13 @@ class Decoder:
         except TandemError as error:
             ended, header = time.monotonic(), _header_of(data)
             return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
-        if checked.full_pixels > HEAVY_PIXELS:
+        pixels = checked.full_pixels
+        if checked.header.format == "avif":
+            pixels = max(pixels, AVIF_PIXELS)
+        if pixels > HEAVY_PIXELS:
             if not takes_heavy:
                 raise HeavyFileError("a large picture: send it again in a call of its own")
-            return Heavy(checked.full_pixels, partial(self._finish, data, checked))
+            return Heavy(pixels, partial(self._finish, data, checked))
         return self._finish(data, checked, started)
 
     def _finish(self, data: bytes, checked: CheckedImage, started: float | None = None) -> _Outcome:

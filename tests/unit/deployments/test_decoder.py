@@ -13,7 +13,7 @@ from PIL import Image
 from app.calls.messages import Question, SharedCall, pack_call, read_decoded
 from app.compute.health import MAX_RUN_S
 from app.deployments.assembly import assemble
-from app.deployments.decoder import HEAVY_PIXELS, Decoder
+from app.deployments.decoder import AVIF_PIXELS, HEAVY_PIXELS, Decoder
 from app.deployments.replica import decode_many
 from app.errors import DeadlineError, HeavyFileError, UnhealthyError
 from app.settings import Settings
@@ -112,6 +112,16 @@ async def test_large_pictures_of_one_request_have_a_limit_together(tiny_set):
         while decoder.queue._heavy_pixels:
             await asyncio.sleep(0.001)
     assert len((await decoder.decode([large_png()] * 2)).images) == 2
+
+
+async def test_avifs_count_as_large_whatever_they_announce(tiny_set):
+    """libavif decodes a stream that is larger than its header says."""
+    most = 2 * AVIF_PIXELS
+    settings = Settings(model_set=str(tiny_set), max_full_pixels=most, max_heavy_pixels=most)
+    decoder, avif = Decoder(settings), picture("green", 24, suffix=".avif")
+    assert len((await decoder.decode([avif] * 2)).images) == 2
+    with pytest.raises(TooManyPixelsError, match="send fewer at a time"):
+        await decoder.decode([avif] * 3)
 
 
 async def test_a_photo_does_not_wait_for_large_pictures(tiny_set, monkeypatch):
