@@ -10,7 +10,7 @@ from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
 from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
-from calibration.evaluation.tally import Tally
+from calibration.evaluation.tally import SureTally, Tally
 from calibration.statistics import Paired, Rightness
 from models.accuracy import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.errors import ModelSetError
@@ -32,6 +32,8 @@ class Evaluation:
     over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
     cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # of two or more members
     num_agreed: dict[Precision, int] = field(default_factory=dict)  # all members' top-1 the same
+    sure_from: float | None = None  # the set's bound on the ensemble's first probability
+    sure: dict[Precision, SureTally] = field(default_factory=dict)  # if the set has one
     unreadable: list[str] = field(default_factory=list)
     float_type: dict[Precision, str] = field(default_factory=dict)
     int8_kernels: str = ""
@@ -76,6 +78,9 @@ class Evaluation:
                 cascade = self.cascades.setdefault(precision, CascadeTally(members))
                 of_first, of_all = (right[precision][name] for name in (members[0], ENSEMBLE))
                 cascade.add(rows[members[0]], of_first, of_all)
+            if ENSEMBLE in rows and self.sure_from is not None:
+                sure = self.sure.setdefault(precision, SureTally(self.sure_from))
+                sure.add(rows[ENSEMBLE], right[precision][ENSEMBLE])
             firsts = np.stack([rows[name].argmax(1) for name in members])
             agreed = int((firsts == firsts[0]).all(axis=0).sum())
             self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
@@ -110,6 +115,8 @@ def evaluate(
 
     """
     result = Evaluation(dataset, check_not_calibrated(model_set, dataset.images))
+    if model_set.manifest.sure is not None:
+        result.sure_from = model_set.manifest.sure.probability
     networks = Networks(model_set, precisions)
     result.float_type = networks.float_types()
     result.int8_kernels = networks.int8_kernels()

@@ -1,5 +1,7 @@
 """Counts one classifier's right and wrong answers; memory grows with classes, not with images."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,3 +57,29 @@ class Tally:
         """Return the top-1 within each class; None for a class without images."""
         totals, right = self.confusion.sum(axis=1), self.confusion.diagonal()
         return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
+
+
+class SureTally:
+    """Counts the ensemble's sure answers: those whose first class is as likely as the bound."""
+
+    def __init__(self, sure_from: float) -> None:
+        self._sure_from = np.float32(sure_from)
+        self.num_images = self.num_sure = self.num_right = 0
+
+    def add(self, probabilities: Probabilities, right: Rightness) -> None:
+        """Count a batch: float32 (N, C), and whether each of (N,) was right."""
+        is_sure = probabilities.max(axis=1) >= self._sure_from
+        self.num_images += len(right)
+        self.num_sure += int(is_sure.sum())
+        self.num_right += int((is_sure & right).sum())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the share of sure answers, and how many of them are right, with its interval."""
+        if not self.num_sure:
+            return {"share": 0.0, "right": None, "right_interval": None}
+        interval = wilson_interval(self.num_right, self.num_sure)
+        return {
+            "share": round(self.num_sure / self.num_images, 4),
+            "right": round(self.num_right / self.num_sure, 4),
+            "right_interval": [round(bound, 4) for bound in interval],
+        }

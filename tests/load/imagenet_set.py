@@ -46,6 +46,9 @@ is larger, and `tandem evaluate imagenet --images DIR --calibrate` fits temperat
 Float minus INT8 of the ensemble: {drop:+.2f} points (95 %: {low:+.2f} to {high:+.2f}). CPU-ms are
 an image's in batches of 8, on {cpu}.
 
+An answer is sure from {sure_from} on: {share:.0%} of these photographs, of which {right:.1%} are
+right (95 %: {least:.1%} to {most:.1%}).
+
 A cascade asks Lite1 and Lite2 only where Lite0 is unsure:
 
 | `cascade_margin` | top-1 | images that skip both | CPU-ms |
@@ -102,6 +105,8 @@ def page(result: dict[str, Any]) -> str:
     ]
     drop = evaluated["drops"]["ensemble"]
     low, high = (100 * bound for bound in drop["interval"])
+    sure = evaluated["sure"]
+    least, most = sure["INT8"]["right_interval"]
     cascade = [
         f"| {point['cascade_margin'] or 'null'} | {point['top1']:.4f} "
         f"| {point['share_skipped']:.0%} | {point['cpu_ms_per_image']:.1f} |"
@@ -117,6 +122,11 @@ def page(result: dict[str, Any]) -> str:
         drop=100 * drop["top1"],
         low=low,
         high=high,
+        sure_from=sure["from"],
+        share=sure["INT8"]["share"],
+        right=sure["INT8"]["right"],
+        least=least,
+        most=most,
         cpu=evaluated["cpu"],
         cascade="\n".join(cascade),
     )

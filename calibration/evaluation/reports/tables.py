@@ -37,6 +37,10 @@ def as_json(
         precision: round(agreed / measured.num_images, 4)
         for precision, agreed in measured.num_agreed.items()
     }
+    if measured.sure:
+        content["sure"] = {"from": measured.sure_from} | {
+            precision: tally.figures() for precision, tally in measured.sure.items()
+        }
     content["ensemble_over_members"] = {
         precision: {name: _paired(pair) for name, pair in pairs.items()}
         for precision, pairs in measured.over_members.items()
@@ -79,6 +83,8 @@ def show(
         console.print(
             f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
         )
+    for precision, tally in measured.sure.items():
+        console.print(_sure_line(precision, measured.sure_from, tally.figures()))
     console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
     show_cascade(console, measured)
     console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
@@ -89,6 +95,14 @@ def show(
         show_subsets(console, measured.subsets)
     if live is not None:
         _show_live(console, live)
+
+
+def _sure_line(precision: Precision, sure_from: float | None, figures: dict[str, Any]) -> str:
+    line = f"{precision}: sure (from {sure_from} on) of {figures['share']:.1%} of images"
+    if figures["right"] is None:
+        return line
+    low, high = figures["right_interval"]
+    return f"{line}; of these {figures['right']:.1%} are right ({low:.1%} to {high:.1%})"
 
 
 def show_unreadable(console: Console, unreadable: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.evaluate import evaluate
-from models.accuracy import ENSEMBLE
+from models.accuracy import ENSEMBLE, SureRecord
 from models.errors import ModelSetError
 from models.ledger import judge
 from models.manifest import read_manifest
@@ -114,6 +114,33 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path, pictures: Path) -> None:
     never, *_, always = content["cascade"]["INT8"]["points"]
     assert never["top1"] == always["top1"] == 1.0
     assert always["cpu_ms_per_image"] == content["cpu_ms_per_image"]["sure"]["INT8"]
+
+
+@pytest.mark.parametrize(("sure_from", "share"), [(0.0, 1.0), (1.0, 0.0)])
+def test_sure_answers_and_how_many_are_right_are_in_the_tables(
+    tmp_path: Path, pictures: Path, sure_from: float, share: float
+) -> None:
+    mixed = shutil.copytree(pictures, tmp_path / "mixed")
+    (mixed / LABELS[0] / "wrong.png").write_bytes(picture("red"))
+    sure = SureRecord(
+        probability=sure_from,
+        target=0.95,
+        num_images=400,
+        share=0.5,
+        right=0.96,
+        right_interval=(0.9, 0.98),
+    )
+    folder = write_tiny_set(tmp_path / "tiny", sure=sure)
+    done = evaluated(folder, "--images", mixed, "--json", tmp_path / "r.json")
+    content = json.loads((tmp_path / "r.json").read_text())["sure"]
+    assert content["from"] == sure_from
+    assert content["INT8"]["share"] == share
+    assert f"sure (from {sure_from} on) of {share:.1%} of images" in done.stdout
+    if share:
+        assert content["INT8"]["right"] == round(21 / 22, 4)
+        assert "of these 95.5% are right" in done.stdout
+    else:
+        assert content["INT8"]["right"] is None
 
 
 def test_a_result_with_nowhere_to_go_is_said_at_once(tmp_path: Path, pictures: Path) -> None:

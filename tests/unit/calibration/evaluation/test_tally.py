@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.evaluation.tally import Tally
+from calibration.evaluation.tally import SureTally, Tally
 from calibration.statistics import wilson_interval
 from models.ensemble import top_k
 
@@ -104,3 +104,11 @@ def test_a_class_without_images_has_no_accuracy():
     found = tally_of([[0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]], [0, 0, 2])
     assert found.class_accuracy() == [0.5, None, 0.0]
     assert all(type(v) is float for v in found.class_accuracy() if v is not None)
+
+
+def test_sure_answers_are_those_from_the_bound_on():
+    tally = SureTally(0.8)
+    rows = np.array([[0.8, 0.2], [0.79, 0.21], [0.1, 0.9], [0.05, 0.95]], np.float32)
+    tally.add(rows, np.array([True, True, False, True]))
+    low, high = (round(bound, 4) for bound in wilson_interval(2, 3))
+    assert tally.figures() == {"share": 0.75, "right": 0.6667, "right_interval": [low, high]}
