@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from calibration.offline.local_ensemble import Answer, LocalEnsemble, load
+from calibration.sets.durable import write_manifest
 from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
-from models.manifest import read_manifest, write_manifest
+from models.manifest import read_manifest
 from models.model_set import load_model_set
 from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.tiny_networks import (

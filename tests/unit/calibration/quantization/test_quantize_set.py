@@ -19,6 +19,7 @@ from models.manifest import MemberRecord, read_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
 from models.record import sha256_of
 from models.runtime import CompiledNetwork, RuntimeOptions
+from models.versions import VERSIONS_NAME
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import (
     LABELS,
@@ -88,7 +89,7 @@ def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
         quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=size))
     made = load_model_set(str(folder))
     assert made.problems() == []
-    named = {record.path for record in made.manifest.files} | {"manifest.yaml"}
+    named = {record.path for record in made.manifest.files} | {"manifest.yaml", VERSIONS_NAME}
     assert {p.name for p in folder.iterdir()} == named
 
 

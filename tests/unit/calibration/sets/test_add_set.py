@@ -17,6 +17,7 @@ from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.record import sha256_of
 from models.runtime import CompiledNetwork, RuntimeOptions
+from models.versions import VERSIONS_NAME
 from tests.support.tiny_networks import LABELS, tiny_model
 
 
@@ -231,7 +232,7 @@ def test_a_set_that_is_there_is_replaced_only_if_asked_for(nets, into):
     assert load_model_set(str(into / "mine")).manifest.description == "3 classes"
     made = add_set(again, into, is_replaced=True)
     assert [m.name for m in made.manifest.members] == ["b"]
-    named = {record.path for record in made.manifest.files} | {"manifest.yaml"}
+    named = {record.path for record in made.manifest.files} | {"manifest.yaml", VERSIONS_NAME}
     assert {p.name for p in made.folder.iterdir()} == named
     assert [p.name for p in into.iterdir()] == ["mine"]
 
