@@ -20,6 +20,7 @@ CONTESTANTS = {
 }
 SHARES = (  # what runs, the result's file, its group
     ("128 px, AVX512-VNNI", "one-way", "together"),
+    ("128 px, AVX2", "one-way-avx2", "together"),
     ("224 px, AVX512-VNNI", "overhead-224-vnni", "together"),
     ("80 px, AVX512-VNNI", "overhead-80-vnni", "together"),
     ("networks that cost nothing, AVX512-VNNI", "overhead-vnni", "null"),
