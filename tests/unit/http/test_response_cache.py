@@ -59,6 +59,7 @@ async def test_answers_of_a_service_without_cache_are_as_ever(clients):
     assert TIMES.sub(rb"\1:0", first) == TIMES.sub(rb"\1:0", second)
     assert list((await post(clients["none"], data)).json()) == [
         "model_set",
+        "model_version",
         "predictions",
         "members",
         "agreement",
