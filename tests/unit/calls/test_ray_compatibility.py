@@ -8,7 +8,7 @@ import pytest
 
 from app.calls import ray_compatibility
 from app.calls.ray_compatibility import TESTED_RAY, check_ray
-from app.calls.ray_features import REPLICA_FEATURES
+from app.calls.ray_features import REFLECTION, REPLICA_FEATURES, SURGE
 from app.calls.ray_names import Feature, RayName
 from app.errors import ConfigError
 from app.main import build
@@ -34,9 +34,11 @@ def feature(*names: RayName, is_required: bool = False) -> Feature:
 
 def test_the_installed_ray_has_every_name_of_the_replicas() -> None:
     warnings = check_ray()
-    of_an_older_ray = [w for w in warnings if "max_surge_percent" in w]
-    assert warnings == of_an_older_ray
-    assert bool(of_an_older_ray) is ray_compatibility.version("ray").startswith("2.59.")
+    is_older = ray_compatibility.version("ray").startswith("2.59.")
+    lacking = [feature for feature in (REFLECTION, SURGE) if is_older]
+    assert len(warnings) == len(lacking)
+    for warning, feature in zip(warnings, lacking, strict=True):
+        assert f"Left out: {feature.name}" in warning
 
 
 def test_the_versions_are_what_the_project_pins() -> None:
