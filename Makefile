@@ -11,13 +11,14 @@ RESULTS := build/tests
 RAY_VENV = .venv-ray-$(RAY)
 OTHER_RAY := 2.59.0
 # The extras that constraints.txt covers; tests/constraints.txt covers all.
-SERVING := calibrate redis heif onnxruntime parquet torch timm ladder
+SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
-OF_RAY := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/deployments \
+OF_RAY_NAMES := tests/unit/app/test_ray_names.py
+OF_RAY := $(OF_RAY_NAMES) tests/unit/calls tests/unit/deployments \
 	tests/unit/grpc tests/unit/launch tests/unit/scaling tests/integration tests/e2e
-OF_RAY_IN_SHORT := tests/unit/app/test_ray_names.py tests/unit/calls tests/unit/launch \
-	tests/integration/test_graph.py tests/integration/test_haproxy_grpc.py tests/e2e/test_http.py
+OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_graph.py \
+	tests/integration/test_haproxy_grpc.py tests/e2e/test_http.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
@@ -60,6 +61,7 @@ endif
 
 # The short form, for test-all: RAY says which.
 test-ray: $(RAY_VENV)/.ray
+	$(RAY_VENV)/bin/python -m pytest $(OF_RAY_NAMES)
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY_IN_SHORT)
 
 test-all: $(VENV)/.all ## every test but those of the training, under 45 minutes; installs torch
@@ -81,9 +83,10 @@ format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: $(VENV)/.test ## write docs/reference from the code, performance and faults from the results
+reference: $(VENV)/.test ## write docs/reference from the code, performance and faults from the results, the table of decisions
 	$(BIN)/python -m tests.support.reference
 	$(BIN)/python -m tests.support.result_pages
+	$(BIN)/python -m tests.support.decisions
 
 docs: $(VENV)/.test ## build the site of docs/ into build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .mkdocs.yml
@@ -94,7 +97,7 @@ docs-serve: $(VENV)/.test ## serve the site on http://127.0.0.1:8001 while you w
 readability: $(VENV)/.test ## print the length of sentences, by page
 	$(BIN)/python -m tests.support.readability
 
-coverage: $(VENV)/.test ## lines and branches that the unit tests run, by package; fails below tests/coverage.json
+coverage: $(VENV)/.all ## lines and branches that the unit tests run, by package; fails below tests/coverage.json
 	$(PYTEST) -m "not slow" -n 2 --dist loadfile --max-worker-restart 0 -q \
 		--cov --cov-report=json:build/coverage/report.json tests/unit
 	$(BIN)/python -m tests.support.coverage_table

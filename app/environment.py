@@ -14,6 +14,10 @@ KEYS_VARIABLE = "TANDEM_API_KEYS"
 CALLERS_KEY_VARIABLE = "TANDEM_API_KEY"
 # The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
 REGIONS_FOLDER = "TANDEM_REGIONS_FOLDER"
+# Set where tandem serve listens on loopback alone: whoever calls is on this machine, or a proxy is.
+ON_LOOPBACK = "TANDEM_ON_LOOPBACK"
+# Set after the fork server has started, and read when they are asked for, not when imported.
+SET_LATE = (REGIONS_FOLDER, ON_LOOPBACK)
 NICENESS = "RAY_worker_niceness"
 RAY_ON_ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -58,22 +62,22 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # A decoded stack of 64 images at 224 px is 9.6 MB; a body may have max_body_bytes.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * MIB),
-        # Of Serve's own proxies: max_body_bytes as it is by default (app/settings.py), and as much
+        # Of Serve's own proxies: max_body_bytes as it is by default (app/settings), and as much
         # again as lets a client that is a little over it be told so by us. Gateways know theirs.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(21 * MIB),
         HAPROXY_PATH: str(haproxy),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # HAProxy would tell Serve of each request in a datagram, for counters that replicas keep
-        # as well, and then do: 0.07 CPU-ms and a process woken for each (DECISIONS.md).
+        # as well, and then do: 0.07 CPU-ms and a process woken for each (decision 0039).
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # A photo takes two reads and writes, not seven (DECISIONS.md); 16 KiB by default.
+        # A photo takes two reads and writes, not seven (decision 0049); 16 KiB by default.
         BUFFER_BYTES: str(64 * KIB),
         # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
         # makes 1 MB/s of a connection with 50 ms to and fro.
         "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": str(MIB),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's default is nice 15 for its workers, replicas and HAProxy among them: a busy program
-        # leaves them 3 % of a core, and proxies do not start in time (DECISIONS.md).
+        # leaves them 3 % of a core, and proxies do not start in time (decision 0041).
         NICENESS: "0",
         # Ray's own handler aborts the process on SIGTERM; Python's faulthandler reports crashes.
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
@@ -99,7 +103,7 @@ def node_environment(haproxy: Path) -> dict[str, str]:
 
 
 # What Ray does several times a second, for clusters and a dashboard. On one machine at rest that is
-# a sixth of all it costs (DECISIONS.md); milliseconds.
+# a sixth of all it costs (decision 0040); milliseconds.
 AT_REST = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_raylet_check_gc_period_milliseconds": "1000",
@@ -154,6 +158,11 @@ def environment_value(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
+def is_on_loopback() -> bool:
+    """Tell whether ``tandem serve`` started this process, and listens on loopback alone."""
+    return os.environ.get(ON_LOOPBACK) == "1"
+
+
 def gateway_timeout_s() -> float | None:
     """Return how long this node's HAProxy waits for a Gateway; None where it waits for ever."""
     return float(os.environ.get(GATEWAY_TIMEOUT) or 0) or None
@@ -175,7 +184,7 @@ def has_haproxy() -> bool:
 
 
 def prepend_to_environment(name: str, value: str) -> None:
-    """Put ``value`` in front of a comma-separated variable; of what is said twice the last wins."""
+    """Put ``value`` in front of a comma-separated variable; of a repeated entry the last wins."""
     os.environ[name] = ",".join(part for part in (value, os.environ.get(name)) if part)
 
 

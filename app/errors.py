@@ -69,6 +69,27 @@ class UnknownModelError(TandemError):
     code = "unknown_model"
 
 
+class UnknownRequestError(TandemError):
+    """Feedback for a request that is not remembered, or to a service that takes none."""
+
+    status = 404
+    code = "unknown_request"
+
+
+class FeedbackExistsError(TandemError):
+    """Feedback for an image that has another label already, or for an id of several requests."""
+
+    status = 409
+    code = "feedback_exists"
+
+
+class SetStateError(TandemError):
+    """A set that cannot be loaded or unloaded in this service, such as the default."""
+
+    status = 422
+    code = "set_state"
+
+
 class BadRegionError(TandemError):
     """Shared memory that is off, gone, too small, or not what was registered."""
 
@@ -95,6 +116,27 @@ class RegionExistsError(TandemError):
 
     status = 409
     code = "region_exists"
+
+
+class PlanChangedError(TandemError):
+    """A change of the traffic was made from a plan that is no longer the newest."""
+
+    status = 409
+    code = "plan_changed"
+
+
+class NoTrafficError(TandemError):
+    """A service without ``traffic`` and ``shadow`` was asked about its traffic."""
+
+    status = 404
+    code = "no_traffic"
+
+
+class TrafficLockedError(TandemError):
+    """A service without keys was asked to change its traffic, and its settings do not allow it."""
+
+    status = 403
+    code = "traffic_locked"
 
 
 class UnsupportedCodingError(TandemError):

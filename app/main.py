@@ -16,17 +16,26 @@ from ray.serve import Application
 
 from app.calls.ray_compatibility import check_ray
 from app.calls.ray_features import STAGE_ROUTER
+from app.deployments.feedback import FeedbackReplica
 from app.deployments.gateway import Gateway
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
+from app.deployments.sets import Sets
+from app.deployments.traffic import Traffic
 from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
-from app.graph.set_checks import check_accuracy, check_task
+from app.graph.set_checks import check_task
 from app.oip.shared_memory import shared_memory_of
 from app.precision import decided
+from app.samples.places import check_sample_store
 from app.setting_values import check_redis_client
 from app.settings import Settings
+from app.traffic.plan import Plan
+from app.traffic.versions import accuracy_warnings, first_split, loaded_sets
 from models.extras import check_installed
+from models.model_set import ModelSet
 from models.record import PACKAGES
+from models.stores import is_url
+from models.versions import split_version
 
 LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
@@ -38,27 +47,22 @@ def build(settings: Settings) -> Application:
         logger.warning(warning)
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
+    check_sample_store(settings.sample_dir)
     shared_memory_of(settings)  # the same
-    model_set = settings.load_set()
-    settings, why_float = decided(settings, model_set)
+    model_sets = loaded_sets(settings)
+    settings = in_versions(settings, model_sets)
+    settings, why_float = decided(settings, *model_sets)
     if why_float is not None:
         logger.warning(why_float)
-    manifest = model_set.manifest
-    for member in manifest.members:
-        precision = member.precision_of(settings.served_precision)
-        if (network := member.networks.get(precision)) is not None:
-            package = PACKAGES[network.runtime]
-            check_installed(package, package, f"member {member.name}")
-    verdict = check_accuracy(model_set, settings)
-    if verdict.status != "verified":
-        logger.warning(verdict.message)
-    check_task(settings, manifest)
-    check_functions(settings, manifest)
+    for model_set in model_sets:
+        _check(settings, model_set)
+    for warning in accuracy_warnings(settings, model_sets):
+        logger.warning(warning)
     decoder = members = combiner = None  # in the Gateway's process
     if settings.decoder == "deployment":
         decoder = _bound("Decoder", DecoderReplica, settings)
     if settings.members == "deployment":
-        names = [member.name for member in manifest.members]
+        names = [member.name for member in model_sets[0].manifest.members]
         members = {name: _bound(name, ClassifierReplica, settings, name) for name in names}
     if settings.combiner == "deployment":
         combiner = _bound("Combiner", CombinerReplica, settings)
@@ -66,7 +70,59 @@ def build(settings: Settings) -> Application:
     ongoing = 4 * settings.max_concurrent_requests
     deployment = serve.deployment(name="Gateway", max_ongoing_requests=ongoing)
     ingress = deployment(serve.ingress()(Gateway))
-    return ingress.bind(settings, decoder, members, combiner)
+    hubs = _hubs(settings, model_sets)
+    return ingress.bind(settings, decoder, members, combiner, **hubs)
+
+
+def _hubs(settings: Settings, model_sets: list[ModelSet]) -> dict[str, Application]:
+    """Bind what knows something for all Gateways, by the Gateway's argument: a replica each."""
+    hubs = {}
+    if settings.feedback:
+        hubs["feedback"] = _hub("Feedback", FeedbackReplica, settings)
+    if settings.has_versions:
+        plan = Plan.first(first_split(settings, model_sets))
+        hubs["traffic"] = _hub("Traffic", Traffic, plan.as_dict())
+    if settings.model_sets is not None:
+        hubs["sets"] = _hub("Sets", Sets, ",".join(settings.model_sets))
+    return hubs
+
+
+def _hub(name: str, owner: type, *args: object) -> Application:
+    options = {"num_cpus": 0}  # it takes no core from the others
+    deployment = serve.deployment(name=name, max_ongoing_requests=1000, ray_actor_options=options)
+    return deployment(owner).bind(*args)
+
+
+def _check(settings: Settings, model_set: ModelSet) -> None:
+    """Refuse to serve a set whose runtime is missing, or that the settings do not fit."""
+    manifest = model_set.manifest
+    for member in manifest.members:
+        precision = member.precision_of(settings.served_precision)
+        if (network := member.networks.get(precision)) is not None:
+            package = PACKAGES[network.runtime]
+            check_installed(package, package, f"member {member.name}")
+    check_task(settings, manifest)
+    check_functions(settings, manifest)
+
+
+def in_versions(settings: Settings, model_sets: list[ModelSet]) -> Settings:
+    """Name sets at URLs in these versions: every replica has them, whatever stores have later."""
+    each = settings.of_each_version() if settings.has_versions else settings.of_each_set()
+    own_names = [own.model_set for own in each]
+    if not any(map(is_url, own_names)):
+        return settings
+    names = [
+        f"{split_version(name)[0]}@{of_name.folder.name}" if is_url(name) else name
+        for name, of_name in zip(own_names, model_sets, strict=True)
+    ]  # a folder of the cache is called by its manifest's hash, whatever weights are set
+    update: dict[str, Any] = {"model_set": names[0]}
+    if settings.has_several_sets:
+        update["model_sets"] = tuple(names)
+    if settings.has_versions:
+        by_name = dict(zip(own_names, names, strict=True))
+        shares = settings.traffic and {by_name[name]: of for name, of in settings.traffic.items()}
+        update |= {"traffic": shares, "shadow": settings.shadow and by_name[settings.shadow]}
+    return settings.model_copy(update=update)
 
 
 def _bound(name: str, stage: type, *args: object) -> Application:

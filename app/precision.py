@@ -9,10 +9,10 @@ from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
 
 
-def decided(settings: Settings, model_set: ModelSet) -> tuple[Settings, str | None]:
-    """Return the settings with one precision for all replicas; why it is not INT8, or None.
+def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | None]:
+    """Return the settings with one precision for all; why it is not INT8, or None.
 
-    A member's INT8 network is compiled and run here; each replica still checks what it serves.
+    Every INT8 network is compiled and run here; each replica still checks what it serves.
 
     Raises:
         ModelSetError: a network is missing or altered, or no float ones are there to take.
@@ -20,11 +20,13 @@ def decided(settings: Settings, model_set: ModelSet) -> tuple[Settings, str | No
     """
     if settings.precision != "auto":
         return settings, None
-    if (problem := _problem(settings, model_set)) is None:
+    problems = (_problem(settings, model_set) for model_set in model_sets)
+    if (problem := next(filter(None, problems), None)) is None:
         return settings.model_copy(update={"precision": "INT8"}), None
     try:
-        for member in model_set.manifest.members:
-            model_set.network_path(member.name, "FP16")
+        for model_set in model_sets:
+            for member in model_set.manifest.members:
+                model_set.network_path(member.name, "FP16")
     except ModelSetError as error:
         raise ModelSetError(
             f"precision auto: {problem} And there is no FP16 to take: {error.message}"

@@ -1,6 +1,6 @@
 """Response models of the HTTP interface: plain dataclasses, which /docs describes.
 
-A request makes some twenty of these objects, so they are not validated: what is in them was made
+A request makes some twenty of these objects, so they are not validated: their values were made
 here. FastAPI reads their fields for the schema as it would read a pydantic model's.
 """
 
@@ -15,7 +15,6 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.messages import Combined, Fault
 from models.ensemble import Prediction
-from models.record import RuntimeName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,87 +130,6 @@ class Results:
 
 
 @dataclass(slots=True)
-class ServedRuntime:
-    """What runs a member's network."""
-
-    name: RuntimeName
-    version: Annotated[str, Field(description="of its package, where the Gateway runs")]
-
-
-@dataclass(slots=True)
-class ServedMember:
-    """One member of the served set."""
-
-    name: str
-    precision: str
-    input_size: int  # px, of its square
-    weight: float
-    source: str
-    runtime: ServedRuntime
-
-
-@dataclass(slots=True, kw_only=True)
-class ServedModels:
-    """The answer of /v1/models."""
-
-    model_set: str
-    model_version: Annotated[
-        str,
-        Field(description="the set's fingerprint, of all that answers depend on; as answers say"),
-    ]
-    description: str
-    hint: str
-    task: Annotated[
-        str,
-        Field(
-            description="classification (classes exclude each other, probabilities sum to 1) or "
-            "multi_label (a score for each class by itself)"
-        ),
-    ]
-    threshold: Annotated[
-        float | SkipJsonSchema[None],
-        Field(description="of a multi_label set: labels with this score or more are listed"),
-    ] = None
-    input_size: int
-    labels: list[str]
-    max_drop: Annotated[
-        float,
-        Field(
-            description="of INT8's top-1 (of a multi_label set, mAP or micro-F1) that the set "
-            "accepts, a fraction"
-        ),
-    ]
-    verified: Annotated[
-        str,
-        Field(
-            description="verified, unmeasured, unknown (measured on too few images to tell), or "
-            "dropped (over max_drop)"
-        ),
-    ]
-    members: list[ServedMember]
-    accuracy: list[dict[str, Any]]
-    sure: Annotated[
-        dict[str, Any] | SkipJsonSchema[None],
-        Field(
-            description="from which probability on an answer is sure, and, of images that it was "
-            "not chosen by, the share of sure answers and how often they are right"
-        ),
-    ] = None
-    cascade_margin: Annotated[
-        float | SkipJsonSchema[None],
-        Field(description="of the first member, from which on the others are not asked; if set"),
-    ] = None
-    preprocess: Annotated[
-        str | SkipJsonSchema[None],
-        Field(description="the operator's own function between decoder and members; if set"),
-    ] = None
-    combine: Annotated[
-        str | SkipJsonSchema[None],
-        Field(description="the operator's own function in place of the average; if set"),
-    ] = None
-
-
-@dataclass(slots=True)
 class Ready:
     """The answer of /readyz and /healthz."""
 
@@ -238,7 +156,7 @@ def _given(answer: Classified) -> dict[str, Any]:
     """Return the fields that are not None; orjson renders the dataclasses within."""
     values = _fields(answer)
     if answer.threshold is not None:  # a member may list no label
-        values["members"] = {name: _fields(one) for name, one in answer.members.items()}
+        values["members"] = {name: _fields(member) for name, member in answer.members.items()}
     values["timings_ms"] = {
         "total": answer.timings_ms.total,
         "stages": list(map(_given_stage, answer.timings_ms.stages)),

@@ -1,16 +1,19 @@
 """What single settings may say: addresses, names of functions, room in the queues."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.errors import ConfigError
 from models.extras import pip_install
+from models.store_files import EXTRAS, OBJECT_STORES
+from models.versions import split_version
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
 EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"
@@ -35,6 +38,9 @@ ORIGIN = re.compile(
 )
 
 
+SHARES_TOLERANCE = 1e-6  # percent, of a sum of floats
+
+
 @dataclass(frozen=True)
 class RedisAddress:
     """A server and a database of it; ``shown`` is without the password that ``url`` may have."""
@@ -43,7 +49,7 @@ class RedisAddress:
     shown: str
 
     @classmethod
-    def of(cls, given: str) -> Self:
+    def of(cls, address: str) -> Self:
         """Read an address.
 
         Raises:
@@ -51,7 +57,7 @@ class RedisAddress:
 
         """
         try:
-            parts = urlsplit(given)
+            parts = urlsplit(address)
             port = parts.port
         except ValueError as error:  # a port that is no number, brackets that do not close
             raise ValueError(f"its port is no number from 1 to 65535: give {EXAMPLE}") from error
@@ -67,13 +73,13 @@ class RedisAddress:
         )
 
 
-def check_cache_address(given: str) -> None:
+def check_cache_address(address: str) -> None:
     """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
-    if not given.startswith(SCHEMES):
-        shown = given.partition("://")[0][:20]  # a password may come after it
+    if not address.startswith(SCHEMES):
+        shown = address.partition("://")[0][:20]  # a password may come after it
         raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
     try:
-        RedisAddress.of(given)
+        RedisAddress.of(address)
     except ValueError as error:
         raise ValueError(f"cache is no address of a Redis: {error}") from error
 
@@ -101,20 +107,63 @@ def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
 
 
-def check_origin(given: str) -> None:
+def check_origin(origin: str) -> None:
     """Raise ValueError if it is no origin as browsers write it (RFC 6454), nor ``*``."""
-    if given != "*" and not ORIGIN.fullmatch(given):
+    if origin != "*" and not ORIGIN.fullmatch(origin):
         raise ValueError(
-            f"{given[:80]!r} is no origin: give scheme, host and port as https://shop.example or "
+            f"{origin[:80]!r} is no origin: give scheme, host and port as https://shop.example or "
             "http://localhost:3000, in small letters, without a path or a slash at the end, or '*'"
         )
 
 
-def check_function_name(given: str) -> None:
+def check_sample_place(ratio: float, place: str | None) -> None:
+    """Raise ValueError if samples have no place, or it is a URL that is not written to."""
+    if ratio > 0 and place is None:
+        raise ValueError(
+            f"sample_ratio is {ratio:g}, and sample_dir is not set: set it to a folder or a URL "
+            "as s3://BUCKET/FOLDER, or sample_ratio to 0"
+        )
+    scheme, separator, rest = (place or "").partition("://")
+    if not separator:
+        return
+    host = rest.partition("/")[0]
+    if "@" in host:
+        raise ValueError(
+            f"sample_dir is a {scheme}:// URL with credentials, which logs would show: leave them "
+            "out, and give them in environment variables"
+        )
+    if scheme not in EXTRAS or not host or "?" in rest or "#" in rest:
+        raise ValueError(f"sample_dir is a {scheme[:20]!r} URL: give a folder, or {OBJECT_STORES}")
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raise ValueError if they are no percentages of versions, in sum 100."""
+    for name, share in shares.items():
+        if not 0 <= share <= 100:  # NaN too
+            raise ValueError(f"the share of {name[:80]} is {share:g}; give a percent, 0 to 100")
+    if abs((total := sum(shares.values())) - 100) > SHARES_TOLERANCE:
+        text = ", ".join(f"{name[:80]} {share:g}" for name, share in shares.items()) or "none"
+        way = (
+            f"{abs(total - 100):g} more than 100" if total > 100 else f"{100 - total:g} are missing"
+        )
+        raise ValueError(f"shares sum to {total:g}, not to 100 ({text}): {way}")
+
+
+def set_in_traffic(model_set: str | None, main: str) -> str:
+    """Return ``main``, of the traffic's versions; ValueError: ``model_set`` names another set."""
+    if model_set is not None and split_version(model_set)[0] != split_version(main)[0]:
+        raise ValueError(
+            f"model_set is {model_set[:80]!r}, and traffic is of {main[:80]!r}: leave model_set "
+            "out, or name the same set"
+        )
+    return main
+
+
+def check_function_name(name: str) -> None:
     """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
-    module, _, function = given.partition(":")
+    module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise ValueError(f"{given[:80]!r} names no function: give package.module:function")
+        raise ValueError(f"{name[:80]!r} names no function: give package.module:function")
 
 
 def form_places(max_queued_images: int) -> int:
@@ -132,6 +181,22 @@ class QueueConfig(BaseModel):
 
     max_batch_size: Annotated[int, Field(ge=1)] | None = None  # at most the largest compiled size
     max_queued_images: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def of(cls, content: object, max_files: int) -> Self:
+        """Check a file's; ConfigError: a key or value that is none, or no room for forms."""
+        try:
+            asked = cls.model_validate(content)
+            if asked.max_queued_images is not None:
+                check_form_fits(asked.max_queued_images, max_files)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(("user_config", *map(str, first["loc"])))
+            known = ", ".join(cls.model_fields)
+            raise ConfigError(f"{where}: {first['msg']}; it has {known}") from error
+        except ValueError as error:
+            raise ConfigError(f"user_config: {error}") from error
+        return asked
 
 
 def check_form_fits(max_queued_images: int, max_files: int) -> None:

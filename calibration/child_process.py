@@ -1,7 +1,7 @@
-"""A child process: starts it, ties its life to this process's, hears what it says, and ends it.
+"""A child process: starts it, reads its output, ends it, and makes it end with its parent.
 
-A child is in a session of its own: Ctrl-C reaches this process alone, which ends the child and all
-that it started. Its standard input ends with this process, however that dies.
+A child has its own session: Ctrl-C only reaches the parent, which ends the child and its
+descendants. The child's standard input is closed when the parent ends in any way.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-REAPED_WITHIN_S = 15.0  # of a child that has closed its end, or was killed
+REAPED_WITHIN_S = 15.0  # for a child that has closed its end, or was killed
 
 
 class Child:
-    """A command that runs; as a context manager it is killed at the end of the block.
+    """A running command; as a context manager it is killed at the end of the block.
 
     Args:
         command: the program and its arguments.
-        printed: where its standard error goes, and its standard output unless it is heard.
-        is_heard: whether :meth:`read_line` returns what it writes to its standard output.
-        environment: its environment; None: ours.
+        printed: gets its standard error, and its standard output unless ``is_heard``.
+        is_heard: whether :meth:`read_line` returns its standard output.
+        environment: its environment; None: this process's.
 
     Raises:
         OSError: it could not be started.
@@ -53,13 +53,13 @@ class Child:
         return self._process.pid
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether it ends within this time."""
+        """Whether the child has ended, or ends within ``within_s``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
         return self._process.returncode is not None
 
     def how_ended(self) -> str:
-        """Say by which signal, or with which exit code, it ended."""
+        """Return by which signal, or with which exit code, the child ended."""
         if not self.has_ended(REAPED_WITHIN_S):
             return "it no longer answers"
         code = self._process.returncode
@@ -68,7 +68,10 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return its next line; None once its output has ended, or ``time.monotonic`` is past."""
+        """Return its next line; None at the end of its output, or at ``deadline``.
+
+        ``deadline`` is by ``time.monotonic``.
+        """
         assert self._process.stdout is not None
         pipe, line = self._process.stdout.fileno(), b""
         while (left_s := deadline - time.monotonic()) > 0:
@@ -83,7 +86,7 @@ class Child:
         return None
 
     def interrupt(self, patience_s: float) -> None:
-        """End it as Ctrl-C does, and wait no longer than ``patience_s``."""
+        """End the child as Ctrl-C does, and wait at most ``patience_s``."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGINT)
         self.has_ended(patience_s)
@@ -101,7 +104,7 @@ class Child:
 
 
 def last_words(log: Path) -> str:
-    """Return the last line of a log that says something; none of it moves the terminal's cursor."""
+    """Return the last line of a log that is not blank, without control characters."""
     try:
         lines = log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
     except OSError:

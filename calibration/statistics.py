@@ -1,6 +1,6 @@
 """Statistics of a measured accuracy: intervals, paired tests, calibration error.
 
-Everything works on counts, so an evaluation needs no memory per image.
+Everything works on counts, so memory does not grow with the images.
 """
 
 from dataclasses import dataclass, field
@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.stats import binomtest
 
 from models.accuracy import Z95, Drop
 
 Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
-EDGE = 1e-9  # how near the search for an interval goes to differences of all images
-NUM_BINS = 15  # of confidence, as Guo et al. (2017) have them
+EDGE = 1e-9  # margin of the search for an interval before a difference of all images
+NUM_BINS = 15  # of confidence, as in Guo et al. (2017)
 
 
 def wilson_interval(num_right: int, num_images: int) -> tuple[float, float]:
-    """Return the 95 % interval of a proportion (Wilson 1927): sound near 0 and 1 too."""
+    """Return the 95 % interval of a proportion (Wilson 1927), valid near 0 and 1 too."""
     share, spread = num_right / num_images, Z95**2 / num_images
     center = (share + spread / 2) / (1 + spread)
     half = Z95 / (1 + spread) * sqrt(share * (1 - share) / num_images + spread / 4 / num_images)
@@ -29,7 +27,7 @@ def wilson_interval(num_right: int, num_images: int) -> tuple[float, float]:
 
 @dataclass
 class Paired:
-    """Two classifiers on the same images: who alone was right, how often."""
+    """Two classifiers on the same images: how often only one of them was right."""
 
     num_images: int = 0
     only_first: int = 0
@@ -37,29 +35,32 @@ class Paired:
 
     @classmethod
     def of(cls, first: Rightness, second: Rightness) -> "Paired":
-        """Return the counts of (N,) right-or-wrong."""
+        """Return the counts of two arrays (N,), whether each image is right."""
         pair = cls()
         pair.add(first, second)
         return pair
 
     def add(self, first: Rightness, second: Rightness) -> None:
-        """Count a batch of (N,) right-or-wrong."""
+        """Add a batch of two arrays (N,), whether each image is right."""
         self.num_images += len(first)
         self.only_first += int((first & ~second).sum())
         self.only_second += int((~first & second).sum())
 
     @property
     def difference(self) -> float:
-        """First's accuracy minus second's."""
+        """The first's accuracy minus the second's."""
         return (self.only_first - self.only_second) / self.num_images
 
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % score interval of the difference (Tango 1998, Statistics in Medicine 17).
 
-        It holds its level on few images and few differences, where those that add half an image to
-        each count are too short: 50 images without a difference do not show that there is none.
+        It keeps its level with few images and few differences. Intervals that add half an image to
+        each count are too short there: 50 images without a difference do not prove that there is
+        none.
         """
+        from scipy.optimize import brentq  # slow to import, and only needed for comparisons
+
         ends = -1 + EDGE, 1 - EDGE
         low, high = (
             brentq(self._score, *ends, args=(z,))
@@ -70,9 +71,12 @@ class Paired:
         return min(low, self.difference), max(high, self.difference)
 
     def _score(self, difference: float, z: float) -> float:
-        """Return how far Tango's score of a difference is above ``z``; it falls with it."""
+        """Return how far Tango's score of a difference exceeds ``z``.
+
+        It decreases with the difference.
+        """
         n, b, c = self.num_images, self.only_first, self.only_second
-        # The likeliest share of images that only the second has right, if this is the difference.
+        # The likeliest share of images on which only the second is right, given this difference.
         linear = (2 * n - b + c) * difference - b - c
         root = linear**2 + 8 * n * c * difference * (1 - difference)
         share = max(0.0, (sqrt(max(0.0, root)) - linear) / (4 * n))
@@ -81,7 +85,9 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """Return McNemar's exact test: the chance of so uneven a split between equals."""
+        """Return the p-value of McNemar's exact test: the chance of so uneven a split of equals."""
+        from scipy.stats import binomtest
+
         discordant = self.only_first + self.only_second
         if discordant == 0:
             return 1.0
@@ -89,7 +95,7 @@ class Paired:
 
     @property
     def drop(self) -> Drop:
-        """Return what the second lost, as records keep it."""
+        """Return the second's loss in the form of accuracy records."""
         low, high = self.interval
         return Drop(
             top1=round(self.difference, 6),
@@ -107,7 +113,7 @@ class Reliability:
     confidence: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
 
     def add(self, confidence: npt.NDArray[Any], right: Rightness) -> None:
-        """Count a batch: (N,) probability of the first class, (N,) whether it was right."""
+        """Add a batch: (N,) probability of the first class, (N,) whether it was right."""
         bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
         self.counts += np.bincount(bins, minlength=NUM_BINS)
         self.right += np.bincount(bins, weights=right, minlength=NUM_BINS).astype(np.int64)
@@ -115,6 +121,6 @@ class Reliability:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean distance of confidence and accuracy over the images (ECE; Naeini et al. 2015)."""
+        """Mean difference of confidence and accuracy over the images (ECE; Naeini et al. 2015)."""
         total = int(self.counts.sum())
         return float(np.abs(self.right - self.confidence).sum() / total) if total else 0.0

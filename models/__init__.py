@@ -1,13 +1,13 @@
 """Model sets and the pure code that runs them: manifest, image, runtime, ensemble.
 
-NumPy, SciPy, OpenCV and OpenVINO only; ``runtimes`` has an extra, imported when a member needs it.
-Serving, calibration and evaluation share these functions, so a number measured offline is the
-number served. Never imports ray, torch, nncf or fastapi.
+It needs only NumPy, SciPy, OpenCV and OpenVINO; ``runtimes`` imports an extra's package when a
+member needs it. Serving, calibration and evaluation share these functions, so an accuracy measured
+offline holds for serving. Never imports ray, torch, nncf or fastapi.
 """
 
 import sys
 
-# OpenVINO and NNCF report each use to Google Analytics by way of this package, with an identity
-# that they keep in the user's home, and a thread that stays. Both do without it where it cannot be
-# imported, and None says so. This file runs before either is imported.
+# OpenVINO and NNCF use this package to report to Google Analytics, with an id in the user's home
+# and a thread that stays. Both work without it. None makes its import fail; this file runs before
+# either is imported.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

@@ -10,9 +10,9 @@ from models.image_record import ImageRecord
 from models.record import FloatType, Precision, Record
 
 Z95 = NormalDist().inv_cdf(0.975)
-ENSEMBLE = "ensemble"  # the combiner's average, beside the members' names
+ENSEMBLE = "ensemble"  # the combiner's average, next to the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
-NumImages = Annotated[int, Field(ge=1, le=10**9)]  # statistics compute with it as a float
+NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
 Difference = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -26,7 +26,7 @@ class Score(Record):
 
     @property
     def figure(self) -> tuple[str, float]:
-        """Return the figure that a classifier is known by, and its name."""
+        """Return the name and value of the main figure, top-1 accuracy."""
         return "top-1", self.top1
 
 
@@ -38,7 +38,7 @@ class SureRecord(Record):
     """
 
     probability: Fraction
-    target: Fraction  # of sure answers, the share that was to be right
+    target: Fraction  # the required share of right answers among sure ones
     num_images: NumImages
     share: Fraction  # of sure answers
     right: Fraction  # of sure answers
@@ -60,17 +60,17 @@ class MultiLabelScore(Record):
 
     @property
     def figure(self) -> tuple[str, float]:
-        """Return the figure that a classifier is known by, and its name."""
+        """Return the name and value of the main figure, mean average precision."""
         return "mAP", self.mean_average_precision
 
 
 class Loss(NamedTuple):
-    """What INT8 lost of one figure, as :mod:`models.drop_rule` judges it."""
+    """The loss of INT8 in one figure, for :mod:`models.drop_rule`."""
 
     figure: str
     lost: float  # a fraction
     high: float  # the upper end of its 95 % interval
-    p_value: float  # of no loss, two-sided
+    p_value: float  # of the hypothesis of no loss, two-sided
 
 
 class Drop(Record):
@@ -82,7 +82,7 @@ class Drop(Record):
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """Return what was lost of the figure that max_drop is of."""
+        """Return the loss of the figure that max_drop limits."""
         return (Loss("top-1", self.top1, self.interval[1], self.p_value),)
 
 
@@ -96,10 +96,10 @@ class MultiLabelDrop(Record):
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """Return what was lost of the two figures that max_drop is of.
+        """Return the losses of the two figures that max_drop limits.
 
-        mAP sees an order of images that changed, micro F1 scores that crossed the threshold: either
-        may hide what the other shows.
+        mAP changes with the order of images, micro F1 with scores that cross the threshold. Either
+        may miss a loss that the other shows.
         """
         return (
             _normal_loss("mAP", self.mean_average_precision, self.mean_average_precision_interval),
@@ -108,15 +108,15 @@ class MultiLabelDrop(Record):
 
 
 def _normal_loss(figure: str, lost: float, interval: tuple[float, float]) -> Loss:
-    """Return a loss whose interval is 1.96 standard errors wide on each side."""
-    half = max(interval[1] - lost, lost - interval[0])  # one side may be cut at 1 or -1
+    """Return a loss whose interval is 1.96 standard errors on each side."""
+    half = max(interval[1] - lost, lost - interval[0])  # a side may be cut off at 1 or -1
     if not half:
         return Loss(figure, lost, interval[1], 0.0 if lost else 1.0)
     return Loss(figure, lost, interval[1], 2 * NormalDist().cdf(-abs(lost) / half * Z95))
 
 
 class ValidationDrop(Record):
-    """What one member lost on the images that ``tandem quantize`` validated it with.
+    """A member's loss on the images that ``tandem quantize`` validated it with.
 
     It can refuse a set but never verify one: the images may be few, they are of one member, and
     accuracy control may have chosen the layers that stay float by these very images.
@@ -131,19 +131,19 @@ class ValidationDrop(Record):
 
 
 class Conditions(Record):
-    """What an evaluation's figures depend on besides the networks themselves."""
+    """The conditions of an evaluation that its figures depend on, besides the networks."""
 
     image: ImageRecord
-    labels_sha256: str  # which class an output is
-    class_ids_sha256: str | None = None  # which class a dataset's folder is
+    labels_sha256: str  # which class an output stands for
+    class_ids_sha256: str | None = None  # which class a dataset's folder stands for
     weights: dict[str, float]  # of each member in the average
     float_type: FloatType = "f32"
-    member_images: dict[str, ImageRecord] | None = None  # of members whose input is their own
+    member_images: dict[str, ImageRecord] | None = None  # of members with an own input
     threshold: float | None = None  # of a multi-label set; None: a classification set
     temperatures: dict[str, float] | None = None  # of members and ensemble; None: all are 1
 
     def changes(self, now: "Conditions") -> list[str]:
-        """Name what is otherwise in ``now``, for people."""
+        """Return the names of conditions that differ in ``now``, for people."""
         pairs = {
             "the image rule": (
                 (self.image, self.member_images),
@@ -167,20 +167,20 @@ class AccuracyRecord(Record):
     """
 
     dataset: str
-    images_sha256: str  # over the sorted hashes of the images: the same images, the same value
+    images_sha256: str  # a hash over the sorted hashes of the images
     num_images: NumImages
     measured: date
     cpu: str
-    int8_kernels: str  # the convolution kernels OpenVINO chose: they decide how INT8 rounds
-    float_type: dict[Precision, str]  # what the layers that are not INT8 ran in: f32 or bf16
+    int8_kernels: str  # the convolution kernels that OpenVINO chose, which decide how INT8 rounds
+    float_type: dict[Precision, str]  # computed by the layers that are not INT8: f32 or bf16
     versions: dict[str, str]
     fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
-    conditions: Conditions | None = None  # None: recorded before they were noted
+    conditions: Conditions | None = None  # None for early records
     # By member name or "ensemble".
     scores: dict[Precision, dict[str, Score | MultiLabelScore]]
-    # Empty unless float and INT8 were both measured.
+    # Empty unless both precisions were measured.
     drops: dict[str, Drop | MultiLabelDrop] = Field(default={})
-    # Files of a network, in 10**6 bytes.
+    # Of a network's files, in 10**6 bytes.
     size_mb: dict[str, dict[Precision, float]] = Field(default={})
     # At batch 8, on this CPU.
     cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(default={})

@@ -1,8 +1,8 @@
-"""What a set's rows mean: which labels an answer lists, whether members agree, how sure it is.
+"""Turns a set's probabilities into labels, the members' agreement, and whether an answer is sure.
 
-Of a **classification** set a row is a distribution: the classes exclude each other, and an answer
-lists the likeliest. Of a **multi-label** set it is a score for each class by itself, as a sigmoid
-gives it: an answer lists the labels whose score is the threshold or more, which may be none.
+In a **classification** set a row is a distribution over exclusive classes, and an answer lists the
+likeliest. In a **multi-label** set a row has an independent score for each class, as from a
+sigmoid. An answer lists the labels with a score of at least the threshold, perhaps none.
 """
 
 import math
@@ -18,12 +18,12 @@ DEFAULT_THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """How rows (C,) of one set are read.
+    """Interprets the rows (C,) of a set.
 
     Args:
-        labels: one per class, in the networks' order.
-        threshold: of a multi-label set's scores, 0 to 1; None: a classification set.
-        sure_from: the least probability of a sure answer's first class; None: not measured.
+        labels: a label per class, in the networks' order.
+        threshold: for the scores of a multi-label set, 0 to 1; None: a classification set.
+        sure_from: the lowest probability of a sure answer's first class; None: not measured.
 
     """
 
@@ -33,25 +33,25 @@ class AnswerRule:
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether a row is a score for each class by itself."""
+        """Whether a row has an independent score for each class."""
         return self.threshold is not None
 
     def asked(self, threshold: float | None) -> "AnswerRule":
-        """Return the rule with the threshold that a request asks for; None: the set's."""
+        """Return the rule with a request's threshold; None keeps the set's."""
         return self if threshold is None else AnswerRule(self.labels, threshold)
 
     def predictions(self, row: Probabilities, k: int) -> list[Prediction]:
-        """Return what an answer lists of a row (C,), at most ``k``, the highest first."""
-        found = top_k(row, self.labels, k)
+        """Return the classes listed for a row (C,), at most ``k``, the highest first."""
+        ranked = top_k(row, self.labels, k)
         if self.threshold is None:
-            return found
+            return ranked
         least = as_float32(self.threshold)
-        return [one for one in found if one.probability >= least]
+        return [prediction for prediction in ranked if prediction.probability >= least]
 
     def agree(self, rows: Iterable[Probabilities]) -> bool:
-        """Whether rows (C,) say the same: the likeliest class, or all labels of a multi-label set.
+        """Whether rows (C,) agree: on the likeliest class, or on all labels of a multi-label set.
 
-        However many an answer lists.
+        The number of labels that an answer lists does not matter.
         """
         if self.threshold is None:
             return len({likeliest(row) for row in rows}) == 1
@@ -59,25 +59,25 @@ class AnswerRule:
         return all(bool((first == other).all()) for other in others)
 
     def is_sure(self, row: Probabilities) -> bool | None:
-        """Whether the ensemble's row (C,) is sure: false if it is NaN; None where no rule is."""
+        """Whether the ensemble's row (C,) is sure; False if it is NaN, None without a bound."""
         return None if self.sure_from is None else bool(row.max() >= np.float32(self.sure_from))
 
     def entropy(self, row: Probabilities) -> float:
-        """Return how unsure a row (C,) is, from 0 (sure) to 1.
+        """Return the uncertainty of a row (C,), from 0 (sure) to 1.
 
-        Of a distribution Shannon's entropy as a share of the largest; of scores the mean over the
-        classes of each one's binary entropy in bits.
+        For a distribution it is Shannon's entropy as a share of the largest possible. For scores it
+        is the mean binary entropy of the classes, in bits.
         """
         return entropy(row) if self.threshold is None else binary_entropy(row)
 
 
 def above(rows: Probabilities, threshold: float) -> Flags:
-    """Return which scores of (..., C) are the threshold or more.
+    """Return which scores of (..., C) are at least the threshold.
 
-    Compared in float32, as scores are: 0.7 is not above a score of 0.7.
+    The comparison is in float32, like the scores: otherwise a score of 0.7 would be below 0.7.
     """
-    found: Flags = rows >= np.float32(threshold)
-    return found
+    flags: Flags = rows >= np.float32(threshold)
+    return flags
 
 
 def as_float32(value: float) -> float:

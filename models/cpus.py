@@ -1,7 +1,7 @@
-"""How many CPUs this process may use: affinity, and the quotas of its control groups.
+"""The number of CPUs that this process may use, by affinity and control group quotas.
 
-The groups are of version 1 or 2. A limit may stand on any group from the process's own up to the
-hierarchy's root (a systemd unit, a pod around a container): the tightest counts. See cgroups(7) and
+Groups of version 1 and 2 are read. Every group from the process's own up to the root may have a
+limit (a systemd unit, a pod around a container); the tightest counts. See cgroups(7) and
 proc_pid_mountinfo(5).
 """
 
@@ -11,20 +11,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-PROC = Path("/proc/self")  # its files cgroup and mountinfo
+PROC = Path("/proc/self")  # contains the files cgroup and mountinfo
 
 
 def usable_cpus() -> set[int]:
-    """Return the CPUs of the affinity mask; all where the system has no such masks (macOS)."""
+    """Return the CPUs of the affinity mask; all CPUs on systems without masks (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def available_cpus(proc: Path = PROC) -> int:
-    """Return the cores of the affinity mask, cut to the tightest CPU quota; at least one.
+    """Return the cores of the affinity mask, limited by the tightest CPU quota; at least 1.
 
-    OpenVINO's threads know neither (its wheel uses TBB), so they are counted here.
+    OpenVINO's threads ignore both (its wheel uses TBB), so they are counted here.
     """
     return max(1, math.floor(min(len(usable_cpus()), cpu_quota(proc))))
 
@@ -37,22 +37,22 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         return "unknown"
     facts = {key.strip(): value.strip() for key, _, value in reversed(pairs)}
     flags = set(facts.get("flags", "").split())
-    found = [flag for flag in ("avx2", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
-    return f"{facts.get('model name', 'unknown')} ({' '.join(found) or 'no int8 extensions'})"
+    int8_flags = [flag for flag in ("avx2", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
+    return f"{facts.get('model name', 'unknown')} ({' '.join(int8_flags) or 'no int8 extensions'})"
 
 
 def instructions_of(cpu: str) -> str:
-    """Return the instruction sets in what :func:`cpu_model` said of a CPU."""
+    """Return the instruction sets in a text from :func:`cpu_model`."""
     return cpu.rpartition("(")[2].rstrip(")")
 
 
 def cpu_quota(proc: Path = PROC) -> float:
-    """Return how many CPUs' time the process may use; infinite without a quota."""
+    """Return the CPU quota in CPUs; infinite without a quota."""
     return min((_quota(folder) for folder in group_folders("cpu", proc)), default=math.inf)
 
 
 def group_folders(controller: str, proc: Path) -> Iterator[Path]:
-    """Yield the folders of all groups that a controller's limits may stand on."""
+    """Yield the folders of all groups in which a controller's limits may be set."""
     try:
         groups = (proc / "cgroup").read_text("utf-8").splitlines()
         mounts = [line.split() for line in (proc / "mountinfo").read_text("utf-8").splitlines()]
@@ -66,15 +66,15 @@ def group_folders(controller: str, proc: Path) -> Iterator[Path]:
 
 
 def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
-    """Whether a line of mountinfo is the hierarchy that a line of cgroup is about."""
+    """Whether a line of mountinfo is the hierarchy that a line of cgroup names."""
     kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-    if controllers == [""]:  # version 2 has one for all controllers
+    if controllers == [""]:  # version 2 has a single hierarchy
         return kind == "cgroup2"
     return kind == "cgroup" and controller in controllers and controller in options
 
 
 def _below(group: str, root: str) -> PurePosixPath:
-    """Return a group's path below what is mounted; the mount itself if it is elsewhere."""
+    """Return a group's path below the mount; the mount itself if the group is elsewhere."""
     path = PurePosixPath(group)
     return path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
 

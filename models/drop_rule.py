@@ -1,10 +1,9 @@
 """Decides whether INT8 lost more than a set allows: refused, verified, or unknown.
 
-Chance moves every measured loss, so one figure over ``max_drop`` proves nothing on few images, nor
-does one under it. **Refused** needs a loss over ``max_drop`` that is no chance; **verified** needs
-an interval that ends below a bound, which is tighter the more images there are; all else is
-**unknown**. DECISIONS.md, "The accuracy gate"; ``tests/load/gate_simulation.py`` measures how
-often either is wrong.
+Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
+nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
+interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
+See decision 0011; ``tests/load/gate_simulation.py`` measures the rates of both errors.
 """
 
 from collections.abc import Mapping
@@ -16,28 +15,29 @@ from typing import Literal
 from models.accuracy import Z95, Drop, Loss, MultiLabelDrop
 
 DropOutcome = Literal["refused", "verified", "unknown"]
-SIGNIFICANCE = 0.05  # the chance that any figure of a set as good as float is refused
-# An interval verifies if it ends this much over max_drop, a fraction: half a point at 1,000 images,
-# as intervals shrink with the root of their number; never so much that two points would pass.
+SIGNIFICANCE = 0.05  # the probability that a set as good as float is refused for any of its figures
+# An interval verifies if it ends less than this above max_drop, as a fraction: half a point at
+# 1,000 images, since intervals shrink with the root of their number. MAX_SLACK keeps losses of two
+# points from being verified.
 SLACK, SLACK_IMAGES, MAX_SLACK = 0.005, 1000, 0.015
-LEAST_IMAGES = 254  # the fewest that can verify, without any difference, with the usual max_drop
-MOST_IMAGES = 10**7  # more are not asked for
+LEAST_IMAGES = 254  # fewer cannot verify with the usual max_drop, even without any difference
+MOST_IMAGES = 10**7  # more are not requested
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one figure of a classifier says, with the number of images that it was measured on."""
+    """The judgement on a figure of a classifier, and its number of images."""
 
-    name: str  # of a member, or ensemble
+    name: str  # a member's, or ensemble
     loss: Loss
     num_images: int
     outcome: DropOutcome
-    bound: float  # that the interval must end under, to verify
-    num_more: int | None  # about so many images more would tell; None: no number that there is
+    bound: float  # the interval must end below this to verify
+    num_more: int | None  # roughly how many more images would decide; None: no number would
 
 
 def bound(max_drop: float, num_images: int) -> float:
-    """Return where the interval of a loss must end, at most, for INT8 to be verified."""
+    """Return the highest upper end of a loss's interval that still verifies INT8."""
     return max_drop + min(MAX_SLACK, SLACK * sqrt(SLACK_IMAGES / num_images))
 
 
@@ -47,10 +47,17 @@ def judged(
     max_drop: float,
     num_figures: int = 0,
 ) -> list[Judgement]:
-    """Judge every figure of an evaluation, or some of the ``num_figures`` that it has.
+    """Judge the figures of an evaluation.
 
-    A loss is no chance if its p-value times the number of figures is within ``SIGNIFICANCE``
-    (Bonferroni): with more members it is no likelier that one is refused by chance.
+    A loss is significant if its p-value times the number of figures is within ``SIGNIFICANCE``
+    (Bonferroni). So sets with more members are not refused more often by chance.
+
+    Args:
+        drops: by member name or ``ensemble``.
+        num_images: of the evaluation.
+        max_drop: the set's limit, a fraction.
+        num_figures: the number of all figures, if ``drops`` has only some of them.
+
     """
     losses = [(name, loss) for name, drop in drops.items() for loss in drop.losses]
     level = SIGNIFICANCE / max(1, num_figures, len(losses))
@@ -58,7 +65,7 @@ def judged(
 
 
 def outcome_of(judgements: list[Judgement]) -> DropOutcome:
-    """Return what they say together: one refuses, all verify."""
+    """Return the common outcome: any refusal refuses, verification needs all."""
     outcomes = {judgement.outcome for judgement in judgements}
     if "refused" in outcomes:
         return "refused"
@@ -67,8 +74,8 @@ def outcome_of(judgements: list[Judgement]) -> DropOutcome:
 
 def _judged(name: str, loss: Loss, num_images: int, max_drop: float, level: float) -> Judgement:
     limit = bound(max_drop, num_images)
-    # What N images can tell at all, should all of them, or none, have changed (a bootstrap has then
-    # no spread): the exact test of N images on one side, the score interval of none.
+    # A bound for N images, even if all of them, or none, changed (then a bootstrap has no spread):
+    # the one-sided exact test of N images, and the score interval of no change.
     p_value = max(loss.p_value, 2.0 ** (1 - num_images))
     high = max(loss.high, loss.lost + Z95**2 / (num_images + Z95**2))
     outcome: DropOutcome = "unknown"
@@ -81,10 +88,10 @@ def _judged(name: str, loss: Loss, num_images: int, max_drop: float, level: floa
 
 
 def _num_more(loss: Loss, num_images: int, max_drop: float, level: float) -> int | None:
-    """Estimate how many images more would tell, if loss and differences went on alike.
+    """Estimate how many more images would decide, if loss and differences stayed alike.
 
-    Half a score interval is about z sqrt(v / n + z^2 / n^2), where v is the variance of one image's
-    difference: solved for v here, then tried with more images, five per cent at a time.
+    Half a score interval is about z sqrt(v / n + z^2 / n^2), with v the variance of an image's
+    difference. This is solved for v, and then evaluated for more images in steps of 5 %.
     """
     half = loss.high - loss.lost
     variance = max(0.0, half**2 * num_images / Z95**2 - Z95**2 / num_images)
@@ -103,7 +110,7 @@ def _num_more(loss: Loss, num_images: int, max_drop: float, level: float) -> int
 
 
 def rounded_up(number: float) -> int:
-    """Return the next number with at most two digits before its zeros."""
+    """Return the next higher number with at most two digits before its zeros."""
     step = 1
     while number / step > 100:
         step *= 10

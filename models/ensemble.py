@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
-LEAST = np.float32(1e-37)  # of a probability whose logarithm is taken
-FEW_CLASSES = 64  # up to so many, Python is as fast as NumPy
+LEAST = np.float32(1e-37)  # bounds a probability before its logarithm
+FEW_CLASSES = 64  # up to this number Python is as fast as NumPy
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Prediction:
 
 
 def tempered(rows: Probabilities, temperature: float) -> Probabilities:
-    """Return float32 (N, C) with the logits divided by ``temperature``: Guo et al., 2017."""
+    """Return float32 (N, C) with the logits divided by ``temperature`` (Guo et al., 2017)."""
     if temperature == 1:
         return rows
-    # NumPy's power takes half as long again.
+    # NumPy's power would take 1.5 times as long.
     scaled: Probabilities = np.log(np.maximum(rows, LEAST))
     scaled *= np.float32(1 / temperature)
     np.exp(scaled, out=scaled)
@@ -39,8 +39,9 @@ def average(
 ) -> Probabilities:
     """Return the weighted mean of the members' probabilities, each float32 (N, C).
 
-    The weights of the members that answered are scaled to sum to one, so rows that sum to one still
-    do when a member is absent; ``temperature`` is of the mean of all, and of no other.
+    The weights of the members that answered are scaled to sum to one, so the mean stays a
+    distribution if a member is missing. ``temperature`` applies to the mean of all members, and not
+    to a mean of some.
     """
     if not members:
         raise ValueError("no member answered: there is nothing to average")
@@ -54,22 +55,22 @@ def average(
 
 
 def margins(rows: Probabilities) -> Probabilities:
-    """Return how far each row's best two probabilities are apart: (N, C), C >= 2, to (N,), 0..1."""
+    """Return the difference of each row's two best probabilities: (N, C), C >= 2, to (N,), 0..1."""
     best = np.partition(rows, -2, axis=1)[:, -2:]  # (N, 2) ascending
     apart: Probabilities = best[:, 1] - best[:, 0]
     return apart
 
 
 def is_sure(rows: Probabilities, margin: float) -> Flags:
-    """Return for each of (N, C) whether its margin is ``margin`` or more; never when it is NaN."""
+    """Return for each row of (N, C) whether its margin is at least ``margin``; False for NaN."""
     sure: Flags = margins(rows) >= np.float32(margin)
     return sure
 
 
 def entropy(row: Probabilities) -> float:
-    """Return how unsure one row (C,) is: Shannon's entropy as a share of the largest, ln C.
+    """Return the uncertainty of a row (C,): Shannon's entropy as a share of the largest, ln C.
 
-    0: one class has all; 1: all classes are alike. So sets of any size have the same scale.
+    0: a single class has all; 1: all classes are equal. So sets of any size share the scale.
     """
     if len(row) < 2:
         return 0.0
@@ -82,15 +83,15 @@ def entropy(row: Probabilities) -> float:
 
 
 def top_k(row: Probabilities, labels: Sequence[str], k: int) -> list[Prediction]:
-    """Return the ``k`` likeliest classes of one row (C,), likeliest first; ties by lower index."""
+    """Return the ``k`` likeliest classes of a row (C,), likeliest first; ties by lower index."""
     values = row.tolist()
     return [Prediction(i, labels[i], values[i]) for i in _largest(row, values, k)]
 
 
 def likeliest(row: Probabilities) -> int:
-    """Return the likeliest class of one row (C,), the first of those that tie.
+    """Return the index of the likeliest class of a row (C,), the first among ties.
 
-    As with sorting, ``argmax`` gives up the GIL, and a few values are compared sooner in Python.
+    ``argmax`` releases the GIL, as sorting does; for few values, comparing in Python is faster.
     """
     if len(row) > FEW_CLASSES:
         return int(row.argmax())
@@ -99,19 +100,19 @@ def likeliest(row: Probabilities) -> int:
 
 
 def _largest(row: Probabilities, values: Sequence[float], k: int) -> Sequence[int]:
-    """Return the indices of the ``k`` largest, in order; ``values`` are those of the row.
+    """Return the indices of the ``k`` largest values, in order; ``values`` are the row's.
 
-    NumPy's sorts give up the GIL, which to get back from a thread that decodes may cost more than
-    the sorting: a few classes are sorted in Python. Of many, only those that can be among the
-    ``k`` are sorted.
+    NumPy's sorts release the GIL. Getting it back from a decoding thread may cost more than the
+    sort, so a few classes are sorted in Python. Of many classes, only candidates for the ``k`` are
+    sorted.
     """
     if len(values) <= FEW_CLASSES:
-        # Stable: the reverse of a sort leaves those that tie in the order of their indices.
+        # A stable sort, so that ties stay in the order of their indices.
         return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
     if 4 * k > len(values):
         whole: list[int] = np.argsort(-row, kind="stable")[:k].tolist()
         return whole
     bound = np.partition(row, -k)[-k]
-    candidates = np.flatnonzero(~(row < bound))  # more than k if some tie, all if it is NaN
+    candidates = np.flatnonzero(~(row < bound))  # more than k with ties, all with NaN
     best: list[int] = candidates[np.argsort(-row[candidates], kind="stable")[:k]].tolist()
     return best

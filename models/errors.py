@@ -1,8 +1,8 @@
-"""The errors that a caller may see, each with its HTTP status and a stable code.
+"""The errors that callers may see, each with its HTTP status and a stable code.
 
-A message carries the offending value, the limit, and what to do next. Every constructor hands all
-of its arguments to ``Exception``: errors cross process borders by pickle, which calls the class
-with ``args`` again.
+A message has the offending value, the limit and a remedy. Every constructor passes all of its
+arguments to ``Exception``: errors cross process borders by pickle, which calls the class with
+``args`` again.
 """
 
 from typing import ClassVar

@@ -1,13 +1,19 @@
-"""Names the extra to install when an optional dependency is missing."""
+"""Installed packages: versions for results, and which extra has a missing package."""
 
-from collections.abc import Iterator
+import platform
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
+from models.cpus import available_cpus, cpu_model
 from models.errors import TandemError
 
-DISTRIBUTION = "tandem-serve"  # as pip knows the project; "tandem" there is somebody else's
+DISTRIBUTION = "tandem-serve"  # the project's name on PyPI; "tandem" there is another project
+OF_A_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
 
 
 class MissingExtraError(TandemError):
@@ -16,9 +22,27 @@ class MissingExtraError(TandemError):
     code = "missing_extra"
 
 
+def describe_machine(further: Iterable[str] = ()) -> dict[str, Any]:
+    """Return command, time, CPU and versions, to be stored with a result.
+
+    The versions are of the service's main packages and of ``further`` ones, if installed.
+    """
+    packages = (DISTRIBUTION, *OF_A_SERVICE, *further)
+    return {
+        "command": " ".join(["tandem", *sys.argv[1:]]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": available_cpus(),
+        "python": platform.python_version(),
+        "versions": {
+            name: installed for name in packages if (installed := installed_version(name))
+        },
+    }
+
+
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn a failing import inside into an error that says what to install."""
+    """Turn a failing import in the block into an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -37,13 +61,13 @@ def _how_to(extra: str) -> str:
 
 
 def check_installed(package: str, extra: str, what: str) -> None:
-    """Raise :class:`MissingExtraError` unless ``package`` is there; it is not imported."""
+    """Raise :class:`MissingExtraError` unless ``package`` is installed; does not import it."""
     if find_spec(package) is None:
         raise MissingExtraError(f"{what} needs {package}, which is not installed; {_how_to(extra)}")
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version, without a build's own suffix; None: it is not installed."""
+    """Return a package's version without a local build suffix; None if it is not installed."""
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""The golden check: a network must answer generated images as it did where the set was made.
+"""The golden check: a network must answer generated images as it did when the set was made.
 
-Hashes tell a damaged file; this tells a damaged result: an instruction set on which INT8 saturates,
-a driver that rounds otherwise, another version of its runtime. Generated images go through each
-network, and its likeliest classes are compared with those in the set's ``golden.json``.
+Hashes detect damaged files. This detects wrong results: from instructions on which INT8 saturates,
+a driver that rounds in another way, or another version of the runtime. Each network runs on
+generated images. Its likeliest classes are compared with those in the set's ``golden.json``.
 """
 
 import numpy as np
@@ -16,15 +16,15 @@ from models.record import Precision
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.options import Pixels
 
-NUM_KEPT = 5  # likeliest classes of each image
-# How far the kept probabilities may be off, as a share of their sum: where the CPU's instructions
-# and the float type are those of the recording, and where they are not. DECISIONS.md, "Golden
-# check": what the same networks did with other instructions and float types, and what faults do.
+NUM_KEPT = 5  # likeliest classes stored per image
+# The tolerated change of the stored probabilities, as a share of their sum: first with the
+# recording's CPU instructions and float type, then with others. Decision 0007 has the effects of
+# other instructions, float types and faults.
 TOLERANCE = 0.1
 OTHER_CPU_TOLERANCE = 0.25
-LEAST_SUM = 0.01  # of an image's kept probabilities: scores of a multi-label set may all be near 0
-SURE_MARGIN = 0.3  # by so much the first class led: it is expected again
-MAX_FLIPPED = 1  # of the images led by so much: one may fall the other way by rounding
+LEAST_SUM = 0.01  # of an image's probabilities: all scores of a multi-label set may be near 0
+SURE_MARGIN = 0.3  # with at least this margin, the first class must stay the same
+MAX_FLIPPED = 1  # among these images; rounding may flip one
 
 
 class GoldenMismatchError(ModelSetError):
@@ -36,7 +36,7 @@ class GoldenMismatchError(ModelSetError):
 def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
     """Draw uint8 (N, size, size, 3): discs and bars over gradients, in exact integer arithmetic.
 
-    Drawn from NumPy's legacy generator, whose stream is frozen: the same on every machine.
+    NumPy's legacy generator, whose stream is frozen, gives the same images on every machine.
     """
     rng = np.random.RandomState(20)
     y, x = np.mgrid[0:size, 0:size]
@@ -57,7 +57,7 @@ def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
 
 
 def answer_of(network: LoadedNetwork) -> GoldenAnswer:
-    """Record what ``network`` answers on this machine."""
+    """Record the answers of ``network`` on this machine."""
     rows = [_likeliest(row) for row in _run(network)]
     return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=rows)
 
@@ -76,11 +76,11 @@ def _likeliest(row: Probabilities) -> TopClasses:
 def relative_differences(
     indices: npt.NDArray[np.int64], before: Probabilities, after: Probabilities
 ) -> tuple[Probabilities, Probabilities]:
-    """Return by how much kept probabilities changed, and what they were, each summed by image.
+    """Return the changes of stored probabilities, and their earlier values, summed by image.
 
     Args:
-        indices: (N, K) classes that were kept.
-        before: (N, K) their probabilities.
+        indices: (N, K) stored classes.
+        before: (N, K) their stored probabilities.
         after: (N, C) the probabilities to compare.
 
     """
@@ -89,22 +89,22 @@ def relative_differences(
 
 
 def compare(
-    expected: GoldenAnswer, found: Probabilities, tolerance: float = TOLERANCE
+    expected: GoldenAnswer, answer: Probabilities, tolerance: float = TOLERANCE
 ) -> str | None:
-    """Say how float32 (32, C) differs from what was expected, or None if it does not."""
+    """Return how float32 (32, C) differs from the expected answer, or None if it does not."""
     indices = np.array([[index for index, _ in row] for row in expected.rows])
     before = np.array([[p for _, p in row] for row in expected.rows], np.float32)
-    off, kept = relative_differences(indices, before, found)
+    off, kept = relative_differences(indices, before, answer)
     share = float(off.sum() / kept.sum())
     margin = before[:, 0] - before[:, 1]
-    changed = found.argmax(axis=1) != indices[:, 0]
+    changed = answer.argmax(axis=1) != indices[:, 0]
     flipped = np.flatnonzero(changed & (margin > SURE_MARGIN))
     if len(flipped) > MAX_FLIPPED:
         first = int(flipped[0])
         return (
             f"{len(flipped)} of {NUM_IMAGES} generated images changed their class; image {first} "
             f"was class {indices[first, 0]} at {before[first, 0]:.2f}, "
-            f"now class {int(found[first].argmax())} at {float(found[first].max()):.2f}"
+            f"now class {int(answer[first].argmax())} at {float(answer[first].max()):.2f}"
         )
     if not share <= tolerance:  # NaN is a mismatch too
         return (
@@ -115,7 +115,7 @@ def compare(
 
 
 def tolerance_of(expected: GoldenAnswer, float_type: str) -> float:
-    """Return what may differ on this CPU: more where it is not one of the recording's kind."""
+    """Return the tolerance on this CPU: larger if it differs from the recording's."""
     is_alike = (instructions_of(expected.cpu), expected.float_type) == (
         instructions_of(cpu_model()),
         float_type,
@@ -128,7 +128,7 @@ def check(golden: Golden, member: str, precision: Precision, network: LoadedNetw
 
     Raises:
         GoldenMismatchError: the answers differ; the message names both machines.
-        ModelSetError: ``golden.json`` has no answers of this network.
+        ModelSetError: ``golden.json`` has no answers for this network.
 
     """
     expected = golden.answers.get(member, {}).get(precision)

@@ -14,7 +14,7 @@ TopClasses = list[tuple[int, float]]  # (class index, probability), likeliest fi
 
 
 class GoldenAnswer(Record):
-    """What one network answered, and where."""
+    """The golden answers of one network, and the machine that computed them."""
 
     cpu: str
     float_type: str
@@ -28,7 +28,7 @@ class Golden(Record):
 
 
 def read_golden(path: Path) -> Golden:
-    """Read a set's ``golden.json``; its hash is the caller's to compare."""
+    """Read a set's ``golden.json``; the caller must compare its hash."""
     try:
         return Golden.model_validate_json(path.read_bytes())
     except OSError as error:

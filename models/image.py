@@ -1,9 +1,9 @@
-"""Decodes JPEG, PNG and WebP files, and HEIC and AVIF by an extra, to the networks' uint8 tensor.
+"""Decodes JPEG, PNG and WebP (HEIC and AVIF with an extra) to the networks' uint8 input.
 
-The one place where pixels are made: serving, calibration and evaluation all call ``read_image``.
-Limits are checked on the header, before anything is allocated. ICC profiles are ignored: numbers
-are taken as sRGB, as torchvision does. Of an animation the first picture is taken (for APNG: the
-default picture, which every viewer shows).
+Serving, calibration and evaluation all call ``read_image``, so they get the same pixels. Limits are
+checked on the header, before anything is allocated. ICC profiles are ignored and values taken as
+sRGB, as in torchvision. For an animation it decodes the first picture (for APNG the default
+picture, which every viewer shows).
 """
 
 from collections.abc import Sequence
@@ -30,25 +30,25 @@ from models.image_resize import Axis, CropSource, Interpolation, common_region
 
 Resize = Literal["crop", "stretch"]
 
-# 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: DECISIONS.md, "Limits".
+# 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: decision 0003.
 DEFAULT_MAX_PIXELS = 50 * 2**20
-# What cannot be decoded at reduced scale: a 5K screenshot (5120 x 2880) passes; the worst that
-# does, a 16-bit PNG with alpha, takes 0.6 s and 130 MB: DECISIONS.md, "Limits".
+# For files that cannot be decoded at reduced scale. A 5K screenshot (5120 x 2880) passes. The worst
+# that passes, a 16-bit PNG with alpha, takes 0.6 s and 130 MB: decision 0003.
 DEFAULT_MAX_FULL_PIXELS = 16 * 2**20
-# A JPEG is decoded at 1/2, 1/4 or 1/8 if it then still is this many times the resize target.
-# Largest and mean difference this makes, and the time it saves: DECISIONS.md, "Reduced decoding".
+# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the resize target.
+# Decision 0002 has the differences in pixels and the time saved.
 _REDUCED_MARGIN = 2
 _REDUCED_FLAGS = {
     2: cv2.IMREAD_REDUCED_COLOR_2,
     4: cv2.IMREAD_REDUCED_COLOR_4,
     8: cv2.IMREAD_REDUCED_COLOR_8,
 }
-# What libjpeg fills in where data ends too early, as BGR: zeros of YCbCr, of CMYK and of YCCK.
-# A picture may end in it; to search each one for a second start would cost 2 % (DECISIONS.md).
+# The BGR values that libjpeg fills in after a premature end: zeros of YCbCr, of CMYK and of YCCK. A
+# picture may end in these. Searching each for a second start would cost 2 % (decision 0004).
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 
-# EXIF orientation -> whether the stored rows, and the stored columns, run backwards (5 to 8 are
-# transposed besides).
+# EXIF orientation -> whether the stored rows, and the stored columns, are reversed (5 to 8 are also
+# transposed).
 _MIRRORED = {
     1: (False, False),
     2: (False, True),
@@ -61,16 +61,16 @@ _MIRRORED = {
 }
 
 COLORS = 3  # blue, green, red
-_CACHED_REGIONS = 1024  # pictures' sizes, each a few hundred bytes
+_CACHED_REGIONS = 1024  # sizes of pictures, each a few hundred bytes
 
 
 @dataclass(frozen=True)
 class ImageRule:
-    """How a picture becomes a network's input, as torchvision's classification presets do.
+    """Maps a picture to a network's input, as torchvision's classification presets do.
 
     The shorter side is resized to ``resize_shorter`` pixels (antialiased), then the central square
-    of ``input_size`` pixels is taken. With ``resize="stretch"`` the whole picture becomes that
-    square, whatever the ratio of its sides, and ``resize_shorter`` is ``input_size``.
+    of ``input_size`` pixels is cropped. With ``resize="stretch"`` the whole picture is resized to
+    the square, whatever its aspect ratio, and ``resize_shorter`` equals ``input_size``.
     """
 
     input_size: int
@@ -92,24 +92,24 @@ class ImageRule:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The input's: rows, columns, colours."""
+        """The input's shape: rows, columns, colours."""
         return self.input_size, self.input_size, COLORS
 
     @property
     def num_bytes(self) -> int:
-        """The input's size."""
+        """The input's size in bytes."""
         return self.input_size**2 * COLORS
 
 
 class CheckedImage(NamedTuple):
-    """A file whose header is within the limits; nothing of it has been decoded yet."""
+    """A file whose header is within the limits; nothing was decoded yet."""
 
     header: ImageHeader
-    reduction: int  # 1, 2, 4 or 8: it is decoded at that part of its size
+    reduction: int  # 1, 2, 4 or 8: the divisor of the decoded size
 
     @property
     def full_pixels(self) -> int:
-        """Pixels that decoding makes, twice for 16-bit samples: what its time and memory follow."""
+        """The pixels that decoding makes, which decide its time and memory; twice for 16 bits."""
         width, height = self.header.width, self.header.height
         samples = 2 if self.header.bit_depth > 8 else 1
         return width * height * samples // self.reduction**2
@@ -182,12 +182,12 @@ def decode_image(
 def decode_images(
     data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
 ) -> NDArray[np.uint8]:
-    """Decode a file once and make the input of each rule of it; see :func:`decode_image`.
+    """Decode a file once and make an input for each rule; see :func:`decode_image`.
 
-    ``checked`` is :func:`check_image`'s answer for the rule with the largest ``resize_shorter``.
+    ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
 
     Returns:
-        uint8 BGR: the inputs one after the other, flat.
+        uint8 BGR, flat: the inputs one after another.
 
     """
     header, reduction = checked
@@ -209,7 +209,7 @@ def decode_images(
 
 
 def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
-    """Return 1, 2, 4 or 8: how many times smaller to decode; formats other than JPEG cannot."""
+    """Return the divisor of the decoded size, 1, 2, 4 or 8; 1 for formats other than JPEG."""
     if header.format != "jpeg":
         return 1
     shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
@@ -217,7 +217,7 @@ def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
 
 
 def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np.uint8]:
-    """Decode as stored, not turned: BGR, or what the file holds where transparency matters."""
+    """Decode without turning: BGR, or the file's own channels if it has transparency."""
     flags = _REDUCED_FLAGS.get(reduction, cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
     if header.has_alpha or header.transparent_gray is not None:
         flags = cv2.IMREAD_UNCHANGED
@@ -243,7 +243,7 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
 
 
 def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | bytes:
-    """Return the file as OpenCV is to see it: without what it would read otherwise than we do."""
+    """Return the file without the parts that OpenCV would read in another way than this module."""
     if header.format == "png":
         return default_picture(view)
     is_extended = header.format == "webp" and bytes(view[12:16]) == b"VP8X"
@@ -254,18 +254,18 @@ def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | byt
 
 
 class _Region(NamedTuple):
-    """What the crops of a picture are made of, as slices of what was decoded, and each one's."""
+    """The part of a decoded picture that its crops need, and each crop's part, as slices."""
 
     rows: slice
     columns: slice
-    crops: tuple[tuple[Axis, Axis], ...]  # y and x, of each rule
+    crops: tuple[tuple[Axis, Axis], ...]  # y and x, for each rule
 
 
 @lru_cache(maxsize=_CACHED_REGIONS)
 def _region_of(
     width: int, height: int, orientation: int, reduction: int, rules: tuple[ImageRule, ...]
 ) -> _Region:
-    """Return what pictures of this size need; sizes and rounding are torchvision's."""
+    """Return the needed part of pictures of this size; sizes and rounding are torchvision's."""
     size = width, height
     crops = tuple(_crop_axes(size, orientation, rule, reduction) for rule in rules)
     return _Region(*common_region(crops), crops)

@@ -1,4 +1,4 @@
-"""Composites transparency over white, and reduces 16-bit samples to 8 bits."""
+"""Composites transparent images over white, and reduces 16-bit samples to 8 bits."""
 
 import cv2
 import numpy as np
@@ -8,14 +8,15 @@ from models.image_header import ImageHeader
 
 Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
-_BAND_ROWS = 256  # rows composited at a time: bounds the intermediates, which are larger
+_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 
 
 def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
-    """Turn what OpenCV decoded into opaque BGR.
+    """Composite OpenCV's decoded pixels to opaque BGR.
 
-    (rows, columns) grey, (..., 3) BGR or (..., 4) BGRA, uint8 or uint16 -> (..., 3) uint8 BGR, as a
-    browser shows it on a white page: c * alpha + 255 * (1 - alpha). Opaque uint8 is passed through.
+    (rows, columns) grey, (..., 3) BGR or (..., 4) BGRA, uint8 or uint16 -> (..., 3) uint8 BGR. It
+    equals a browser's view on a white page: c * alpha + 255 * (1 - alpha). Opaque uint8 is returned
+    unchanged.
     """
     if region.ndim == 3 and region.shape[2] == 3 and region.dtype == np.uint8:
         return region  # type: ignore[return-value]
@@ -39,7 +40,7 @@ def _band_over_white(band: Samples, header: ImageHeader) -> NDArray[np.uint8]:
 
 
 def _gray_level(header: ImageHeader) -> int:
-    """Return the transparent grey level as decoded: fewer than 8 bits are stretched to 0..255."""
+    """Return the transparent grey level after decoding, which scales fewer bits to 0..255."""
     if header.transparent_gray is None:
         return -1
     largest: int = 2**header.bit_depth - 1

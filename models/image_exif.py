@@ -4,13 +4,14 @@ import struct
 
 EXIF_START = b"Exif\0\0"  # before the TIFF header: always in JPEG, by mistake in PNG and WebP
 _ORIENTATION_TAG = 0x0112
-_LONG = 4  # the type of a value of four bytes; SHORT, which the tag should have, is two
+_LONG = 4  # the type of 4-byte values; the tag should have SHORT, of 2 bytes
 
 
 def read_orientation(exif: memoryview) -> int:
     """Return the orientation (1 to 8) of Exif's first directory; 1 if absent or damaged.
 
-    The TIFF header may follow ``EXIF_START`` or begin at once. Some editors write that start twice.
+    The TIFF header may follow ``EXIF_START`` or come first. Some editors write ``EXIF_START``
+    twice.
     """
     while bytes(exif[:6]) == EXIF_START:
         exif = exif[6:]

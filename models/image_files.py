@@ -1,17 +1,17 @@
-"""Which files are images, by their names: of a folder, and of all folders below it."""
+"""Finds image files by their names, in a folder and all folders below it."""
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-if find_spec("pillow_heif"):  # the extra heif
+if find_spec("pillow_heif"):  # with the extra heif
     SUFFIXES = (*SUFFIXES, ".heic", ".heif", ".avif")
-_MACOS_FOLDER = "__MACOSX"  # of its ZIP archives: the Finder's notes, under the pictures' names
+_MACOS_FOLDER = "__MACOSX"  # in ZIP archives of macOS: metadata files with the pictures' names
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Return every image file below ``folder``, sorted; folders that are links are followed."""
+    """Return every image file below ``folder``, sorted; follows links to folders."""
     paths: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
@@ -21,15 +21,15 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def is_image(path: Path) -> bool:
-    """Whether it is a file that is named as an image, and not hidden (as macOS's ``._*`` are)."""
+    """Whether a path is a file with an image's suffix, and not hidden (as macOS's ``._*``)."""
     return path.suffix.lower() in SUFFIXES and not is_hidden(path.name) and path.is_file()
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is left out where a whole folder is read."""
+    """Whether a file or folder of this name is skipped when a whole folder is read."""
     return name.startswith(".") or name == _MACOS_FOLDER
 
 
 def _is_loop(folder: Path) -> bool:
-    """Whether it is a link to a folder that it lies in."""
+    """Whether a folder is a link to one of its own parents."""
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

@@ -7,7 +7,7 @@ registered at mp4ra.org.
 import re
 
 DECODED = ("jpeg", "png", "webp")
-OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # and an ImageHeader's name of it
+OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # by name; ImageHeader's names
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -35,17 +35,17 @@ _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC"),
     **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
 }
-# Zero, a type, and how many pictures follow, at least 1.
+# Zero, a type, and the number of pictures, at least 1.
 _ICON = re.compile(rb"\x00\x00([\x01\x02])\x00(?!\x00\x00)")
-# It has no signature at its start: the length of a text; without a colour map (zeros) a true-colour
-# or grey picture, or with one; its origin; no zero width or height; bits a pixel.
+# TGA has no signature. Its header: the length of a text; without a colour map (zeros) a true-colour
+# or grey picture, or with one; the origin; width and height above 0; bits per pixel.
 _TGA = re.compile(
     rb".(?:\x00[\x02\x03\x0a\x0b]\x00{5}|\x01[\x01\x09].{4}[\x0f\x10\x18\x20]).{4}"
     rb"(?!\x00\x00)..(?!\x00\x00)..[\x08\x0f\x10\x18\x20]",
     re.S,
 )
 _PORTABLE_ANYMAP = re.compile(rb"P[1-7]\s[\s\d#]")
-# An XML prologue, comments or a doctype may come first; 1 KB of them is plenty.
+# An XML prologue, comments or a doctype may come first, in the first KB.
 _SVG = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*<(?:svg\b|(?:\?xml|!--|!DOCTYPE)(?s:.){,1000}<svg\b)", re.I
 )
@@ -76,7 +76,7 @@ def name_format(view: memoryview) -> str | None:
 
 
 def _refined(start: bytes) -> str:
-    """Return what a file of HEIF's general brand holds, by the brands it is compatible with."""
+    """Return the format of a file with HEIF's general brand, by its compatible brands."""
     end = min(int.from_bytes(start[:4]), len(start))
     names = {_BRANDS.get(start[place : place + 4]) for place in range(16, end, 4)}
     return next((name for name in ("HEIC", "AVIF") if name in names), "HEIF")

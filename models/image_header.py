@@ -1,8 +1,8 @@
 """Reads an image's format and size from its header, without decoding pixels.
 
-Three small parsers, by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third edition) and
-WebP (RFC 9649). They walk segments, never compressed data, and copy nothing of the body. HEIC and
-AVIF are read by image_heif.py.
+It has three small parsers by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third
+edition) and WebP (RFC 9649). They walk segments, skip compressed data, and copy nothing of the
+body. image_heif.py reads HEIC and AVIF.
 """
 
 import re
@@ -17,10 +17,10 @@ from models.image_formats import DECODED, OF_THE_EXTRA, name_format
 from models.image_heif import read_size
 from models.image_png import PNG_SIGNATURE, png_chunks
 
-# More segments than this before the pixels is an attack on the parser, not metadata: an ICC
-# profile takes at most 255, and extended XMP a few hundred.
+# More segments before the pixels are an attack on the parser: an ICC profile takes at most 255, and
+# extended XMP a few hundred.
 _MAX_SEGMENTS = 4096
-# Any marker that begins a segment or ends the image: not restarts, nor other bare markers.
+# Any marker that starts a segment or ends the image, without restarts and other bare markers.
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _JPEG_MARKERS = frozenset(range(256)) - {0x00, 0x01, *range(0xD0, 0xD9), 0xFF}
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})  # baseline, extended, progressive
@@ -33,14 +33,17 @@ _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 
 
 class ImageHeader(NamedTuple):
-    """What the file announces.
+    """The properties in a file's header.
 
-    ``format`` is "jpeg", "png", "webp", "heic" or "avif". ``width`` and ``height`` are as stored;
-    ``orientation`` (EXIF, 1 to 8) tells how they are to be turned for display. ``transparent_gray``
-    is the one grey level that a greyscale PNG declares transparent, on the file's own scale of
-    ``bit_depth`` bits.
-    ``data_offset`` is where compressed data begins; ``has_many_scans`` is true of a JPEG that is
-    progressive or keeps its components in separate scans.
+    Attributes:
+        format: "jpeg", "png", "webp", "heic" or "avif".
+        width, height: in pixels, as stored.
+        orientation: EXIF's, 1 to 8, for display.
+        transparent_gray: the grey level that a greyscale PNG declares transparent, in ``bit_depth``
+            bits.
+        data_offset: where compressed data begins.
+        has_many_scans: whether a JPEG is progressive or has separate scans for its components.
+
     """
 
     format: str
@@ -55,10 +58,10 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
-    """Parse the header of a JPEG, PNG or WebP file; of HEIC or AVIF where the extra is installed.
+    """Parse the header of a JPEG, PNG or WebP file, or with the extra of a HEIC or AVIF file.
 
     Raises:
-        NotAnImageError: an empty body, or bytes of no image format known here.
+        NotAnImageError: an empty body, or bytes of no known image format.
         UnsupportedFormatError: an image of a format (or a JPEG process) that is not decoded.
         CorruptImageError: the header is cut short, contradicts itself or announces 0 pixels.
 
@@ -94,21 +97,21 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
 
 
 def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, int, int]]:
-    """Yield (marker, start, end) of each segment's body up to the end of the image or of the bytes.
+    """Yield (marker, start, end) of each segment's body, up to the end of the image or the bytes.
 
-    Compressed data and whatever else stands between segments is skipped, as libjpeg does.
+    It skips compressed data and other bytes between segments, as libjpeg does.
     """
     num_bytes = view.nbytes
     for _ in range(_MAX_SEGMENTS):
-        # Nearly always one begins where the last has ended.
+        # Nearly always a segment starts where the last one ended.
         if (
             position + 2 <= num_bytes
             and view[position] == 0xFF
             and view[position + 1] in _JPEG_MARKERS
         ):
             start = position + 2
-        elif (found := _JPEG_MARKER.search(view, position)) is not None:
-            start = found.end()
+        elif (marker := _JPEG_MARKER.search(view, position)) is not None:
+            start = marker.end()
         else:
             return
         if start + 2 > num_bytes:
@@ -123,7 +126,7 @@ def _read_jpeg(view: memoryview) -> ImageHeader | None:
     orientation: int | None = None
     for marker, start, end in jpeg_segments(view):
         if marker == 0xE1 and bytes(view[start : start + 6]) == EXIF_START:
-            if orientation is None:  # the first one counts, as for every viewer
+            if orientation is None:  # the first one counts, as in every viewer
                 orientation = read_orientation(view[start:end])
         elif marker in _JPEG_FRAMES:
             precision, height, width, components = struct.unpack_from(">BHHB", view, start)
@@ -175,7 +178,7 @@ def _read_png(view: memoryview) -> ImageHeader | None:
             return ImageHeader(
                 "png", width, height, orientation or 1, has_alpha, bit_depth, gray, start
             )
-        elif kind not in _PNG_CRITICAL and kind[:1].isupper():  # part of the picture, somehow
+        elif kind not in _PNG_CRITICAL and kind[:1].isupper():  # unknown, but part of the picture
             raise UnsupportedFormatError(
                 f"PNG with the critical chunk {kind!r} is not decoded: "
                 "save it anew as JPEG, PNG or WebP."
@@ -204,7 +207,7 @@ def _read_extended_webp(view: memoryview) -> ImageHeader:
     flags, width, height = view[20], view[24:27], view[27:30]
     has_alpha, orientation = bool(flags & WEBP_ALPHA_FLAG), None
     for kind, start, end in islice(_webp_chunks(view), _MAX_SEGMENTS):
-        if kind == b"VP8L":  # its own bit decides: decoders agree where the flag is not set
+        if kind == b"VP8L":  # decoders use this bit even if the flag is not set
             has_alpha |= _has_vp8l_alpha(view, start)
         elif kind == b"EXIF" and flags & 0x08 and orientation is None:
             orientation = read_orientation(view[start:end])

@@ -1,8 +1,8 @@
-"""Reads HEIC (libheif) and AVIF (libavif), where the extra ``heif`` is installed.
+"""Reads HEIC (libheif) and AVIF (libavif), if the extra ``heif`` is installed.
 
-The packages of both libraries read a header without decoding: the limits are checked in between.
-Orientation is applied once. libheif turns and cuts what it decodes (irot, imir, clap); Pillow says
-how an AVIF is to be turned (irot, imir). Exif's orientation counts in neither.
+Both packages read a header without decoding, and the limits are checked in between. Orientation is
+applied once: libheif applies irot, imir and clap while decoding, Pillow reports irot and imir for
+an AVIF. Exif's orientation is ignored in both.
 """
 
 import io
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 FORMATS = ("heic", "avif")  # of an ImageHeader
 EXTRA = "heif"
-_MAX_PICTURES = 1000  # in a file, of which the first, or the primary one, is taken
+_MAX_PICTURES = 1000  # in a file; only the first, or the primary one, is decoded
 _ORIENTATION_TAG = 0x0112
-# Of a file's boxes, and of the sizes they announce: libheif takes 1,000 items, one for each tile.
+# Of a file's boxes and announced sizes; libheif allows 1,000 items, one for each tile.
 _MAX_BOXES, _MAX_SIZES = 256, 4096
 _ERRORS = (ValueError, RuntimeError, SyntaxError, EOFError, OSError, LookupError)
 
 
 class HeifSize(NamedTuple):
-    """What the header announces: the sides as decoded, and Exif's number of how they are turned."""
+    """A header's properties: the sides as decoded, and Exif's orientation."""
 
     width: int
     height: int
@@ -39,7 +39,7 @@ class HeifSize(NamedTuple):
 
 
 def read_size(view: memoryview, name: str) -> HeifSize:
-    """Read the header of a HEIC, HEIF or AVIF file; nothing of it is decoded.
+    """Read the header of a HEIC, HEIF or AVIF file, without decoding.
 
     Raises:
         UnsupportedFormatError: the extra is not installed, or there are too many pictures.
@@ -61,7 +61,7 @@ def read_size(view: memoryview, name: str) -> HeifSize:
         )
     try:
         size, num_pictures = _avif_size(view) if name == "AVIF" else _heic_size(view)
-    except _ERRORS:  # larger than the library takes, and than the limits; or decoding says why
+    except _ERRORS:  # over the library's limit and ours; or decoding gives the reason
         size, num_pictures = HeifSize(width, height, 1, False), 1
     if num_pictures > _MAX_PICTURES:
         raise UnsupportedFormatError(
@@ -69,7 +69,7 @@ def read_size(view: memoryview, name: str) -> HeifSize:
             "send one of them, or JPEG, PNG or WebP."
         )
     if width * height > 4 * size.width * size.height:
-        # What is cut out is small, but all is decoded: the limits are of that.
+        # A cut-out may be small, but decoding it needs the whole: the limits are for the whole.
         return size._replace(width=width, height=height)
     return size
 
@@ -78,8 +78,8 @@ def decode(view: memoryview, format: str) -> NDArray[np.uint8]:
     """Return the picture as stored: (h, w) grey, (h, w, 3) BGR or (h, w, 4) BGRA, 8 bits.
 
     Raises:
-        CorruptImageError: it cannot be decoded.
-        TandemError: there is not the memory for it.
+        CorruptImageError: the picture cannot be decoded.
+        TandemError: there is not enough memory.
 
     """
     try:
@@ -97,7 +97,7 @@ def _heic(view: memoryview) -> "HeifFile":
     import pillow_heif
 
     options = pillow_heif.options
-    options.DECODE_THREADS = 0  # pictures are decoded beside each other
+    options.DECODE_THREADS = 0  # pictures are decoded concurrently
     options.THUMBNAILS = options.DEPTH_IMAGES = options.AUX_IMAGES = False
     return pillow_heif.open_heif(bytes(view), bgr_mode=True)
 
@@ -121,7 +121,7 @@ def _heic_pixels(view: memoryview) -> NDArray[np.uint8]:
 def _avif(view: memoryview) -> "AvifImageFile":
     from PIL import AvifImagePlugin
 
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # pictures are decoded beside each other
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # pictures are decoded concurrently
     return AvifImagePlugin.AvifImageFile(io.BytesIO(view))
 
 
@@ -140,16 +140,16 @@ def _avif_pixels(view: memoryview) -> NDArray[np.uint8]:
 
 
 def _largest_announced(view: memoryview) -> tuple[int, int]:
-    """Return the largest size that a box ``ispe`` of ``meta`` announces (ISO/IEC 23008-12, 6.5.3).
+    """Return the largest size in the ``ispe`` boxes of ``meta`` (ISO/IEC 23008-12, 6.5.3).
 
-    (0, 0) if there is none, or if they are so many that reading them would take long.
+    (0, 0) if there are none, or too many to read.
     """
     sizes, position = [(0, 0)], 0
     for _ in range(_MAX_BOXES):
         if position + 16 > view.nbytes:
             break
         length, kind = struct.unpack_from(">I4s", view, position)
-        if length == 1:  # 64 bits follow
+        if length == 1:  # a 64-bit length follows
             (length,) = struct.unpack_from(">Q", view, position + 8)
         end = position + length if length else view.nbytes
         if kind == b"meta":

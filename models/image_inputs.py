@@ -1,9 +1,8 @@
-"""The members' inputs made of one picture: decoded once, each distinct input made once.
+"""The members' inputs from a picture, which is decoded once; each distinct input is made once.
 
-Members that take the same input share it. Where all do, an image is uint8 (H, W, 3), and a batch
-(N, H, W, 3). Where they take B bytes of several, an image is uint8 (B,): one input after the other;
-a batch is (N, B), which is stacked, cut and sent as the other is. :meth:`ImageInputs.of` returns a
-member's part.
+Members with equal inputs share them. If all are equal, an image is uint8 (H, W, 3) and a batch (N,
+H, W, 3). Otherwise an image is uint8 (B,): the distinct inputs one after another, and a batch is
+(N, B). Both are stacked and sliced alike. :meth:`ImageInputs.of` returns a member's part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,19 +25,19 @@ Pixels = NDArray[np.uint8]
 
 
 class ImageInputs:
-    """How a picture becomes the inputs of a set's members.
+    """Makes the inputs of a set's members from a picture.
 
     Args:
-        rules: each member's.
+        rules: the image rule of each member.
 
     """
 
     def __init__(self, rules: Mapping[str, ImageRule]) -> None:
         self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
-        # Who can be decoded at reduced scale for the largest, can be for all.
+        # A reduced scale that suits the largest suits all.
         self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
         ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
-        self.num_bytes: int = ends[-1]  # of an image
+        self.num_bytes: int = ends[-1]  # per image
         self._parts = {
             name: (ends[place := self.rules.index(rule)] - rule.num_bytes, ends[place], rule)
             for name, rule in rules.items()
@@ -46,7 +45,7 @@ class ImageInputs:
 
     @property
     def one_size(self) -> int | None:
-        """The side of the square that all members take, in pixels; None if they differ."""
+        """The side of the square that all members take, in pixels; None if their inputs differ."""
         sizes = {rule.input_size for rule in self.rules}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -63,10 +62,10 @@ class ImageInputs:
         )
 
     def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
-        """Decode a file that has been checked.
+        """Decode a checked file.
 
         Returns:
-            uint8 BGR, (H, W, 3), or (B,) where the members' inputs differ.
+            uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
 
         Raises:
             CorruptImageError: the file is damaged.
@@ -76,7 +75,7 @@ class ImageInputs:
         return self.shaped(decode_images(data, self.rules, checked))
 
     def shaped(self, flat: Pixels) -> Pixels:
-        """Return an image, (B,) as its inputs lie one after the other, as :meth:`decode` does."""
+        """Return a flat image (B,) in the shape that :meth:`decode` returns."""
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
 
     def read(self, data: bytes | memoryview) -> Pixels:
@@ -84,15 +83,15 @@ class ImageInputs:
         return self.decode(data, self.check(data))
 
     def warm_up(self) -> None:
-        """Read a small picture: the first one imports and sets up what the others find."""
+        """Read a small picture, since the first one has to import and set up."""
         _, file = cv2.imencode(".jpg", np.zeros((8, 8, COLORS), np.uint8))
         self.read(file.tobytes())
 
     def of(self, member: str, images: Pixels) -> Pixels:
-        """Return what a member takes of a batch: (N, H, W, 3), a view.
+        """Return a member's part of a batch: (N, H, W, 3), a view.
 
-        A batch of (N, H, W, 3) already is what every member takes. With several views of each image
-        there is an axis for them behind the first: (N, V, B), and (N, V, H, W, 3).
+        A batch of (N, H, W, 3) is every member's input. With several views per image there is an
+        axis for them after the first: (N, V, B) or (N, V, H, W, 3).
         """
         if images.ndim > 3:
             return images
@@ -110,13 +109,13 @@ class ImageInputs:
 
     @staticmethod
     def joined(parts: Sequence[Pixels]) -> Pixels:
-        """Return the batch of these inputs, each (..., H, W, 3): one as it is, or (..., B)."""
+        """Return the batch of these inputs, each (..., H, W, 3); several are joined as (..., B)."""
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([part.reshape(*part.shape[:-3], -1) for part in parts], axis=-1)
 
     def none(self) -> Pixels:
-        """Return a batch without images."""
+        """Return a batch with no images."""
         if len(self.rules) > 1:
             return np.empty((0, self.num_bytes), np.uint8)
         return np.empty((0, *self.rules[0].shape), np.uint8)

@@ -1,4 +1,4 @@
-"""Rejects a file by its header and its end, before any pixel is decoded or allocated."""
+"""Rejects files by their header and end, before pixels are decoded or allocated."""
 
 import re
 
@@ -9,9 +9,9 @@ from models.image_png import has_png_end
 
 # OpenCV's own limit on either side (CV_IO_MAX_IMAGE_WIDTH, CV_IO_MAX_IMAGE_HEIGHT).
 _MAX_SIDE = 2**20
-# Each scan goes over the whole picture again; encoders write about 10, an attack thousands.
+# Each scan passes over the whole picture; encoders write about 10, an attack thousands.
 _MAX_SCANS = 100
-# In compressed data FF is followed by 00 or a restart marker: neither of these occurs in it.
+# In compressed data FF is followed by 00 or a restart marker, so it contains neither of these.
 _JPEG_END = re.compile(rb"\xff\xd9")
 _JPEG_START_OR_END = re.compile(rb"\xff[\xd8\xd9]")
 
@@ -43,14 +43,14 @@ def check_full_pixels(header: ImageHeader, full_pixels: int, max_full_pixels: in
 
 
 def check_complete(view: memoryview, header: ImageHeader) -> None:
-    """Refuse a file whose end is missing; bytes after its end do no harm."""
+    """Refuse a file without its end; bytes after the end are allowed."""
     if header.format in image_heif.FORMATS:
         return  # decoding refuses it
     if header.format == "webp":
         is_complete = int.from_bytes(view[4:8], "little") + 8 <= view.nbytes
     elif header.format == "png":
         is_complete = has_png_end(view, header.data_offset - 8)
-    else:  # nearly always the end is the last thing, so look there first
+    else:  # nearly always the end comes last, so look there first
         near_end = max(header.data_offset, view.nbytes - 16)
         is_complete = bool(
             _JPEG_END.search(view, near_end) or _JPEG_END.search(view, header.data_offset)
@@ -62,7 +62,7 @@ def check_complete(view: memoryview, header: ImageHeader) -> None:
 
 
 def check_first_end(view: memoryview, header: ImageHeader) -> None:
-    """Refuse a JPEG that was cut before another one in the same file."""
+    """Refuse a JPEG that was cut off before another one in the same file."""
     first = _JPEG_START_OR_END.search(view, header.data_offset)
     if first is None or first.group()[1] != 0xD9:
         raise _truncated(view, header)

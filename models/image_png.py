@@ -1,16 +1,16 @@
-"""Walks a PNG's chunks, and makes the PNG that OpenCV decodes: the default picture's chunks alone.
+"""Walks a PNG's chunks, and makes a PNG for OpenCV with the default picture's chunks only.
 
-OpenCV refuses metadata of 8 MB, shows an animation's first frame instead of its default picture,
-and checks IEND's checksum. None of these is part of the picture.
+OpenCV would refuse metadata of 8 MB, show an animation's first frame instead of its default
+picture, and check IEND's checksum. The picture does not depend on any of these.
 """
 
 import struct
 from collections.abc import Iterator
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Encoders write 8 KB of pixels a chunk or more; a file of many tiny ones attacks the walk.
+# Encoders write at least 8 KB of pixels per chunk; many tiny chunks are an attack.
 _MAX_CHUNKS = 2**16
-_read_chunk = struct.Struct(">I4s").unpack_from  # how long it is, and its kind
+_read_chunk = struct.Struct(">I4s").unpack_from  # length and kind
 _PIXELS = frozenset({b"IDAT"})
 _BEFORE_PIXELS = _PIXELS | {b"IHDR", b"PLTE", b"tRNS"}
 _END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -19,9 +19,9 @@ _END = b"\0\0\0\0IEND\xaeB`\x82"
 def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int, int]]:
     """Yield (kind, start of the body, end of the checksum) of each chunk that begins in the file.
 
-    The last one may end outside. Checksums are not looked at.
+    The last chunk may end after the file. Checksums are not verified.
     """
-    last = view.nbytes - 8  # where a chunk's length and kind may begin
+    last = view.nbytes - 8  # the last place for a chunk's length and kind
     for _ in range(_MAX_CHUNKS):
         if position > last:
             return
@@ -31,7 +31,7 @@ def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int
 
 
 def has_png_end(view: memoryview, position: int) -> bool:
-    """Whether the chunks from ``position`` on reach IEND, all of them whole."""
+    """Whether all chunks from ``position`` up to IEND are complete."""
     for kind, _, end in png_chunks(view, position):
         if kind == b"IEND":
             return end <= view.nbytes
@@ -39,10 +39,10 @@ def has_png_end(view: memoryview, position: int) -> bool:
 
 
 def default_picture(view: memoryview) -> memoryview | bytes:
-    """Return a PNG of the file's IHDR, PLTE, tRNS and IDAT; of an animation, its default picture.
+    """Return a PNG of the file's IHDR, PLTE, tRNS and IDAT: an animation's default picture.
 
-    Palette and transparency count before the pixels only, as the specification says. A file that
-    begins with these and IEND is not copied.
+    PLTE and tRNS only count before the pixels, by the specification. A file that begins with these
+    and IEND is not copied.
     """
     spans = [slice(0, 8)]
     wanted = _BEFORE_PIXELS
@@ -55,7 +55,7 @@ def default_picture(view: memoryview) -> memoryview | bytes:
             break
         if kind not in wanted:
             continue
-        if spans[-1].stop == start - 8:  # next to the one before: copied in one piece
+        if spans[-1].stop == start - 8:  # adjacent chunks are copied in one piece
             spans[-1] = slice(spans[-1].start, end)
         else:
             spans.append(slice(start - 8, end))

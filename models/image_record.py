@@ -8,7 +8,7 @@ from models.image import ImageRule, Resize
 from models.image_resize import Interpolation
 from models.record import Record
 
-LATER_FIELDS = {"resize", "interpolation"}  # that the first manifests did not have
+LATER_FIELDS = {"resize", "interpolation"}  # absent in the first manifests
 
 
 class ImageRecord(Record):
@@ -40,6 +40,6 @@ class ImageRecord(Record):
 
     @property
     def key(self) -> str:
-        """A text that differs where records differ; without later fields that are as ever."""
-        told = self.model_dump(exclude_defaults=True)
-        return self.model_dump_json(exclude=LATER_FIELDS - told.keys())
+        """A text that differs between records, without later fields at their defaults."""
+        values = self.model_dump(exclude_defaults=True)
+        return self.model_dump_json(exclude=LATER_FIELDS - values.keys())

@@ -1,15 +1,16 @@
 """Antialiased resize of a crop, with the results of Pillow's BILINEAR and BICUBIC filters.
 
-A pixel of the result is a weighted mean of source pixels under a triangle, two source-to-result
-scales wide (one pixel each side when enlarging): Pillow's ``ImagingResample``, and so torchvision's
-classification preprocessing. The axes are done one after the other, on the crop alone, in 16-bit
-integers: weights are in 1/256 and add up to 256, so a sum is at most 255 * 256 + 128 < 2**16.
+A result pixel is a weighted mean of source pixels under a triangle. The triangle is two
+source-to-result scales wide (one pixel each side when enlarging). This is Pillow's
+``ImagingResample``, and so torchvision's classification preprocessing. The axes are resized one
+after the other, on the crop alone, in 16-bit integers. Weights are in 1/256 and sum to 256, so a
+sum is at most 255 * 256 + 128 < 2**16.
 
-The bicubic kernel (a = -0.5, twice as wide) has negative weights: it takes 32-bit integers, weights
-in 1/2**14, and its sums are cut to 0..255.
+The bicubic kernel (a = -0.5, twice as wide) has negative weights. It uses 32-bit integers with
+weights in 1/2**14, and its sums are clipped to 0..255.
 
-Resizing along an axis is a sparse matrix (size, source rows) times the rows: SciPy adds a multiple
-of one row to another in one go, where NumPy makes a copy of each row first (DECISIONS.md).
+Resizing along an axis multiplies a sparse matrix (size, source rows) by the rows. SciPy adds a
+multiple of a row to another in one step, while NumPy would copy each row first (decision 0001).
 """
 
 from collections.abc import Iterable
@@ -24,8 +25,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-# Weights of 8 bits are too coarse for many of them: a larger shrink starts with a mean over
-# whole blocks, which leaves a factor of 4 to 8 for the triangle (measured: DECISIONS.md).
+# With more taps, weights of 8 bits are too coarse. A larger shrink starts with means over whole
+# blocks, which leaves a factor of 4 to 8 for the triangle (decision 0001).
 _MAX_TRIANGLE_SHRINK = 8
 _CACHED_AXES = 1024  # about 10 KB each
 _BITS = {"bilinear": 8, "bicubic": 14}  # of a weight
@@ -37,9 +38,9 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 
 class Axis(NamedTuple):
-    """Where the crop lies along one axis of the source.
+    """The position of the crop along an axis of the source.
 
-    The whole source (``length`` pixels) would become ``length / scale`` pixels; the crop is
+    The whole source (``length`` pixels) would become ``length / scale`` pixels. The crop is
     ``size`` of these, from ``offset`` on.
     """
 
@@ -52,22 +53,22 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class _Taps:
-    """Rows ``first:stop`` of the source, and how each output row is made of them."""
+    """Rows ``first:stop`` of the source, and the weights that make each output row."""
 
     first: int
     stop: int
-    block: int  # rows to average first
+    block: int  # rows that are averaged first
     weights: "csr_array[Any]"  # (size, blocks), uint16 or int32; a row adds up to 2**bits
     bits: int
 
 
 class CropSource:
-    """What crops of one picture are made of, (rows, columns, 3) uint8, widened once for all.
+    """The source pixels of a picture's crops, (rows, columns, 3) uint8, widened once for all crops.
 
     Args:
-        region: the source's :func:`common_region`, opaque; the order of the colours is kept.
+        region: the source's :func:`common_region`, opaque, with its colours in any order.
         first_row: the region's first row in the source.
-        first_column: and column.
+        first_column: the region's first column in the source.
 
     """
 
@@ -76,7 +77,7 @@ class CropSource:
         self._widened: dict[np.dtype[Any], Wide] = {}
 
     def resize(self, y: Axis, x: Axis, out: Pixels | None = None) -> Pixels:
-        """Return a crop, (y.size, x.size, 3) uint8; ``out``: where it goes, contiguous."""
+        """Return a crop, (y.size, x.size, 3) uint8; ``out``: a contiguous array for it."""
         down, across = _taps(y), _taps(x)
         if out is None:
             out = np.empty((y.size, x.size, 3), np.uint8)
@@ -87,7 +88,7 @@ class CropSource:
             wide, columns = blocks.astype(down.weights.dtype), slice(None)
         else:
             wide = self._wide(down.weights.dtype)[rows]
-        if y.interpolation == "bicubic":  # in Pillow's order, which shows: sums are cut to 0..255
+        if y.interpolation == "bicubic":  # in Pillow's order: sums are clipped in between
             half = _combined(_transposed(wide)[columns], across)  # (x.size, rows, 3)
             out[...] = _combined(_transposed(half), down)
         else:
@@ -102,14 +103,14 @@ class CropSource:
 
 
 def common_region(crops: Iterable[tuple[Axis, Axis]]) -> tuple[slice, slice]:
-    """Return the source's rows and columns that crops, each of y and x, are made of together."""
+    """Return the source's rows and columns that all crops, each (y, x), need together."""
     taps = [(_taps(y), _taps(x)) for y, x in crops]
     rows = slice(min(y.first for y, _ in taps), max(y.stop for y, _ in taps))
     return rows, slice(min(x.first for _, x in taps), max(x.stop for _, x in taps))
 
 
 def _block_means(region: Pixels, rows: int, columns: int) -> Pixels:
-    """Average blocks of ``rows`` x ``columns`` pixels; those at the end may have fewer."""
+    """Average blocks of ``rows`` x ``columns`` pixels; the last blocks may be smaller."""
     height, width = region.shape[:2]
     if 0 < (whole := height - height % rows) < height:
         parts = [_block_means(part, rows, columns) for part in np.split(region, [whole])]
@@ -122,7 +123,7 @@ def _block_means(region: Pixels, rows: int, columns: int) -> Pixels:
 
 
 def _transposed(pixels: Wide) -> Wide:
-    """Exchange rows and columns; in memory too, which OpenCV does faster than NumPy."""
+    """Transpose rows and columns in memory, which OpenCV does faster than NumPy."""
     return np.asarray(cv2.transpose(pixels))
 
 
@@ -150,7 +151,7 @@ def _taps(axis: Axis) -> _Taps:
     high = np.minimum((centre + reach + 0.5).astype(np.intp), length)
     first, stop = int(low[0]), int(high[-1])
     rows = low + np.arange(int((high - low).max()))[:, None]  # (taps, size)
-    last = axis.length / block - (length - 1)  # the last block's pixels, as a part of a whole one
+    last = axis.length / block - (length - 1)  # the last block's size, relative to a whole one
     part = np.where(rows == length - 1, last, 1.0)
     weights = _kernel(np.abs(rows + (part / 2 - centre)) / stretch, kind) * part * (rows < high)
     whole = _as_integers(weights / weights.sum(axis=0), _BITS[kind]).astype(_TYPES[kind])
@@ -158,8 +159,14 @@ def _taps(axis: Axis) -> _Taps:
 
 
 def _matrix(columns: NDArray[np.intp], weights: NDArray[Any]) -> "csr_array[Any]":
-    """Return the matrix with these weights in these columns of each row, both (taps, size)."""
-    from scipy.sparse import csr_array  # here: 8 MB and 0.06 s, for those alone who read images
+    """Return the sparse matrix that makes output rows from source rows.
+
+    Args:
+        columns: (taps, size): for each output row, the source rows that it is made of.
+        weights: (taps, size): the weight of each of these; zeros are left out.
+
+    """
+    from scipy.sparse import csr_array  # 8 MB and 0.06 s, only if images are read
 
     is_used = weights.T != 0
     starts = np.concatenate([[0], np.cumsum(is_used.sum(axis=1))]).astype(np.int32)
@@ -177,7 +184,7 @@ def _kernel(distance: NDArray[np.float64], kind: Interpolation) -> NDArray[np.fl
 
 
 def _as_integers(weights: NDArray[np.float64], bits: int) -> NDArray[np.int64]:
-    """Round weights (taps, size) to 1/2**bits; the largest takes what they lack to add up."""
+    """Round weights (taps, size) to 1/2**bits; the largest is adjusted so that they sum up."""
     whole: NDArray[np.int64] = np.floor(weights * 2**bits + 0.5).astype(np.int64)
     whole[whole.argmax(axis=0), np.arange(whole.shape[1])] += 2**bits - whole.sum(axis=0)
     return whole

@@ -1,8 +1,8 @@
 """Judges a model set by its accuracy records: verified, unmeasured, unknown, or dropped.
 
-To refuse a set it is enough that its INT8 networks are those that lost too much, whatever else of
-the set has changed. To verify it, everything must be as it was measured: the networks and the
-conditions. :mod:`models.drop_rule` says what of a loss is chance. DECISIONS.md, "Accuracy records".
+A record refuses a set if it measured the same INT8 networks, whatever else of the set has changed
+since. A record verifies a set only if its networks and conditions are unchanged.
+:mod:`models.drop_rule` decides whether a loss is significant. See decision 0010.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Status = Literal["verified", "unmeasured", "unknown", "dropped"]
 class Verdict:
     """``verified``: serve; ``unmeasured``, ``unknown``: serve with a warning; ``dropped``: refuse.
 
-    ``unknown``: it was measured, on too few images to tell.
+    ``unknown``: measured with too few images to decide.
     """
 
     status: Status
@@ -29,9 +29,9 @@ class Verdict:
 
 
 def records_of_networks(manifest: Manifest) -> list[AccuracyRecord]:
-    """Return the records that measured the networks the manifest names now, newest last.
+    """Return the records of the manifest's present networks, newest last.
 
-    Conditions may have changed since: sizes and CPU times still hold, accuracy may not.
+    Conditions may have changed since. Then sizes and CPU times still hold, but accuracy may not.
     """
     now = {
         member.name: {p: network.fingerprint for p, network in member.networks.items()}
@@ -49,25 +49,31 @@ def records_of_networks(manifest: Manifest) -> list[AccuracyRecord]:
 
 
 def current_records(manifest: Manifest) -> list[AccuracyRecord]:
-    """Return the records whose networks and conditions are those of now, newest last."""
+    """Return the records of the present networks and conditions, newest last."""
     conditions = manifest.conditions
     return [r for r in records_of_networks(manifest) if r.conditions == conditions]
 
 
 def ensemble_figures(manifest: Manifest, name: str) -> dict[Precision, float]:
-    """Return the ensemble's figure of this name by precision, from the newest current record."""
+    """Return the ensemble's figure ``name`` by precision, from the newest current record."""
     records = current_records(manifest)
     newest = records[-1].scores if records else {}
-    found = {p: scores[ENSEMBLE].figure for p, scores in newest.items() if ENSEMBLE in scores}
-    return {p: value for p, (figure, value) in found.items() if figure == name}
+    figures = {p: scores[ENSEMBLE].figure for p, scores in newest.items() if ENSEMBLE in scores}
+    return {p: value for p, (figure, value) in figures.items() if figure == name}
 
 
 def judge(
     manifest: Manifest, precision: Precision = "INT8", argument: str | None = None
 ) -> Verdict:
-    """Judge by every record: what one refused, only another of as many images allows.
+    """Judge a set by all of its records.
 
-    ``argument`` is how commands name the set, if not as its manifest does.
+    After a refusal, only another record with as many images can allow the set.
+
+    Args:
+        manifest: the set's.
+        precision: the one to serve.
+        argument: the set's name for commands in messages; None: the manifest's.
+
     """
     manifest = manifest.model_copy(update={"name": argument or manifest.name})
     if precision == "INT8" and (problem := _refusal(manifest)):
@@ -94,7 +100,7 @@ def judge(
 
 
 def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:
-    """Judge INT8 that no record refuses: verified by one of them, or unknown."""
+    """Judge INT8 that no record refuses: verified by a record, or unknown."""
     for record in reversed(records):
         if outcome_of(_judgements(manifest, record)) == "verified":
             return _verified(manifest, record)
@@ -120,14 +126,14 @@ def _judge_float(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdi
         return Verdict(
             "unmeasured",
             f"{manifest.name}: its float networks were measured in f32, but its manifest has them "
-            f"run in {manifest.float_type}; remove float_type there, or compare what is served: "
-            f"tandem evaluate {manifest.name} --images DIR --url URL",
+            f"run in {manifest.float_type}; remove float_type there, or compare the served "
+            f"networks: tandem evaluate {manifest.name} --images DIR --url URL",
         )
     return _judge_alone(manifest, records)
 
 
 def _judge_alone(manifest: Manifest, records: Sequence[AccuracyRecord], note: str = "") -> Verdict:
-    """Judge networks that are compared with no others: by the number of images."""
+    """Judge networks without others to compare with, by the number of images."""
     most = max(records, key=lambda record: record.num_images)
     if most.num_images >= LEAST_IMAGES:
         return _verified(manifest, most, note)
@@ -145,7 +151,7 @@ def _verified(manifest: Manifest, record: AccuracyRecord, note: str = "") -> Ver
 
 
 def _why_stale(manifest: Manifest, precision: Precision) -> str:
-    """Say why no record counts, if there are any."""
+    """Return why no record counts, if there are records."""
     if not manifest.accuracy:
         return ""
     stale = [r for r in records_of_networks(manifest) if precision in r.scores]
@@ -165,7 +171,7 @@ def _judgements(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
 
 
 def refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
-    """Return what of these INT8 networks the record refuses."""
+    """Return the judgements by which the record refuses the present INT8 networks."""
     return [
         judgement
         for judgement in _judgements(manifest, record)
@@ -174,7 +180,7 @@ def refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
 
 
 def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
-    """Whether ``name``, a member or the ensemble, has the INT8 networks that were measured."""
+    """Whether ``name``, a member or the ensemble, still has the measured INT8 networks."""
     now = {m.name: m.networks["INT8"].fingerprint for m in manifest.members if "INT8" in m.networks}
     measured = {n: by["INT8"] for n, by in record.fingerprints.items() if "INT8" in by}
     if name == ENSEMBLE:
@@ -183,7 +189,7 @@ def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
 
 
 def _refusal(manifest: Manifest) -> str | None:
-    """Say where these INT8 networks lost too much, by an evaluation or as they were quantised."""
+    """Return where the present INT8 networks lost too much: in an evaluation, or when quantised."""
     for place, record in enumerate(manifest.accuracy):
         for judgement in refused(manifest, record):
             if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
@@ -192,7 +198,7 @@ def _refusal(manifest: Manifest) -> str | None:
 
 
 def _validation_refusal(manifest: Manifest) -> str | None:
-    """Say which member lost too much when it was quantised, if one did."""
+    """Return which member lost too much when it was quantised, if any."""
     kept = [(m, m.validation_drop) for m in manifest.members if m.validation_drop]
     for member, validation in kept:
         network = member.networks.get("INT8")
@@ -214,10 +220,10 @@ def _is_overruled(
     refusing: AccuracyRecord | ValidationDrop,
     later: Sequence[AccuracyRecord],
 ) -> bool:
-    """Whether an evaluation after ``refusing``, on as many images or more, allows what it refused.
+    """Whether a later evaluation, with at least as many images, overrules a refusal.
 
-    Of other images it must verify that: else a few tries on as many would find a lucky one. Of the
-    same images, under other conditions, it need not refuse it again.
+    With other images it must verify the figure: otherwise a few tries would give a lucky one. With
+    the same images under other conditions it is enough that it does not refuse.
     """
     current = current_records(manifest)
     for record in later:

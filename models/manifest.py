@@ -1,6 +1,6 @@
-"""``manifest.yaml``: everything that a model set says of itself.
+"""``manifest.yaml``: all properties of a model set.
 
-Nothing else in the project knows an input size, a class count or a member's name.
+No other file of the project defines an input size, a number of classes or a member's name.
 """
 
 import hashlib
@@ -43,23 +43,23 @@ class Network(Record):
     runtime: RuntimeName = "openvino"
     xml: FileRecord | None = None
     bin: FileRecord | None = None
-    file: FileRecord | None = None  # .onnx with all its weights
+    file: FileRecord | None = None  # .onnx with all weights in it
 
     @field_validator("runtime", mode="before")
     @classmethod
-    def _is_run_still(cls, given: Any) -> Any:
-        if (suffix := RETIRED.get(str(given))) is not None:
+    def _is_run_still(cls, runtime: Any) -> Any:
+        if (suffix := RETIRED.get(str(runtime))) is not None:
             raise ValueError(
-                f"{given} runs no members any more: openvino and onnxruntime do. Add the set anew "
-                f"from what it was made of, or from its own {suffix} files, which are converted: "
-                "tandem models add NAME --member MEMBER=FILE --labels labels.txt --trust (it runs "
-                "code of the file)"
+                f"{runtime} runs no members any more: openvino and onnxruntime do. Add the set "
+                f"anew from what it was made of, or from its own {suffix} files, which are "
+                "converted: tandem models add NAME --member MEMBER=FILE --labels labels.txt "
+                "--trust (it runs code of the file)"
             )
-        return given
+        return runtime
 
     @model_validator(mode="after")
     def _files_are_the_runtimes_own(self) -> "Network":
-        """OpenVINO takes the weights beside the .xml, whatever a manifest says: check those."""
+        """Check both files: OpenVINO always takes the weights next to the .xml."""
         if self.runtime != "openvino":
             return self._with_one_file()
         if self.xml is None or self.bin is None or self.file is not None:
@@ -82,12 +82,12 @@ class Network(Record):
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        """Its files; the runtime opens the first one."""
+        """All files; the runtime opens the first."""
         return tuple(f for f in (self.xml, self.bin, self.file) if f is not None)
 
     @property
     def fingerprint(self) -> str:
-        """A short hash that changes with any of its files."""
+        """A short hash over all files."""
         hashes = "".join(file.sha256 for file in self.files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
@@ -95,14 +95,14 @@ class Network(Record):
 class QuantizationOptions(Record):
     """How NNCF makes a member's INT8 network; the names are NNCF's own."""
 
-    # mixed: symmetric weights, activations as their range is (ReLU wastes half a symmetric one).
+    # mixed: symmetric weights, activations by their range (ReLU wastes half of a symmetric one)
     preset: Literal["mixed", "performance"] = "mixed"
     subset_size: Annotated[int, Field(ge=1)] = 300  # calibration images
     ignored_names: tuple[str, ...] = ()  # of operations that stay float
     ignored_types: tuple[str, ...] = ()  # of operations that stay float, such as Multiply
     fast_bias_correction: bool = True
-    # What NNCF takes the network for; transformer: smooth quantisation, activations by attention's
-    # needs. None: as its graph says (tandem quantize writes what it took).
+    # The kind of network for NNCF; transformer: smooth quantisation, and activations as attention
+    # needs. None: by its graph (tandem quantize then writes it down).
     model_type: Literal["convolutional", "transformer"] | None = None
 
 
@@ -112,15 +112,15 @@ class MemberRecord(Record):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
     weight: Weight = 1.0  # in the combiner's average
     temperature: Temperature = 1.0  # of its probabilities; tandem evaluate --calibrate fits it
-    source: str  # where the weights came from
+    source: str  # the weights' origin
     networks: dict[Precision, Network]
-    image: ImageRecord | None = None  # its own input, if that is not the set's
-    # Images in a batch, where the network was exported for that many and cannot be reshaped.
+    image: ImageRecord | None = None  # of its own input; None: the set's
+    # The batch size, if the network was exported with it and cannot be reshaped.
     fixed_batch: Annotated[int, Field(ge=1)] | None = None
-    imported_int8: bool = False  # its INT8 network came so, and no float one with it
+    imported_int8: bool = False  # it was imported as INT8, without a float network
     quantization: QuantizationOptions = QuantizationOptions()
-    left_float: tuple[str, ...] = ()  # layers that accuracy control kept from INT8
-    validation_drop: ValidationDrop | None = None  # as tandem quantize measured it, if it did
+    left_float: tuple[str, ...] = ()  # layers that accuracy control kept float
+    validation_drop: ValidationDrop | None = None  # measured by tandem quantize
 
     @model_validator(mode="after")
     def _name_is_free(self) -> "MemberRecord":
@@ -130,21 +130,21 @@ class MemberRecord(Record):
 
     @property
     def runtimes(self) -> tuple[RuntimeName, ...]:
-        """What runs its networks, each once."""
+        """The runtimes of its networks, without repetition."""
         return tuple(dict.fromkeys(network.runtime for network in self.networks.values()))
 
     def precision_of(self, precision: Precision) -> Precision:
-        """Return what is run where ``precision`` is asked for.
+        """Return the precision that the member runs if ``precision`` is requested.
 
-        A member on another runtime than OpenVINO with one network runs that: tandem quantize makes
-        INT8 for OpenVINO alone, and the others of its set need not be float for it.
+        A member with a single network on another runtime than OpenVINO runs that: tandem quantize
+        only makes INT8 for OpenVINO, and the set's other members need not be float because of it.
         """
         (first, *more) = self.networks or (precision,)
         is_only = not more and first in self.networks
         return first if is_only and self.networks[first].runtime != "openvino" else precision
 
     def network(self, precision: Precision) -> Network:
-        """Return the network that is run where ``precision`` is asked for."""
+        """Return the network that runs if ``precision`` is requested."""
         precision = self.precision_of(precision)
         if precision not in self.networks:
             there = ", ".join(sorted(self.networks))
@@ -156,7 +156,7 @@ class MemberRecord(Record):
 
 
 class Made(Record):
-    """What made this version of a set, and when; not part of what the version is."""
+    """The command and time that made this version of a set; not part of its fingerprint."""
 
     by: str  # a command
     at: AwareDatetime
@@ -168,28 +168,28 @@ class Manifest(Record):
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     description: str
-    image: ImageRecord  # of the members that have none of their own
+    image: ImageRecord  # of members without their own
     task: Task = "classification"
-    # Of multi_label, and of nothing else: an answer lists the labels whose score is this or more.
+    # Only for multi_label: an answer lists labels with at least this score.
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     temperature: Temperature = 1.0  # of the average of all members
-    sure: SureRecord | None = None  # when an answer is; tandem evaluate --sure-at measures it
+    sure: SureRecord | None = None  # bound of sure answers, by tandem evaluate --sure-at
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
-    class_ids: FileRecord | None = None  # the same, as datasets name their folders (WordNet ids)
+    class_ids: FileRecord | None = None  # names of datasets' folders (WordNet ids), in that order
     members: Annotated[tuple[MemberRecord, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
-    # What layers that are not INT8 compute in; bf16 where the CPU has it, else f32.
+    # Computed by layers that are not INT8; bf16 only on CPUs that support it.
     float_type: FloatType = "f32"
-    # INT8 may cost a member, or the ensemble, this much top-1 (a fraction): more is not served.
+    # The top-1 (a fraction) that INT8 may cost a member or the ensemble; more is not served.
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
-    calibration: FileRecord | None = None  # sha256 of each image that INT8 was fitted to
-    calibration_source: str = ""  # which images, if they came with packages
-    golden: FileRecord | None = None  # what each network answers to generated images
+    calibration: FileRecord | None = None  # sha256 of each image that INT8 was calibrated with
+    calibration_source: str = ""  # their origin, if they came with packages
+    golden: FileRecord | None = None  # the networks' answers to generated images
     accuracy: tuple[AccuracyRecord, ...] = ()
-    hint: str = ""  # shown to people beside the classes, such as how to get more of them
+    hint: str = ""  # shown next to the classes, for example how to get more of them
     license: str = ""  # of the weights, an SPDX identifier; empty: not stated
     made: Made | None = None
-    training_data: str = ""  # what they were trained on, and whose terms that has
+    training_data: str = ""  # its data set, and the terms of that
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Manifest":
@@ -200,10 +200,10 @@ class Manifest(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_a_threshold(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("task") == "multi_label":
-            return {"threshold": DEFAULT_THRESHOLD, **given}
-        return given
+    def _has_a_threshold(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("task") == "multi_label":
+            return {"threshold": DEFAULT_THRESHOLD, **values}
+        return values
 
     @model_validator(mode="after")
     def _threshold_is_of_scores(self) -> "Manifest":
@@ -220,7 +220,7 @@ class Manifest(Record):
 
     @property
     def conditions(self) -> Conditions:
-        """What accuracy depends on besides the networks, as it is now."""
+        """The present conditions that accuracy depends on, besides the networks."""
         return Conditions(
             image=self.image,
             labels_sha256=self.labels.sha256,
@@ -234,28 +234,28 @@ class Manifest(Record):
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """Return each member's temperature, and the average's."""
+        """Return each member's temperature, and the ensemble's."""
         return {m.name: m.temperature for m in self.members} | {ENSEMBLE: self.temperature}
 
     @property
     def inputs(self) -> ImageInputs:
-        """How a picture becomes the members' inputs."""
+        """The conversion of a picture to the members' inputs."""
         return ImageInputs({m.name: self.image_of(m.name).rule for m in self.members})
 
     def image_of(self, name: str) -> ImageRecord:
-        """Return the image record of a member: its own, or the set's."""
+        """Return a member's image record: its own, or the set's."""
         return self.member(name).image or self.image
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        """Every file the set consists of, besides the manifest itself."""
+        """All files of the set, except the manifest."""
         networks = [n for member in self.members for n in member.networks.values()]
         optional = (self.class_ids, self.calibration, self.golden)
         extra = [record for record in optional if record is not None]
         return (self.labels, *extra, *(f for n in networks for f in n.files))
 
     def member(self, name: str) -> MemberRecord:
-        """Return the member called ``name``, or raise with the names there are."""
+        """Return the member called ``name``; the error lists the existing names."""
         for record in self.members:
             if record.name == name:
                 return record
@@ -264,7 +264,7 @@ class Manifest(Record):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read ``folder/manifest.yaml``; every mistake in it is named with its place."""
+    """Read ``folder/manifest.yaml``; the error lists every mistake with its place."""
     path = folder / MANIFEST_NAME
     try:
         return Manifest.model_validate(read_yaml(path))

@@ -1,4 +1,4 @@
-"""Memory that a process gives back once networks are compiled, and keeps while it decodes."""
+"""Returns memory to the system after compiling, and keeps freed memory for decoding."""
 
 import ctypes
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAPS = Path("/proc/self/maps")
-# Address range, permissions ("s": shared), and the path of what is mapped; proc_pid_maps(5).
+# Address range, permissions ("s": shared), and the mapped file's path; proc_pid_maps(5).
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+ +(/.+)")
 _MADV_DONTNEED = 4  # Linux's; madvise(2)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's; mallopt(3)
-KEPT_BYTES = 16 * 2**20  # at most, of what is free, by each thread's arena
-MAPPED_BYTES = 4 * 2**20  # what is larger has a mapping of its own, which goes when it is freed
+KEPT_BYTES = 16 * 2**20  # of freed memory, at most, in each thread's arena
+MAPPED_BYTES = 4 * 2**20  # larger allocations get their own mapping, which is returned when freed
 
 
 class _Mapping(NamedTuple):
@@ -22,12 +22,12 @@ class _Mapping(NamedTuple):
 
 
 def give_back_memory(*folders: Path) -> None:
-    """Return what compiling has freed, and drop the pages of files in ``folders``.
+    """Return memory that compiling has freed, and drop pages mapped from files in ``folders``.
 
-    OpenVINO keeps the files that it compiled from mapped for as long as the network lives, though
-    the kernels use copies of nearly all of them. A page that is used after all is mapped again from
-    the system's cache. The bundled set's processes shrink by 55 MB and 135 MB
-    (models/DECISIONS.md, "Memory of compiled networks"). Without glibc or /proc nothing is done.
+    OpenVINO keeps the networks' files mapped as long as a network lives, though its kernels use
+    copies of nearly all weights. Dropped pages that are used again come from the system's cache.
+    The bundled set's processes shrink by 55 MB and 135 MB (decision 0009). Without glibc or /proc
+    this does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc's
@@ -42,11 +42,11 @@ def give_back_memory(*folders: Path) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay with the process, some megabytes, instead of going at once.
+    """Keep some megabytes of freed memory in the process.
 
-    A photo takes a few arrays of some 100 KB, for a millisecond. glibc gives such memory back and
-    gets it anew, page by page, each with a fault: 120 of them were a twelfth of the time that a
-    photo takes (models/DECISIONS.md, "Memory of pictures"). Without glibc nothing is done.
+    A photo needs a few arrays of about 100 KB for a millisecond. By default glibc returns that
+    memory and gets it again page by page, each with a page fault: 120 faults took a twelfth of a
+    photo's time (decision 0009). Without glibc this does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -55,13 +55,13 @@ def keep_freed_memory() -> None:
 
 
 def _shared_read_only() -> Iterator[_Mapping]:
-    """Yield mappings whose pages are the file's own: dropping them loses nothing."""
+    """Yield read-only mappings of files, whose pages can be dropped without loss."""
     try:
         lines = MAPS.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:
-        found = _MAPPING.fullmatch(line)
-        if found and found[3] == "r--s":
-            start, end = int(found[1], 16), int(found[2], 16)
-            yield _Mapping(start, end - start, Path(found[4]))
+        match = _MAPPING.fullmatch(line)
+        if match and match[3] == "r--s":
+            start, end = int(match[1], 16), int(match[2], 16)
+            yield _Mapping(start, end - start, Path(match[4]))

@@ -16,29 +16,30 @@ from models.extras import check_installed
 from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
+from models.stores import fetch, is_url
 from models.user_folders import user_folder
 from models.versions import earlier_folders, split_version
 
-BUNDLED_DIR = Path(__file__).parent  # models/<set>/ beside this code
-PARTIAL_SUFFIX = ".partial"  # of a folder that is still being made, or about to go
+BUNDLED_DIR = Path(__file__).parent  # models/<set>/ next to this code
+PARTIAL_SUFFIX = ".partial"  # of a folder that is being made or removed
 REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
 logger = logging.getLogger(__name__)
 
 
 def search_path(first: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Return where sets are looked for: ``first``, the user's own, the bundled."""
+    """Return the folders that are searched for sets: ``first``, the user's own, the bundled."""
     own = user_folder(user_data_path, "models")
     return (*first, *([own] if own else []), BUNDLED_DIR)
 
 
 def replaced_folder(folder: Path) -> Path:
-    """Return where a set's folder is kept while another takes its place."""
+    """Return the path at which a set's folder is kept while another replaces it."""
     return folder.parent / f".{folder.name}{REPLACED_SUFFIX}"
 
 
 @dataclass(frozen=True)
 class ModelSet:
-    """A folder and what its manifest says; files are hashed when they are used."""
+    """A folder and its manifest; files are hashed when they are used."""
 
     folder: Path
     manifest: Manifest
@@ -49,42 +50,42 @@ class ModelSet:
 
     @property
     def argument(self) -> str:
-        """How a shell's command names the set: as they find it by name, or else its folder."""
+        """The set's name for commands: its name if that finds it, or else its folder."""
         first = next((p for d in search_path() if (p := _place_of(d / self.folder.name))), None)
         is_found = first is not None and first.samefile(self.folder)
         return self.folder.name if is_found else shlex.quote(str(self.folder))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return one label per class, in the networks' order."""
+        """Return a label per class, in the networks' order."""
         return self._one_per_class(self.manifest.labels, "labels")
 
     @cached_property
     def answer_rule(self) -> AnswerRule:
-        """Return how the set's rows are read."""
+        """Return the rule that interprets the set's rows."""
         sure = self.manifest.sure
         bound = None if sure is None else sure.probability
         return AnswerRule(self.labels, self.manifest.threshold, bound)
 
     @cached_property
     def class_ids(self) -> tuple[str, ...] | None:
-        """Return what datasets call each class's folder, in the networks' order, if known."""
+        """Return the folder name of each class in datasets, in the networks' order, or None."""
         if self.manifest.class_ids is None:
             return None
         return self._one_per_class(self.manifest.class_ids, "class ids")
 
     @cached_property
     def golden(self) -> Golden | None:
-        """Return what each network must answer to the generated images, if it was recorded."""
+        """Return the recorded answers to the generated images, or None."""
         if self.manifest.golden is None:
             return None
         return read_golden(self.verified(self.manifest.golden))
 
     def weighted(self, weights: Mapping[str, float]) -> "ModelSet":
-        """Return the set with the members that ``weights`` name alone, and these weights.
+        """Return the set with only the members in ``weights``, and these weights.
 
         Raises:
-            ModelSetError: the set has no such member.
+            ModelSetError: the set lacks one of the members.
 
         """
         for name in weights:
@@ -94,7 +95,7 @@ class ModelSet:
             for member in self.manifest.members
             if member.name in weights
         )
-        update = {"members": members, "temperature": 1.0, "sure": None}  # were of the whole average
+        update = {"members": members, "temperature": 1.0, "sure": None}  # both were for all members
         return ModelSet(self.folder, self.manifest.model_copy(update=update))
 
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
@@ -108,10 +109,10 @@ class ModelSet:
         return names
 
     def fingerprint(self, precision: Precision = "INT8") -> str:
-        """Return what tells this set from every other: twelve hexadecimal digits.
+        """Return twelve hexadecimal digits that identify the set's answers.
 
-        Of all that an answer depends on: the image rule, labels, networks, weights and float type,
-        the threshold of a multi-label set, and from when on an answer is sure.
+        They cover the image rule, labels, networks, weights and float type, the threshold of a
+        multi-label set, and the bound of sure answers.
         """
         manifest = self.manifest
         parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
@@ -130,7 +131,7 @@ class ModelSet:
 
     @property
     def fingerprints(self) -> dict[Precision, str]:
-        """Return the fingerprint of each precision that all members have, INT8's first."""
+        """Return the fingerprint of each precision that all members have, INT8 first."""
         members = self.manifest.members
         whole = [p for p in PRECISIONS if all(m.precision_of(p) in m.networks for m in members)]
         return {precision: self.fingerprint(precision) for precision in whole}
@@ -139,15 +140,15 @@ class ModelSet:
         """Return the set in a version, by its fingerprint in ``precision``, or in any.
 
         Raises:
-            ModelSetError: it is in another version, and does not keep this one.
+            ModelSetError: neither the set nor an earlier version kept in it has this fingerprint.
 
         """
         sets = [self]
         sets += [ModelSet(place, read_manifest(place)) for place in earlier_folders(self.folder)]
-        for one in sets:
-            known = one.fingerprints
+        for kept in sets:
+            known = kept.fingerprints
             if version in (known.values() if precision is None else [known.get(precision)]):
-                return one
+                return kept
         own = self.fingerprints
         of = "" if precision is None else f" in {precision}"
         now = ", ".join(own.values()) if precision is None else own.get(precision, "none")
@@ -158,9 +159,9 @@ class ModelSet:
 
     @property
     def absent_precisions(self) -> tuple[Precision, ...]:
-        """Precisions of which no file is here: a wheel leaves out the bundled float networks.
+        """Precisions without any file here: a wheel omits the bundled float networks.
 
-        Never all of them: a folder without any network is damaged.
+        It never has all precisions: a folder without any network is damaged.
         """
         known = dict.fromkeys(p for member in self.manifest.members for p in member.networks)
         absent = tuple(p for p in known if not any(map(self.is_here, self._network_files(p))))
@@ -171,15 +172,15 @@ class ModelSet:
         return [file for network in networks if network is not None for file in network.files]
 
     def is_here(self, record: FileRecord) -> bool:
-        """Whether the file is in the set's folder, whatever it holds."""
+        """Whether the file exists in the set's folder, whatever its content."""
         return (self.folder / record.path).is_file()
 
     def network_path(self, member: str, precision: Precision = "INT8") -> Path:
-        """Return the file of one member that its runtime opens, all its files verified.
+        """Return the path of a member's network file, after verifying all its files.
 
         Raises:
             MissingExtraError: its runtime is not installed.
-            ModelSetError: there is none, or a file is missing or altered.
+            ModelSetError: the member lacks this precision, or a file is missing or altered.
 
         """
         network = self.manifest.member(member).network(precision)
@@ -189,43 +190,43 @@ class ModelSet:
         return opened
 
     def verified(self, record: FileRecord) -> Path:
-        """Return the file's path after comparing its hash with the manifest's."""
+        """Return the file's path after verifying its hash."""
         if problem := self.problem_with(record):
             raise ModelSetError(problem)
         return self.folder / record.path
 
     def problem_with(self, record: FileRecord) -> str | None:
-        """Say what is wrong with the file, if anything is."""
+        """Return the fault of a file; None if it has none."""
         path = self.folder / record.path
         if not self.is_here(record):
             return f"{path} is missing; restore the model set's folder or fetch it again"
-        if (found := sha256_of(path)) != record.sha256:
+        if (actual := sha256_of(path)) != record.sha256:
             return (
-                f"{path} was altered: its sha256 is {found[:12]}…, the manifest says "
+                f"{path} was altered: its sha256 is {actual[:12]}…, the manifest says "
                 f"{record.sha256[:12]}…; restore the file or make the set again"
             )
         return None
 
     def problems(self) -> list[str]:
-        """Check every file of the set; an empty list means that it is as its manifest says.
+        """Check every file of the set; return a list of problems, empty if there are none.
 
-        A precision of which nothing is here is no problem: see :attr:`absent_precisions`.
+        Absent precisions are not problems: see :attr:`absent_precisions`.
         """
         absent = {f for p in self.absent_precisions for f in self._network_files(p)}
         files = (record for record in self.manifest.files if record not in absent)
-        found = [p for record in files if (p := self.problem_with(record))]
-        if not found:
+        problems = [p for record in files if (p := self.problem_with(record))]
+        if not problems:
             try:
                 _ = self.labels
             except ModelSetError as error:
-                found.append(error.message)
-        return found
+                problems.append(error.message)
+        return problems
 
 
 def read_lines(path: Path) -> tuple[str, ...]:
-    """Return the file's lines, stripped, without empty ones and without a byte order mark.
+    """Return the file's lines, stripped, without empty lines and byte order mark.
 
-    Only line ends separate them: a label may hold U+2028 or a form feed.
+    Only line ends separate lines: a label may contain U+2028 or a form feed.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -239,17 +240,28 @@ def read_lines(path: Path) -> tuple[str, ...]:
 def load_model_set(
     name_or_path: str, search: tuple[Path, ...] | None = None, precision: Precision | None = None
 ) -> ModelSet:
-    """Load a set by name (the first in ``search`` that has it) or by the path of its folder.
+    """Load a set by its name (first in ``search``), folder or URL.
 
-    Behind either ``@VERSION`` asks for that version: a fingerprint in ``precision``, or in any.
+    ``@VERSION`` after it requests a version: a fingerprint in ``precision``, or in any.
 
     Raises:
-        ModelSetError: there is none, its manifest is wrong, or it has no such version.
+        ModelSetError: the set or version does not exist, or its manifest is invalid.
+        StoreError: the set cannot be fetched from its URL.
 
     """
     name, version = split_version(name_or_path)
-    loaded = _load(name, search)
+    if is_url(name):
+        folder = fetch(name, version, _fingerprints_in)
+        loaded = ModelSet(folder, read_manifest(folder))
+        version = None if version == folder.name else version  # a manifest's hash: any precision
+    else:
+        loaded = _load(name, search)
     return loaded if version is None else loaded.in_version(version, precision)
+
+
+def _fingerprints_in(folder: Path) -> list[str]:
+    model_set = ModelSet(folder, read_manifest(folder))
+    return list(model_set.fingerprints.values()) or [model_set.fingerprint()]
 
 
 def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
@@ -271,13 +283,13 @@ def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
 
 
 def _place_of(folder: Path) -> Path | None:
-    """Return where the set of ``folder`` is: there, unless a command that replaced it was killed.
+    """Return the path of the set ``folder``, also if a command that replaced it was killed.
 
-    Such a command leaves the old set whole, but under another name. Going on to the next place of
-    the search would find another set of the same name, and serve it without a word.
+    The killed command leaves the old set complete, under another name. Without this the search
+    would go on and silently find another set of the same name.
     """
     replaced = replaced_folder(folder)
-    for place in (folder, replaced, folder):  # again: a command at work may just have ended
+    for place in (folder, replaced, folder):  # once more, since a command may just have finished
         if (place / MANIFEST_NAME).is_file():
             if place == replaced:
                 logger.warning(
@@ -291,12 +303,12 @@ def _place_of(folder: Path) -> Path | None:
 
 
 def list_folders(search: tuple[Path, ...]) -> list[Path]:
-    """Return the folders under ``search`` that :func:`load_model_set` finds, sorted by name."""
-    found = {path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}")}
-    whole = {folder for folder in found if not folder.name.endswith(PARTIAL_SUFFIX)}
+    """Return the folders that :func:`load_model_set` finds below ``search``, sorted by name."""
+    folders = {path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}")}
+    whole = {folder for folder in folders if not folder.name.endswith(PARTIAL_SUFFIX)}
     replaced = {
         folder.with_name(folder.name[1:].removesuffix(REPLACED_SUFFIX))
-        for folder in found
+        for folder in folders
         if folder.name.startswith(".") and folder.name.endswith(REPLACED_SUFFIX)
     }
     return sorted(whole | replaced)

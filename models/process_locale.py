@@ -1,8 +1,8 @@
-"""Keeps the locale of the process while OpenVINO compiles networks on several threads.
+"""Keeps the process's locale while OpenVINO compiles networks on several threads.
 
-``Core.compile_model`` (2026.4, with a compile cache) sets the locale to "C" for a moment, and the
-locale is the process's: of two threads that do so at a time the later one finds "C", and puts that
-back. From then on ``open`` without an encoding, Ray's too, writes ASCII where it wrote UTF-8.
+``Core.compile_model`` (2026.4, with a compile cache) sets the process's locale to "C" for a moment.
+If two threads do this at a time, the later one sees "C" and restores that. From then on ``open``
+without an encoding, in Ray too, writes ASCII in place of UTF-8.
 """
 
 import locale
@@ -11,9 +11,9 @@ from typing import Self
 
 
 class KeptLocale:
-    """A context manager that puts back the locale which was there before the block.
+    """A context manager that restores the locale from before the block.
 
-    Of blocks that overlap the last one to end puts back what the first one found.
+    If blocks overlap, the last one to end restores the locale that the first one saw.
     """
 
     def __init__(self) -> None:
@@ -35,4 +35,4 @@ class KeptLocale:
                 locale.setlocale(locale.LC_ALL, self._before)
 
 
-kept_locale = KeptLocale()  # the process has one locale
+kept_locale = KeptLocale()  # the locale belongs to the process

@@ -15,27 +15,27 @@ from pydantic import (
 
 from models.errors import ModelSetError
 
-# FP16: the float network, its weights stored as FP16; what it computes in is its FloatType.
+# FP16: the float network with weights stored as FP16; its FloatType is the type of computation.
 Precision = Literal["INT8", "FP16"]
 PRECISIONS: tuple[Precision, ...] = ("INT8", "FP16")
-# What layers that are not INT8 compute in; OpenVINO's names.
+# The type in which layers that are not INT8 compute; OpenVINO's names.
 FloatType = Literal["f32", "bf16"]
-# What a set's rows are: a distribution over classes, or a score for each class by itself.
+# The meaning of a set's rows: a distribution over classes, or an independent score per class.
 Task = Literal["classification", "multi_label"]
-# What runs a network; the file's suffix follows from it.
+# The runtime of a network; it follows from the file's suffix.
 RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
-# The Python package of each; the extra that brings it is called the same.
+# The Python package of each; the extra has the same name.
 PACKAGES: dict[RuntimeName, str] = {"openvino": "openvino", "onnxruntime": "onnxruntime"}
-# Runtimes of sets from before they were converted when they are added, and their files.
+# Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
 
 
-# Of a member in the average. The bound keeps their sum finite; strict: true is no 1.0.
+# Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 
 
-# What logits are divided by. The bounds keep float32 rows of many classes from vanishing.
+# The divisor of logits. The bounds keep float32 rows of many classes from underflowing.
 Temperature = Annotated[float, Field(ge=0.2, le=20, strict=True)]
 
 
@@ -47,7 +47,7 @@ class Record(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse ``max_drop: true``, which is 1.0 to pydantic and switched the gate off."""
+        """Refuse ``max_drop: true``, which pydantic would read as 1.0, disabling the gate."""
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError(f"is {str(value).lower()}, which is no value of this field")
@@ -69,7 +69,7 @@ class FileRecord(Record):
 
     @classmethod
     def of(cls, folder: Path, path: str) -> "FileRecord":
-        """Describe the file as it is now."""
+        """Return the record of a file as it is now."""
         return cls(path=path, sha256=sha256_of(folder / path))
 
 

@@ -1,9 +1,9 @@
 """A compiled network: OpenVINO on the CPU, for a few fixed batch sizes.
 
-DenseNet169 compiled for a dynamic batch dimension took 33 ms for one image where static shapes take
-23 (INT8, one thread): hence one compilation per size. The wheel uses TBB, which knows neither
-OMP_NUM_THREADS nor cgroup quotas, and pins every process to the same first cores: so the number of
-threads is always given and pinning is off.
+DenseNet169 took 33 ms per image with a dynamic batch dimension, and 23 ms with static shapes (INT8,
+one thread). So each size is compiled separately. The wheel uses TBB, which ignores OMP_NUM_THREADS
+and cgroup quotas, and pins every process to the same first cores. So the number of threads is
+always set, and pinning is off.
 """
 
 import threading
@@ -30,52 +30,62 @@ __all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
 
 @cache
 def _core() -> ov.Core:
-    """Return the process's one Core.
+    """Return the process's only Core.
 
-    Each Core of OpenVINO 2026.4 gives its thread a signal stack; when one ends after a younger one
-    was made, a freed stack stays behind and the next signal (Ctrl-C) is a segmentation fault.
+    Each Core of OpenVINO 2026.4 gives its thread a signal stack. If a Core ends after a younger one
+    was made, a freed stack stays in use, and the next signal (Ctrl-C) causes a segmentation fault.
 
-    OpenVINO's Python binding makes its table of types at the first tensor, and two threads that are
-    first together wait for each other for ever (one has the table's guard and wants the GIL, the
-    other the reverse): so the first is made here, before any thread can run a network. Compiling
-    makes none: several threads may.
+    OpenVINO's Python binding makes a table of types at the first tensor. Two threads that do so
+    together deadlock: one has the table's guard and waits for the GIL, the other the reverse. So
+    the first tensor is made here, before any thread can run a network. Compiling makes no tensors,
+    so several threads may compile.
     """
     core = ov.Core()
     _ = ov.Tensor(np.zeros(1, np.uint8), shared_memory=True).data
     return core
 
 
+def last_line(error: RuntimeError | UnicodeDecodeError) -> str:
+    """Return the last line of an error of OpenVINO, which may quote names in a damaged file.
+
+    If these names are not UTF-8, the Python binding raises UnicodeDecodeError instead of the error.
+    """
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        text = error.object.decode("utf-8", "replace")
+    return text.strip().splitlines()[-1].lstrip("- ")
+
+
 def read_network(path: Path) -> ov.Model:
-    """Read an IR, or an ONNX file, with the process's one Core.
+    """Read an IR or an ONNX file with the process's Core.
 
     Raises:
-        ModelSetError: OpenVINO cannot read it.
+        ModelSetError: OpenVINO cannot read the file.
 
     """
     try:
         return _core().read_model(path)
-    except RuntimeError as error:
-        last_line = str(error).strip().splitlines()[-1].lstrip("- ")
-        raise ModelSetError(f"OpenVINO cannot read {path}: {last_line}") from error
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise ModelSetError(f"OpenVINO cannot read {path}: {last_line(error)}") from error
 
 
 def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledModel:
-    """Compile as OpenVINO's ``properties`` say and no otherwise: to compare what they do.
+    """Compile with exactly these OpenVINO ``properties``, to compare their effects.
 
-    What is served is compiled by :class:`CompiledNetwork`.
+    :class:`CompiledNetwork` compiles networks for serving.
     """
     with kept_locale:
         return _core().compile_model(model, "CPU", dict(properties))
 
 
 def fixed_batch(model: ov.Model) -> int | None:
-    """Return the number of images that a network was exported for; None: any."""
+    """Return the batch size that a network was exported with; None for any."""
     number = model.input().partial_shape[0]
     return None if number.is_dynamic else int(number.get_length())
 
 
 def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
-    """Return ((H, W, 3), C) of an IR that takes uint8 NHWC and gives (N, C), or raise why not."""
+    """Return ((H, W, 3), C) of an IR from uint8 NHWC to (N, C); raise if it is another kind."""
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise ModelSetError(
             f"{where} has {len(model.inputs)} inputs and {len(model.outputs)} outputs; "
@@ -95,10 +105,10 @@ def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
 
 
 class CompiledNetwork(LoadedNetwork):
-    """A network ready to run; every thread that calls it has infer requests of its own."""
+    """A network ready to run; every thread that calls it gets its own infer requests."""
 
     runtime: ClassVar[RuntimeName] = "openvino"
-    memory_bytes = 0  # measured by models.runtimes.load
+    memory_bytes = 0  # set by models.runtimes.load
 
     def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
         """Compile an IR, by path or in memory, once for each batch size."""
@@ -113,13 +123,14 @@ class CompiledNetwork(LoadedNetwork):
         self.fixed_batch = fixed_batch(first)  # images; None: any number
         sizes = sorted({self.fixed_batch} if self.fixed_batch else set(options.batch_sizes))
         models = [first, *(self._read() for _ in sizes[1:])]
-        # One compilation, and reading one from the cache, is mostly one thread's work.
+        # Compiling, or reading from the cache, mainly uses one thread.
         with kept_locale, ThreadPoolExecutor(options.num_threads) as threads:
             compiled = list(threads.map(self._compile, models, sizes))
-        # By batch size, ascending; replaced, never changed: threads tell it by its identity.
+        # By batch size, ascending. The mapping is replaced, not changed: threads compare its
+        # identity.
         self._compiled = dict(zip(sizes, compiled, strict=True))
         self._give_back_memory()
-        # What the layers that are not INT8 do compute in: f32 where the CPU has no bf16.
+        # Computed by layers that are not INT8: f32 on CPUs without bf16.
         hint = self._compiled[sizes[0]].get_property("INFERENCE_PRECISION_HINT")
         self.float_type: str = hint.get_type_name()
 
@@ -137,11 +148,11 @@ class CompiledNetwork(LoadedNetwork):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """What is compiled, ascending."""
+        """The compiled batch sizes, ascending."""
         return tuple(self._compiled)
 
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run a batch, as every network does, in parts where a batch size is built in."""
+        """Run a batch as every network does, in parts if the network has a fixed batch size."""
         num = len(images)
         if self.fixed_batch and num > self.fixed_batch:
             starts = range(0, num, self.fixed_batch)
@@ -152,10 +163,10 @@ class CompiledNetwork(LoadedNetwork):
             raise ValueError(f"a batch of {num} images; 1 to {max(runs)} are compiled")
         return runs[size].run(images)
 
-    infer = predict  # OpenVINO's word for it
+    infer = predict  # OpenVINO's name for it
 
     def add_batch_size(self, size: int) -> None:
-        """Compile one more size, while other threads may predict; a built-in one stays alone."""
+        """Compile another size while other threads may predict; a fixed batch size stays alone."""
         if self.fixed_batch or size in self._compiled:
             return
         with kept_locale:
@@ -164,9 +175,9 @@ class CompiledNetwork(LoadedNetwork):
         self._give_back_memory()
 
     def remove_batch_size(self, size: int) -> None:
-        """Forget a size that :meth:`add_batch_size` compiled; no thread may be using it.
+        """Remove a size that :meth:`add_batch_size` compiled and that no thread is using.
 
-        The memory goes when each thread that used it has run another batch.
+        Its memory is freed once each thread that used it has run another batch.
         """
         self._compiled = {of: net for of, net in self._compiled.items() if of != size}
 
@@ -185,25 +196,25 @@ class CompiledNetwork(LoadedNetwork):
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Name the convolution kernels that OpenVINO chose, the commonest first.
+        """Return the names of OpenVINO's convolution kernels, the most frequent first.
 
-        ``brgconv_avx512_I8`` or ``jit_avx2_I8``: they decide how fast INT8 is and how it rounds.
+        ``brgconv_avx512_I8`` or ``jit_avx2_I8``: they decide the speed of INT8 and how it rounds.
         """
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for node in next(iter(self._compiled.values())).get_runtime_model().get_ordered_ops():
             facts = node.get_rt_info()
             if "layerType" in facts and "Convolution" in facts["layerType"].astype(str):
-                found[facts["primitiveType"].astype(str)] += 1
-        return tuple(name for name, _ in found.most_common())
+                counts[facts["primitiveType"].astype(str)] += 1
+        return tuple(name for name, _ in counts.most_common())
 
 
 class _StaticRun:
-    """An infer request of one thread and one batch size, with an input tensor of its own.
+    """An infer request for a thread and a batch size, with its own input tensor.
 
-    Images are copied into it one by one, here on the thread that runs them: to stack them first
-    would be one copy more, and a new tensor of OpenVINO's each time costs more still. They are
-    copied as bytes: for each, NumPy would give up the GIL, and wait for it again while the event
-    loop decodes; meanwhile no network runs on this core.
+    Images are copied into the tensor one by one on the thread that runs it. Stacking them first
+    would copy twice, and a new tensor for each batch would cost more. They are copied as bytes:
+    otherwise NumPy would release the GIL for each, and wait for it while the event loop decodes.
+    Meanwhile no network would run on this core.
     """
 
     def __init__(self, compiled: ov.CompiledModel, shape: tuple[int, ...]) -> None:
@@ -216,7 +227,7 @@ class _StaticRun:
         self._rows = self._request.get_output_tensor(0).data  # (N, C)
 
     def run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run as many images as there are; what is in the other places has no effect on them."""
+        """Run these images; the batch's other places do not affect them."""
         shape = self._pixels.shape[1:]
         num_bytes = self._pixels[0].size
         for place, image in enumerate(images):
@@ -225,5 +236,5 @@ class _StaticRun:
             self._bytes[start : start + num_bytes] = memoryview(image.reshape(-1))
         self._request.start_async()
         self._request.wait()
-        rows: Probabilities = self._rows[: len(images)].astype(np.float32)  # always a copy
+        rows: Probabilities = self._rows[: len(images)].astype(np.float32)  # a copy in every case
         return rows

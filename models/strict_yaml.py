@@ -1,6 +1,6 @@
-"""Reads YAML that people write: a key twice, or a value of no type's, is an error with its place.
+"""Reads YAML that people write: repeated keys and invalid values are errors with their place.
 
-PyYAML's safe loader lets the second of two keys win without a word, and raises whatever Python does
+PyYAML's safe loader silently takes the second of two equal keys. It raises various Python errors
 for a 13th month, a number of 5,000 digits or ten thousand brackets.
 """
 
@@ -11,7 +11,7 @@ import yaml
 
 from models.errors import TandemError
 
-_MERGE = "tag:yaml.org,2002:merge"  # <<, which may stand in a mapping more than once
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 
 
 class YamlError(TandemError):
@@ -45,11 +45,11 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a file's one document.
+    """Read a file with a single document.
 
     Raises:
-        OSError: it cannot be read.
-        YamlError: it is not YAML in UTF-8, has a key twice, or is nested too deeply.
+        OSError: the file cannot be read.
+        YamlError: it is not YAML in UTF-8, repeats a key, or is nested too deeply.
 
     """
     try:
@@ -59,7 +59,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse one document; raise :class:`YamlError`, which names ``where``, as :func:`read_yaml`."""
+    """Parse a document; the :class:`YamlError` is as in :func:`read_yaml` and names ``where``."""
     try:
         return yaml.load(text, _StrictLoader)  # safe, and strict
     except yaml.YAMLError as error:

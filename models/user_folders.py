@@ -1,4 +1,4 @@
-"""The user's own folders, as the platform has them; an account may have no home."""
+"""The user's own folders by the platform's rules; an account may have no home."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +9,10 @@ APPLICATION = "tandem"
 
 
 def user_folder(kind: Callable[[str], Path], *below: str) -> Path | None:
-    """Return a folder of the user's; None where neither HOME, XDG nor passwd names one.
+    """Return a folder of the user's; None if neither HOME, XDG nor passwd names a home.
 
     Args:
-        kind: of platformdirs, as ``user_cache_path``.
+        kind: a function of platformdirs, as ``user_cache_path``.
         below: names of folders in it.
 
     """
@@ -20,7 +20,7 @@ def user_folder(kind: Callable[[str], Path], *below: str) -> Path | None:
         folder = kind(APPLICATION).joinpath(*below)
     except RuntimeError:
         return None
-    return folder if folder.is_absolute() else None  # older releases: "~/.cache", as it stands
+    return folder if folder.is_absolute() else None  # older releases return "~/.cache" literally
 
 
 def needed_folder(kind: Callable[[str], Path], *below: str) -> Path:

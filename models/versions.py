@@ -1,4 +1,4 @@
-"""Where a model set's earlier versions lie: whole sets, in a folder of the set's own.
+"""Finds a model set's earlier versions, which are complete sets in a folder inside the set's.
 
 A fingerprint names a version (:meth:`models.model_set.ModelSet.fingerprint`), and NAME@VERSION a
 set in that version. Commands that make another version keep what was there
@@ -8,21 +8,21 @@ set in that version. Commands that make another version keep what was there
 import re
 from pathlib import Path
 
-VERSIONS_NAME = ".versions"  # in the set's folder; in it a folder for each earlier version
-MAX_EARLIER = 5  # that are kept of a set; the oldest goes
+VERSIONS_NAME = ".versions"  # in the set's folder; contains a folder per earlier version
+MAX_EARLIER = 5  # earlier versions per set; the oldest is removed
 VERSION = re.compile(r"[0-9a-f]{12}")
 
 
 def split_version(name: str) -> tuple[str, str | None]:
-    """Return a set's name or path, and the version behind its last ``@``, if there is one."""
+    """Return a set's name or path, and the version after its last ``@``, or None."""
     base, _, version = name.rpartition("@")
     return (base, version) if base and VERSION.fullmatch(version) else (name, None)
 
 
 def earlier_folders(folder: Path) -> list[Path]:
-    """Return the folders of a set's earlier versions, the one that was kept last first."""
-    found = [path for path in folder.glob(f"{VERSIONS_NAME}/*") if VERSION.fullmatch(path.name)]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    """Return the folders of a set's earlier versions, the newest first."""
+    folders = [path for path in folder.glob(f"{VERSIONS_NAME}/*") if VERSION.fullmatch(path.name)]
+    return sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def is_earlier(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The files with which a client speaks to a service over TLS, and what is wrong with them."""
+"""The files with which a client speaks to a service over TLS, and their errors."""
 
 import ssl
 from dataclasses import dataclass

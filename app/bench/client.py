@@ -1,6 +1,6 @@
-"""The load generator: closed loops of so many clients, open loops on a schedule.
+"""The load generator: closed loops with a number of clients, open loops on a schedule.
 
-Everything is bounded: the number of requests under way, their time, and the run as a whole.
+The requests under way, the time of each, and the whole run are bounded.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ import aiohttp
 from app.access.client_tls import ClientTls
 from app.bench.samples import Sample
 
-MAX_UNDER_WAY = 2000  # of an open loop; what comes beyond is counted as ``client_full``, not sent
+MAX_UNDER_WAY = 2000  # of an open loop; further requests count as ``client_full`` and are not sent
 Heard = Callable[[Sample], None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the load goes and what it is; photos are taken in turn."""
+    """The target of the load and its photos, which are sent in turn."""
 
     url: str
     bodies: Sequence[bytes]
     timeout_s: float = 30.0
-    files_per_request: int = 1  # more: a multipart form of so many photos
+    files_per_request: int = 1  # more than 1: a multipart form with this many photos
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
     tls: ClientTls = field(default_factory=ClientTls)
 
@@ -37,12 +37,12 @@ class Target:
 
     @property
     def path(self) -> str:
-        """The call that is measured; one class in the answer is enough."""
+        """The path and query that are measured, with one class in the answer."""
         return f"{self.url}/v1/classify?top_k=1"
 
 
 def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
-    """Return a session that keeps its connections, with no proxy between."""
+    """Return a session that reuses its connections, without a proxy."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=num_connections, keepalive_timeout=60, ssl=target.tls.context() or True
@@ -55,7 +55,7 @@ def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
 async def closed_loop(target: Target, clients: int, duration_s: float, hear: Heard) -> None:
     """Let ``clients`` send one request after another for ``duration_s``.
 
-    A client whose request fails goes on with the next, after a breath when nobody answers at all.
+    After a failed request a client goes on with the next, after a pause if nothing listens.
     """
     started = time.perf_counter()
     numbers = count()
@@ -72,12 +72,12 @@ async def closed_loop(target: Target, clients: int, duration_s: float, hear: Hea
 
 
 async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> None:
-    """Send each request at its time, whatever became of those before."""
+    """Send each request at its scheduled time, whatever happened to earlier ones."""
     under_way: set[asyncio.Task[None]] = set()
     async with session_for(target, MAX_UNDER_WAY) as session:
         started = time.perf_counter()
 
-        async def one(scheduled: float, number: int) -> None:
+        async def send(scheduled: float, number: int) -> None:
             error = await _send(session, target, number)
             hear(Sample(scheduled, time.perf_counter() - started, error))
 
@@ -86,11 +86,11 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> N
             if wait > 0:
                 await asyncio.sleep(wait)
             elif number % 16 == 0:
-                await asyncio.sleep(0)  # behind: answers must be read all the same
+                await asyncio.sleep(0)  # late already, but answers must be read
             if len(under_way) >= MAX_UNDER_WAY:
                 hear(Sample(scheduled, time.perf_counter() - started, "client_full"))
                 continue
-            task = asyncio.create_task(one(scheduled, number))
+            task = asyncio.create_task(send(scheduled, number))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
         if under_way:

@@ -16,12 +16,12 @@ from app.compute.child_process import FunctionChild
 from app.errors import ConfigError
 
 REPORT_EVERY_S = 0.25
-LATE_S = 30.0  # beyond a run's time and its requests' own, before it is given up
+LATE_S = 30.0  # after a run's time and its requests' time limit, before it is given up
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; the first says that the child begins."""
+    """The progress of a run; the first one says that the child has started."""
 
     elapsed_s: float = 0.0
     num_done: int = 0
@@ -34,7 +34,7 @@ ReportProgress = Callable[[Progress], None]
 def run_load(
     load: Load, service: psutil.Process | None, report: ReportProgress = lambda _: None
 ) -> Run:
-    """Run ``load`` in a new process and return what it gave.
+    """Run ``load`` in a new process and return its result.
 
     Raises:
         ConfigError: the generator died, or did not end in time.
@@ -44,7 +44,7 @@ def run_load(
     deadline = time.monotonic() + load.duration_s + load.target.timeout_s + LATE_S
     with FunctionChild("the load generator", _generate, load) as child:
         while isinstance(message := _next(child, load, deadline), Progress):
-            if before is None:  # the service rested while the child started
+            if before is None:  # the service was idle while the child started
                 before = cpu_seconds(service) if service else {}
             report(message)
     run = message
@@ -67,7 +67,7 @@ def _next(child: FunctionChild, load: Load, deadline: float) -> Progress | Run:
 
 
 def _generate(load: Load, pipe: Connection) -> None:
-    """Run in the child: load, progress now and then, at the end the run."""
+    """Run in the child: receive a load, send progress now and then, at the end the run."""
     samples: list[Sample] = []
     heard = _Heard(samples, pipe)
     pipe.send(Progress())
@@ -82,7 +82,7 @@ def _generate(load: Load, pipe: Connection) -> None:
 
 
 class _Heard:
-    """Keeps every sample and tells the parent now and then."""
+    """Keeps every sample, and sends progress to the parent now and then."""
 
     def __init__(self, samples: list[Sample], pipe: Connection) -> None:
         self._samples, self._pipe = samples, pipe

@@ -1,4 +1,4 @@
-"""A load: who sends what to which service, the photos, and when an open loop's requests arrive."""
+"""A load: its target and clients, the photos, and the arrival times of an open loop."""
 
 import glob
 import math
@@ -27,7 +27,7 @@ class NothingToClassifyError(TandemError):
 
 @dataclass(frozen=True)
 class Load:
-    """One run: ``clients`` of a closed loop, or ``rate`` of an open one."""
+    """The load of a run: a closed loop with ``clients``, or an open loop with ``rate``."""
 
     target: Target
     duration_s: float
@@ -37,20 +37,19 @@ class Load:
 
     @property
     def kind(self) -> str:
-        """Which of the two."""
         return "open" if self.rate else "closed"
 
     @property
     def offered(self) -> float:
-        """The rate, or the number of clients."""
         return self.rate or float(self.clients)
 
 
 def poisson_arrivals(rate: float, duration_s: float, seed: int) -> npt.NDArray[np.float64]:
-    """Return the times (in s from the start, rising) of independent arrivals at ``rate`` per s.
+    """Return arrival times of a Poisson process at ``rate`` per s, in s from the start, ascending.
 
     Raises:
-        ConfigError: rate or duration is no positive finite number, or there would be too many.
+        ConfigError: rate or duration is not a positive finite number, or there are too many
+            arrivals.
 
     """
     for name, value in (("rate", rate), ("duration", duration_s)):
@@ -70,7 +69,7 @@ def poisson_arrivals(rate: float, duration_s: float, seed: int) -> npt.NDArray[n
 
 
 def find_files(paths: list[str]) -> Iterator[Path]:
-    """Yield each file once: as named, every image below a folder, or what a glob matches."""
+    """Yield each file once: as named, every image below a folder, or the matches of a glob."""
     seen: set[Path] = set()
     for text in paths:
         path = Path(text)
@@ -81,7 +80,7 @@ def find_files(paths: list[str]) -> Iterator[Path]:
         elif path.exists():
             files = [path]
         else:
-            # The text is the user's glob, relative or absolute: Path.glob takes no absolute one.
+            # The text is a glob, relative or absolute; Path.glob does not accept absolute ones.
             matches = glob.glob(text, recursive=True)  # noqa: PTH207
             files = [Path(match) for match in sorted(matches) if not Path(match).is_dir()]
             if not files:
@@ -90,11 +89,11 @@ def find_files(paths: list[str]) -> Iterator[Path]:
 
 
 def photos_in(folder: Path) -> list[bytes]:
-    """Read the images of a folder in the order of their names, as many as memory is set aside for.
+    """Read the images of a folder, by name, until ``MAX_PHOTO_BYTES`` are read.
 
     Raises:
-        NothingToClassifyError: there is none.
-        ConfigError: one cannot be read.
+        NothingToClassifyError: the folder has no images.
+        ConfigError: an image cannot be read.
 
     """
     bodies: list[bytes] = []
@@ -112,7 +111,7 @@ def photos_in(folder: Path) -> list[bytes]:
 
 
 def drawn_photos(num_photos: int = 16, width: int = 500, height: int = 375) -> list[bytes]:
-    """Draw JPEGs of the size that ImageNet's photos have; their contents tell nothing."""
+    """Generate JPEGs of the usual size of ImageNet's photos; their contents are meaningless."""
     rng = np.random.default_rng(20)
     bodies = []
     for _ in range(num_photos):

@@ -9,10 +9,10 @@ REPLICA = "ray::ServeReplica:"  # the title of a replica's process: ray::ServeRe
 
 
 def service_root(url: str) -> psutil.Process | None:
-    """Return the process that everything of the service descends from, if it is on this machine.
+    """Return the root process of the service, ``tandem serve``, if it runs on this machine.
 
-    That is ``tandem serve``, found upwards from whoever listens on the port; None if the service is
-    elsewhere or was started otherwise.
+    It is an ancestor of the process that listens on the port. None if the service runs elsewhere,
+    or was started in another way.
     """
     parts = urlsplit(url)
     if parts.hostname not in LOCAL:
@@ -38,7 +38,7 @@ def _root_of(process: psutil.Process) -> psutil.Process | None:
 
 
 def cpu_seconds(root: psutil.Process) -> dict[str, float]:
-    """Return the CPU time so far, user and system, of ``root`` and all below it, by stage."""
+    """Return the CPU time so far, user and system, of ``root`` and its descendants, by stage."""
     total: dict[str, float] = {}
     for process in (root, *root.children(recursive=True)):
         try:
@@ -53,6 +53,6 @@ def cpu_seconds(root: psutil.Process) -> dict[str, float]:
 def stage_of(command_line: list[str]) -> str:
     """Return the deployment of a replica's process, HAProxy, or "Ray" for the rest."""
     first = command_line[0] if command_line else ""
-    if first.startswith(REPLICA):  # while a method runs, its name is behind the deployment's
+    if first.startswith(REPLICA):  # while a method runs, its name follows the deployment's
         return first.rsplit(":", 1)[-1].partition(".")[0]
     return "HAProxy" if first.rsplit("/", 1)[-1] == "haproxy" else "Ray"

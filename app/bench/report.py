@@ -8,15 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.samples import Summary
-from app.bench.upper_bound import UpperBound
 from models.extras import needs_extra
 
-KEPT_SHARE = 0.99  # of the requests, within the objective
+KEPT_SHARE = 0.99  # of the requests, to be within the objective
 
 
 def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
-    """Print one row per run, and what a reader must know of them."""
-    # Units stand on a second line, and there are no lines between columns: 80 columns are enough.
+    """Print a row per run, and notes on runs that need an explanation."""
+    # Units stand on a second line, without lines between columns, to fit into 80 columns.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("load", overflow="fold")
     times = ("p50\nms", "p90\nms", "p99\nms", "max\nms")
@@ -58,24 +57,11 @@ def _load(summary: Summary) -> str:
     return f"{summary.offered:g}" + ("/s" if summary.kind == "open" else " clients")
 
 
-def show_upper_bound(console: Console, limit: UpperBound) -> None:
-    """Print every setup that was tried, and the bound."""
-    table = Table("streams", "threads each", "batch", "images/s")
-    for setup, rate in limit.setups.items():
-        cells = (str(setup.streams), str(setup.threads), str(setup.batch_size), f"{rate:.1f}")
-        table.add_row(*cells, style="bold" if setup == limit.best else "")
-    console.print(table)
-    console.print(
-        f"the bound of this machine, no server: [bold]{limit.images_per_s:.1f} images/s[/] "
-        f"({limit.precision}, decode and every member); one image alone {limit.latency_ms:.1f} ms"
-    )
-
-
 def knee(summaries: list[Summary]) -> float | None:
-    """Return the highest offered rate that the service keeps up with, as with all lower ones.
+    """Return the highest offered rate that the service keeps up with, as with all lower rates.
 
-    That is, 99 of 100 requests were answered 200 within the objective; one that was refused or
-    failed is as bad as one that came too late.
+    The service keeps up if 99 of 100 requests are answered 200 within the objective. Refused and
+    failed requests count as late ones.
     """
     highest = None
     for s in sorted((s for s in summaries if s.kind == "open"), key=lambda s: s.offered):
@@ -86,7 +72,7 @@ def knee(summaries: list[Summary]) -> float | None:
 
 
 def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
-    """Draw latency against the offered rate (open loops), or against clients (closed ones)."""
+    """Plot latency against the offered rate (open loops) or the clients (closed loops)."""
     with needs_extra("calibrate", "bench --plot"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -102,9 +88,9 @@ def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
                 axes.plot(*zip(*points, strict=True), marker="o", color=color, label=name[:3])
         axes.axhline(objective_ms, color="#999999", linewidth=1, linestyle="--")
         axes.annotate("objective", (runs[0].offered, objective_ms), va="bottom", color="#666666")
-        if (found := knee(summaries)) is not None:
-            axes.axvline(found, color="#999999", linewidth=1, linestyle=":")
-            axes.annotate(f"knee: {found:g}/s", (found, axes.get_ylim()[1]), va="top")
+        if (rate := knee(summaries)) is not None:
+            axes.axvline(rate, color="#999999", linewidth=1, linestyle=":")
+            axes.annotate(f"knee: {rate:g}/s", (rate, axes.get_ylim()[1]), va="top")
         axes.set_yscale("log")
         axes.set_xlabel("offered requests/s" if open_runs else "clients")
         axes.set_ylabel("latency, ms")

@@ -1,4 +1,4 @@
-"""Runs of ``tandem bench``: one load after another, or the upper bound."""
+"""Runs of ``tandem bench``: one load after another."""
 
 import ssl
 from collections.abc import Sequence
@@ -7,42 +7,17 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.markup import escape
 
 from app.bench.client import Target
 from app.bench.generator import Progress, run_load
 from app.bench.load import Load
 from app.bench.process_tree import service_root
-from app.bench.report import knee, plot, show_runs, show_upper_bound
+from app.bench.report import knee, plot, show_runs
 from app.bench.samples import summarise
-from app.bench.upper_bound import measure_upper_bound
 from app.errors import ConfigError
-from models.model_set import load_model_set, search_path
-from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
-
-
-def run_upper_bound(
-    bodies: list[bytes], model_set: str, precision: str, duration_s: float, *, quiet: bool
-) -> dict[str, Any]:
-    """Measure the bound, show it unless ``quiet``, and return it as plain values."""
-    if precision not in ("INT8", "FP16"):
-        raise ConfigError(f"--precision {precision!r}: INT8 or FP16")
-    chosen: Precision = "INT8" if precision == "INT8" else "FP16"
-    loaded = load_model_set(model_set, search_path())
-    with err.status("measuring") as status:
-        found = measure_upper_bound(
-            loaded,
-            bodies,
-            chosen,
-            seconds=duration_s / 5,
-            report=lambda text: status.update(escape(text)),
-        )
-    if not quiet:
-        show_upper_bound(out, found)
-    return {"model_set": loaded.name, "limit": found.as_json()}
 
 
 def run_loads(
@@ -53,10 +28,10 @@ def run_loads(
     plot_file: Path | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Run loads of one target, show them unless ``quiet``; return plain values.
+    """Run loads on one target, print them unless ``quiet``, and return the results for JSON.
 
     Raises:
-        ConfigError: nobody is ready at the target's address.
+        ConfigError: no service is ready at the target's address.
 
     """
     target = planned[0].target
@@ -93,10 +68,10 @@ def run_loads(
 
 
 def _served(target: Target) -> str:
-    """Return the served set's name; raise if nobody is there or it is not ready."""
+    """Return the served set's name; raise :class:`ConfigError` if no service is ready there."""
     url = target.url
     try:
-        # No proxy (trust_env) as the load itself, but roots by SSL_CERT_FILE (the context).
+        # Without a proxy, as the load itself, but with SSL_CERT_FILE's roots (the context).
         verify = target.tls.context() or ssl.create_default_context()
         with httpx.Client(base_url=url, timeout=10, trust_env=False, verify=verify) as client:
             client.get("/readyz").raise_for_status()

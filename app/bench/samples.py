@@ -9,34 +9,34 @@ import numpy as np
 import numpy.typing as npt
 
 PERCENTILES = (50, 90, 99)
-MAX_BEHIND = 0.05  # of an open loop: failed requests, or seconds that a second's answers are later
+MAX_BEHIND = 0.05  # of an open loop: share of failed requests, or added latency in s per s
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request; times in s from the run's start. ``error`` is its kind, such as ``http_429``."""
+    """A request; times in s from the run's start. ``error`` is its kind, as ``http_429``."""
 
-    scheduled: float  # when it should have been sent; in a closed loop, when it was
+    scheduled: float  # in a closed loop, when it was sent
     finished: float
     error: str | None = None
 
     @property
     def latency_ms(self) -> float:
-        """From the scheduled time: waiting for the load generator counts as well."""
+        """From the scheduled time, so waiting for the load generator counts too."""
         return (self.finished - self.scheduled) * 1e3
 
 
 @dataclass
 class Run:
-    """A finished run; the warm-up is not in it."""
+    """A finished run, without its warm-up."""
 
     kind: str  # closed or open
     offered: float  # clients, or requests/s
     duration_s: float  # in which requests were sent; the last answers came later
     samples: list[Sample] = field(default_factory=list)
     client_cpu_s: float = 0.0  # of the load generator, over the run
-    began_s: float = 0.0  # the samples' time at which ``duration_s`` began
-    service_cpu_s: dict[str, float] | None = None  # by stage; None: not on this machine
+    began_s: float = 0.0  # the time of the samples at which ``duration_s`` began
+    service_cpu_s: dict[str, float] | None = None  # by stage; None: the service is elsewhere
     files_per_request: int = 1
 
 
@@ -50,9 +50,9 @@ class Summary:
     num_requests: int
     num_ok: int
     num_good: int  # answered 200 within the objective
-    throughput: float  # requests answered 200 while the load went on, per s
-    images_per_s: float  # in them
-    goodput: float  # of those, within the objective, per s
+    throughput: float  # requests answered 200 during the load, per s
+    images_per_s: float  # images in those requests
+    goodput: float  # those requests within the objective, per s
     p50_ms: float | None
     p90_ms: float | None
     p99_ms: float | None
@@ -60,17 +60,16 @@ class Summary:
     errors: dict[str, int]
     client_cpu_ms: float  # per request, of the load generator
     service_cpu_ms: float | None  # per image, of the service's whole process tree
-    # The same, by deployment; HAProxy and Ray beside them.
+    # The same by deployment, and for HAProxy and Ray.
     service_cpu_ms_by_stage: dict[str, float]
-    is_saturated: bool  # an open loop that offered more than the service could do
+    is_saturated: bool  # an open loop offered more than the service could answer
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
         return asdict(self)
 
 
 def summarise(run: Run, objective_ms: float) -> Summary:
-    """Make the figures of a run; goodput counts what came within ``objective_ms``."""
+    """Compute the figures of a run; goodput counts the answers within ``objective_ms``."""
     latencies = np.array([s.latency_ms for s in run.samples if s.error is None])
     num_ok = len(latencies)
     shown: list[float | None] = [None] * len(PERCENTILES)
@@ -106,10 +105,11 @@ def summarise(run: Run, objective_ms: float) -> Summary:
 
 
 def _shares_within(run: Run) -> npt.NDArray[np.float64]:
-    """Return for each answered request the share of it that counts as done in the run's time.
+    """Return for each answered request the share of it that falls into the run's time.
 
-    What is answered later does not: one straggler would thin out the rate of all. A client of a
-    closed loop works on one request at any time, so that its last counts by the time spent on it.
+    Later answers do not count, since one straggler would lower the rate of all. A client of a
+    closed loop works on one request at any time, so its last request counts by the time spent on
+    it.
     """
     answered = [s for s in run.samples if s.error is None]
     began = np.array([s.scheduled for s in answered])
@@ -124,10 +124,10 @@ def _shares_within(run: Run) -> npt.NDArray[np.float64]:
 
 
 def _is_saturated(run: Run, num_ok: int) -> bool:
-    """Whether too many requests of an open loop failed, or they waited longer and longer.
+    """Whether too many requests of an open loop failed, or latency kept growing.
 
-    Their number says nothing: that of a Poisson process wavers by its square root, and so does what
-    a service that keeps up is behind at the end of a short run.
+    The number of answers is no criterion: a Poisson process varies by its square root, and so does
+    the backlog of a service that keeps up at the end of a short run.
     """
     if num_ok < (1 - MAX_BEHIND) * len(run.samples):
         return True

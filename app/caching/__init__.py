@@ -1,5 +1,5 @@
-"""The response cache: what an image was answered, by its bytes and all that an answer depends on.
+"""The response cache: answers by an image's bytes and everything else that an answer depends on.
 
-Keys, the eviction policy, shared computations and stored values; what a request does with them is
-:mod:`app.graph.cached`'s.
+Here are keys, the eviction policy, shared computations and stored values. :mod:`app.graph.cached`
+uses them for requests.
 """

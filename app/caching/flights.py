@@ -9,10 +9,11 @@ V = TypeVar("V")
 
 
 class Flight(Generic[V]):
-    """One computation. ``value`` is what came of it, once it has ended; None, if nothing to share.
+    """A computation that requests share. ``value`` is its result once it has ended, or None.
 
-    ``was_answered`` tells, without a value, whether its request got an answer that is its own only
-    (a member had too little time). Else it failed or was cancelled, and another should try.
+    If ``value`` is None, ``was_answered`` says whether the computing request still got an answer,
+    which holds for it alone (a member had too little time). Otherwise it failed or was cancelled,
+    and another request should compute.
     """
 
     __slots__ = ("_ended", "key", "lane", "value", "was_answered")
@@ -24,7 +25,7 @@ class Flight(Generic[V]):
         self._ended = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return when it has ended; a waiter that is cancelled ends nobody else's wait."""
+        """Return when the computation has ended; cancelling a waiter affects no other waiter."""
         await self._ended.wait()
 
     @property
@@ -32,13 +33,13 @@ class Flight(Generic[V]):
         return self._ended.is_set()
 
     def end(self, value: V | None, *, was_answered: bool) -> None:
-        """Wake all that wait, in the order in which they came."""
+        """Wake all waiters, in the order of their arrival."""
         self.value, self.was_answered = value, was_answered
         self._ended.set()
 
 
 class Joined(NamedTuple, Generic[V]):
-    """A computation, and whether it is the caller that has to do it."""
+    """A computation, and whether the caller has to run it."""
 
     flight: Flight[V]
     is_own: bool
@@ -47,8 +48,8 @@ class Joined(NamedTuple, Generic[V]):
 class Flights(Generic[V]):
     """The computations under way, by key; for one event loop.
 
-    A request of the lane ``interactive`` does not wait for one of ``bulk``, behind which others may
-    have been let in: it computes by itself, and those that come after it wait for it.
+    A request in the lane ``interactive`` does not wait for a computation in ``bulk``, which
+    interactive requests overtake. It computes itself, and later requests wait for it.
     """
 
     def __init__(self) -> None:
@@ -58,9 +59,9 @@ class Flights(Generic[V]):
         return len(self._by_key)
 
     def join(self, key: bytes, lane: Lane) -> Joined[V]:
-        """Return the computation of a key that is under way, or a new one for the caller to do.
+        """Return the computation under way for a key, or a new one that the caller has to run.
 
-        Who begins one must :meth:`end` it, whatever happens.
+        Whoever gets a new one must :meth:`end` it, in every case.
         """
         under_way = self._by_key.get(key)
         if under_way is not None and (under_way.lane == "interactive" or lane == "bulk"):
@@ -70,7 +71,7 @@ class Flights(Generic[V]):
         return Joined(own, True)
 
     def end(self, flight: Flight[V], value: V | None = None, *, was_answered: bool = False) -> None:
-        """End a computation; of one that has ended already nothing changes."""
+        """End a computation; does nothing if it has ended already."""
         if flight.has_ended:
             return
         if self._by_key.get(flight.key) is flight:

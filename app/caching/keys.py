@@ -8,21 +8,21 @@ from importlib.metadata import PackageNotFoundError, version
 from app.settings import Settings
 from models.model_set import ModelSet
 
-FORMAT = 1  # of keys and values; another one whenever the same bytes would be answered otherwise
+FORMAT = 1  # version of keys and values; raise it when equal bytes would get another answer
 KEY_BYTES = 32
-# BLAKE2b hashes 1 MiB in some 1 ms (python -m timeit -s "import hashlib; d = bytes(2**20)"
-# "hashlib.blake2b(d)"): up to here the loop is held for no longer than a hit may cost.
+# BLAKE2b hashes 1 MiB in about 1 ms (python -m timeit -s "import hashlib; d = bytes(2**20)"
+# "hashlib.blake2b(d)"). Up to this size, hashing blocks the loop no longer than a hit may cost.
 HASHED_ON_LOOP_BYTES = 256 * 2**10
-LIBRARIES = ("opencv-python-headless", "openvino")  # make pixels and probabilities
+LIBRARIES = ("opencv-python-headless", "openvino")  # they compute pixels and probabilities
 
 
 class ImageKeys:
-    """Makes keys of 32 bytes; those of another model set, precision or limit differ in all bits.
+    """Makes keys of 32 bytes; any other model set, precision or limit gives other keys.
 
     Args:
         settings: the application's.
-        model_set: the set that is served.
-        functions: what tells the operator's own functions from others, if there are some.
+        model_set: the served set.
+        functions: identities of the operator's own functions, if any.
 
     """
 
@@ -35,8 +35,8 @@ class ImageKeys:
             model_set.name,
             self.fingerprint,
             settings.served_precision,
-            settings.cascade_margin,  # which images have answers of all members
-            settings.max_pixels,  # which have answers at all
+            settings.cascade_margin,  # decides which images have answers of all members
+            settings.max_pixels,  # decides which images have answers
             settings.max_full_pixels,
             *map(_version_of, LIBRARIES),
             *functions,
@@ -44,18 +44,17 @@ class ImageKeys:
         self._context = hashlib.blake2b(repr(context).encode(), digest_size=64).digest()
 
     async def of(self, files: Sequence[bytes]) -> list[bytes]:
-        """Return a key per file; many bytes are hashed on a thread, so that the loop goes on."""
+        """Return a key per file; many bytes are hashed on a thread, to keep the loop free."""
         if sum(map(len, files)) <= HASHED_ON_LOOP_BYTES:
             return [self.key(data) for data in files]
         return await asyncio.to_thread(lambda: [self.key(data) for data in files])
 
     def key(self, data: bytes) -> bytes:
-        """Return the key of one file."""
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._context).digest()
 
 
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # installed in another way
+    except PackageNotFoundError:  # installed from another package
         return ""

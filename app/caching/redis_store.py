@@ -1,7 +1,7 @@
-"""The rows that all Gateways share, in Redis: an optional help that may be slow, full or gone.
+"""Rows in Redis, shared by all Gateways; Redis is optional and may be slow, full or gone.
 
-Nothing here raises or waits for longer than :data:`READ_S`. What Redis returns is read by
-:class:`app.caching.values.RowsFormat`, which takes it for no more than bytes.
+Nothing here raises, or waits longer than :data:`READ_S`. :class:`app.caching.values.RowsFormat`
+checks the bytes from Redis, which are not trusted.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from app.caching.values import Rows, RowsFormat
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.setting_values import RedisAddress
 
-# For one look, connecting included. A busy Gateway's loop may itself be late by a tenth of this; a
-# Redis that hangs costs it the requests of one moment, then one request now and then.
+# For one look-up, with connecting. A busy Gateway's loop may itself be late by a tenth of this. A
+# Redis that hangs delays the requests of one moment, and then one request now and then.
 READ_S = 0.2
 WRITE_S = 1.0
-LIFE_S = 24 * 3600  # of a value; those of model sets that are no longer served go by it
+LIFE_S = 24 * 3600  # of a value; removes those of model sets that are no longer served
 MAX_CONNECTIONS = 16
-MAX_UNWRITTEN = 512  # images; what comes while so many wait is not written
-AT_ONCE = 64  # images in one call
+MAX_UNWRITTEN = 512  # images; further ones are not written while these wait
+AT_ONCE = 64  # images in one command
 logger = logging.getLogger("ray.serve")
-# Told how many images had which result of a look or a write.
+# Called with the result of a look-up or write, and the number of images.
 Observe = Callable[[str, int], None]
 
 
 class Unwritten(NamedTuple):
-    """A value that is still to be written."""
+    """A value that waits to be written."""
 
     name: str
     value: bytes
@@ -39,11 +39,11 @@ class RedisStore:
     """Reads and writes rows; for one event loop.
 
     Args:
-        address: where Redis is.
-        form: packs rows, and checks what comes back.
-        prefix: of every key there; it names the model set, for those who look or clean up.
-        observe: is told what came of each image.
-        connect: makes the client; tests give their own.
+        address: of Redis.
+        form: packs rows, and checks those that come back.
+        prefix: of every key in Redis; it names the model set, for people who look or clean up.
+        observe: called with the result of each image.
+        connect: makes the client, so that tests can replace it.
 
     """
 
@@ -63,7 +63,7 @@ class RedisStore:
         self._writing: asyncio.Task[None] | None = None
 
     async def read(self, keys: Sequence[bytes]) -> list[Rows | None]:
-        """Return the rows of each key that is there; of one that is not, or is damaged, None."""
+        """Return the rows of each key, in order; None for keys that are missing or damaged."""
         nothing: list[Rows | None] = [None] * len(keys)
         if not self._reads.allows():
             self._observe("skipped", len(keys))
@@ -79,18 +79,18 @@ class RedisStore:
         return [self._checked(key, value) for key, value in zip(keys, values, strict=True)]
 
     def write(self, key: bytes, rows: Rows) -> None:
-        """Write rows later; nobody waits for it."""
+        """Queue rows to be written; returns at once."""
         if len(self._unwritten) >= MAX_UNWRITTEN:
             self._observe("unwritten", 1)
             return
         self._unwritten.append(Unwritten(self._name(key), self._form.pack(key, rows)))
         if self._writing is None or self._writing.done():
-            # Of no request: its trace and its deadline are not this task's.
+            # Without a request's context, so that its trace and deadline do not apply.
             loop = asyncio.get_running_loop()
             self._writing = loop.create_task(self._write_all(), context=contextvars.Context())
 
     async def written(self) -> None:
-        """Return when nothing is left to write."""
+        """Return when all queued rows are written."""
         if self._writing is not None:
             await self._writing
 
@@ -141,7 +141,7 @@ class RedisStore:
 
 
 def client_of(address: RedisAddress) -> Any:
-    """Return a client that connects when it is first used, and never tries twice."""
+    """Return a client that connects at its first use, and does not retry."""
     from redis.asyncio import BlockingConnectionPool, Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
@@ -149,7 +149,7 @@ def client_of(address: RedisAddress) -> Any:
     pool = BlockingConnectionPool.from_url(
         address.url,
         max_connections=MAX_CONNECTIONS,
-        timeout=READ_S,  # for a free connection
+        timeout=READ_S,  # to get a free connection
         socket_connect_timeout=WRITE_S,
         socket_timeout=WRITE_S,
         retry=Retry(NoBackoff(), 0),

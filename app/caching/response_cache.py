@@ -1,4 +1,4 @@
-"""The cache of one process: what was answered, and what is being computed."""
+"""The cache of one process: answers, and computations under way."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -17,7 +17,7 @@ ImageFlight = Flight[Outcome | Fault]
 
 
 class Found(NamedTuple):
-    """What there is of a key: rows, or a computation, which is the caller's own or another's."""
+    """The result of a lookup: cached rows, or a computation that the caller or another runs."""
 
     rows: Rows | None = None
     flight: ImageFlight | None = None
@@ -27,28 +27,33 @@ class Found(NamedTuple):
 class ResponseCache:
     """Keeps rows by key, at most ``max_bytes`` of memory; for one event loop.
 
-    What is not here may be in ``shared``, if there is one, and is written there as well.
+    Rows that are missing are looked up in ``shared``, if there is one, and new rows are written
+    there. ``store`` is memory shared with other caches, in place of an own one of ``max_bytes``.
     """
 
-    def __init__(self, max_bytes: int, shared: RedisStore | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        shared: RedisStore | None = None,
+        store: S3Fifo[Rows] | None = None,
+    ) -> None:
         self._shared = shared
-        self._store: S3Fifo[Rows] = S3Fifo(max_bytes)
+        self._store: S3Fifo[Rows] = S3Fifo(max_bytes) if store is None else store
         self._flights: Flights[Outcome | Fault] = Flights()
 
     @property
     def num_bytes(self) -> int:
-        """The memory that is taken."""
         return self._store.num_bytes
 
     def take_evicted(self) -> int:
-        """Return how many images' rows have had to go since this was last asked."""
+        """Return the number of images evicted since the last call."""
         number, self._store.num_evicted = self._store.num_evicted, 0
         return number
 
     def look(self, key: bytes, lane: Lane) -> Found:
-        """Return what is kept; or else what to wait for, or what the caller is to compute.
+        """Return the cached rows, or a computation to wait for, or a new one to run.
 
-        Who is given a computation of its own must :meth:`end` it, whatever happens.
+        Whoever gets a new computation must :meth:`end` it, in every case.
         """
         if (rows := self.read(key)) is not None:
             return Found(rows)
@@ -56,26 +61,25 @@ class ResponseCache:
         return Found(None, joined.flight, joined.is_own)
 
     def read(self, key: bytes) -> Rows | None:
-        """Return what is kept of a key."""
         return self._store.get(key)
 
     def keep(self, key: bytes, rows: Rows) -> None:
-        """Keep an image's rows, which are not to be written to any more."""
+        """Keep an image's rows, which must not be changed afterwards."""
         self._store.put(key, rows, rows.nbytes)
         if self._shared is not None:
             self._shared.write(key, rows)
 
     async def fetch(self, flights: Mapping[int, ImageFlight | None]) -> dict[int, Rows]:
-        """Return what others kept, for computations of the caller's own, by their numbers.
+        """Return rows from the shared store for computations of the caller, by their numbers.
 
-        Those computations are ended with it. One that is None is to be done in any case.
+        It ends the computations for which there are rows. It skips entries that are None.
         """
         wanted = {number: flight for number, flight in flights.items() if flight is not None}
         if self._shared is None or not wanted:
             return {}
-        found = await self._shared.read([flight.key for flight in wanted.values()])
+        shared = await self._shared.read([flight.key for flight in wanted.values()])
         fetched = {}
-        for (number, flight), rows in zip(wanted.items(), found, strict=True):
+        for (number, flight), rows in zip(wanted.items(), shared, strict=True):
             if rows is not None:
                 fetched[number] = rows
                 self._store.put(flight.key, rows, rows.nbytes)
@@ -85,20 +89,20 @@ class ResponseCache:
     def end(
         self, flight: ImageFlight, outcome: Outcome | Fault | None = None, *, answered: bool = False
     ) -> None:
-        """End a computation of one's own, for all that wait for it.
+        """End a computation that the caller ran, and notify the requests that wait for it.
 
         Args:
             flight: the computation; if it has ended, nothing happens.
-            outcome: what came of it; None: nothing that others may have.
-            answered: without an outcome, whether the caller's request had an answer of its own.
-                Those that wait then compute, all at once; else the first takes over.
+            outcome: its result; None: there is no result that other requests may use.
+            answered: without an outcome, whether the caller's request was answered. If so, all
+               waiting requests compute for themselves; otherwise the first of them takes over.
 
         """
         self._flights.end(flight, outcome, was_answered=answered)
 
 
 def cache_use_of(cache_control: str | None) -> CacheUse:
-    """Return what a client allows; directives that are not known say nothing."""
+    """Return how a client allows the cache to be used; unknown directives are ignored."""
     if not cache_control:
         return "use"
     parts = cache_control.lower().split(",")

@@ -1,21 +1,20 @@
-"""A bounded store with the eviction policy S3-FIFO, which a scan does not empty.
+"""A bounded store with the eviction policy S3-FIFO, which resists scans.
 
-J. Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023. What comes for the first
-time waits in a small queue, a tenth of the bytes; only what is asked for again while it is there
-moves on to the main queue. Of what left the small queue the key is remembered for a while: it goes
-to the main queue at once when it comes again. So images that are seen once only displace each
-other, and not those that are asked for again and again.
+J. Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023. A new value enters a
+small queue, with a tenth of the bytes. Only values that are requested again meanwhile move to the
+main queue. Keys of values that left the small queue are remembered for a while, and enter the main
+queue directly when they return. So images that are seen once displace only each other.
 """
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
-SMALL_SHARE = 0.1  # of the bytes: the small queue's, once the store is full
-GHOST_SHARE = 0.1  # of the bytes, at most: the remembered keys'
-MAX_HITS = 3  # counted of an entry; so often it may pass through the main queue
-# What an entry takes beside its value: key, object, places in the queue and its table; and what a
-# remembered key takes (tests/unit/caching/test_memory.py).
+SMALL_SHARE = 0.1  # the small queue's share of the bytes, once the store is full
+GHOST_SHARE = 0.1  # the remembered keys' largest share of the bytes
+MAX_HITS = 3  # counted per entry; how often it may pass through the main queue
+# Memory of an entry besides its value (key, object, places in queue and table), and of a remembered
+# key (tests/unit/caching/test_memory.py).
 ENTRY_BYTES = 512
 GHOST_BYTES = 288
 
@@ -28,7 +27,7 @@ class _Entry(Generic[V]):
 
 
 class S3Fifo(Generic[V]):
-    """Values by key, ``max_bytes`` of them with all that belongs to them."""
+    """Values by key, in at most ``max_bytes`` with their overhead."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_evicted = max_bytes, 0
@@ -45,11 +44,10 @@ class S3Fifo(Generic[V]):
 
     @property
     def num_bytes(self) -> int:
-        """What is held, remembered keys included."""
+        """The memory in use, remembered keys included."""
         return self._small_bytes + self._main_bytes + GHOST_BYTES * len(self._ghosts)
 
     def get(self, key: bytes) -> V | None:
-        """Return a value; None if it is not there."""
         entry = self._main.get(key) or self._small.get(key)
         if entry is None:
             return None
@@ -57,9 +55,9 @@ class S3Fifo(Generic[V]):
         return entry.value
 
     def put(self, key: bytes, value: V, num_bytes: int) -> None:
-        """Keep a value of so many bytes, in place of the one before; others go if they must.
+        """Store a value of ``num_bytes``, replacing an earlier one; evicts others if needed.
 
-        A value that is larger than the whole store is not kept.
+        A value larger than the whole store is not stored.
         """
         is_known = self._remove(key)
         entry = _Entry(value, num_bytes + ENTRY_BYTES)
@@ -75,7 +73,7 @@ class S3Fifo(Generic[V]):
             self._small_bytes += entry.num_bytes
 
     def _remove(self, key: bytes) -> bool:
-        """Forget a key; tell whether its place is in the main queue."""
+        """Remove a key; return whether it belongs in the main queue."""
         if (entry := self._small.pop(key, None)) is not None:
             self._small_bytes -= entry.num_bytes
             return entry.num_hits > 0
@@ -87,7 +85,7 @@ class S3Fifo(Generic[V]):
         return is_ghost
 
     def _evict(self) -> None:
-        """Take a step towards more room: each moves, forgets or evicts one."""
+        """Take a step towards more room: move, forget or evict an entry."""
         if self._small and (not self._main or self._small_bytes >= SMALL_SHARE * self.max_bytes):
             self._step_small()
         elif self._main:
@@ -115,7 +113,7 @@ class S3Fifo(Generic[V]):
             self.num_evicted += 1
 
     def _forget(self) -> None:
-        """Remember as many keys as there are entries, within their share of the bytes."""
+        """Limit the remembered keys to the number of entries, and to their share of the bytes."""
         most = min(len(self), int(GHOST_SHARE * self.max_bytes) // GHOST_BYTES)
         while len(self._ghosts) > most:
             self._ghosts.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Rows as bytes for a store that others can write to: nothing in them is trusted or executed."""
+"""Rows as bytes, for a store that others can write to: they are checked, and never executed."""
 
 import hashlib
 import struct
@@ -10,15 +10,14 @@ import numpy as np
 from app.caching.keys import FORMAT
 from models.ensemble import Probabilities
 
-# A row per member, in the order in which the ensemble has them: (M, C) float32. The average is made
-# of them again: to keep it too would be bytes of which other images can make better use. What the
-# operator's own combine made of them is kept, after them: (M + 1, C). Where the cascade skipped the
-# other members there is the first one's row in place of M.
+# A row per member in the ensemble's order: (M, C) float32. Their average is computed again, which
+# saves memory for other images. With an operator's own combine its result follows: (M + 1, C). If
+# the cascade skipped the other members, M is 1.
 Rows = Probabilities
 
 
 class Outcome(NamedTuple):
-    """What an image came to: the rows of who answered, and the members that did not, with why."""
+    """An image's outcome: the rows of the members that answered, and why others did not."""
 
     rows: Rows
     missing: Mapping[str, str] = {}
@@ -34,7 +33,7 @@ VALUE = np.dtype("<f4")
 class RowsFormat:
     """Packs and reads the rows of one model set: (rows, classes) float32, in 0..1.
 
-    ``nums_rows``: how many rows an image may have.
+    ``nums_rows`` are the allowed numbers of rows of an image.
     """
 
     def __init__(self, fingerprint: str, nums_rows: Sequence[int], num_classes: int) -> None:
@@ -42,12 +41,12 @@ class RowsFormat:
         self._fingerprint = fingerprint.encode("ascii").ljust(16, b"\0")
 
     def pack(self, key: bytes, rows: Rows) -> bytes:
-        """Return the rows of the image with this key as bytes."""
+        """Encode the rows of the image with this key."""
         body = rows.astype(VALUE, copy=False).tobytes()
         return VALUE_HEAD.pack(*self._start(len(rows)), _checksum(key, body)) + body
 
     def read(self, key: bytes, data: bytes) -> Rows | None:
-        """Return the rows; None if these bytes are not what was packed for this key and set."""
+        """Decode rows; None if the bytes were not packed for this key and model set."""
         body = data[VALUE_HEAD.size :]
         num_rows, rest = divmod(len(body), VALUE.itemsize * self._num_classes)
         if rest or num_rows not in self._nums_rows:
@@ -55,10 +54,10 @@ class RowsFormat:
         *start, checksum = VALUE_HEAD.unpack_from(data)
         if tuple(start) != self._start(num_rows) or checksum != _checksum(key, body):
             return None
-        # A copy of their own memory, which is what the store counts.
+        # A copy, so that the store counts the memory that it keeps.
         rows: Rows = np.frombuffer(body, VALUE).reshape(num_rows, -1).astype(np.float32)
-        # Whoever can write there can write a checksum; of what it guards at least the range holds.
-        is_sound = bool(((rows >= 0) & (rows <= 1)).all())  # false of NaN
+        # Whoever can write there can write checksums too, so the range is checked as well.
+        is_sound = bool(((rows >= 0) & (rows <= 1)).all())  # False for NaN
         return rows if is_sound else None
 
     def _start(self, num_rows: int) -> tuple[object, ...]:

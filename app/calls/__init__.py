@@ -1,6 +1,5 @@
-"""One call of one stage: in this process or of a deployment, sent again, hedged, and routed.
+"""Calls of stages, in this process or in deployments: routing, retries and hedging.
 
-Through Ray, or over a socket to a replica of the same node (:mod:`app.calls.channels`).
-
-Nothing here knows what the stages compute; :mod:`app.graph` says which is called when.
+Calls go through Ray, or over a socket to a replica on the same node (:mod:`app.calls.channels`).
+These modules do not know the stages' work; :mod:`app.graph` decides which stage is called when.
 """

@@ -1,14 +1,14 @@
-"""Calls made again, on another replica or without an answer, and what their errors mean.
+"""Repeats calls: on another replica after a failure, or as a hedge if an answer is late.
 
-**Retries.** Classifying is idempotent. Serve sends a call again itself when the replica was gone
-before it had the call; when it dies with the call, the caller is told, since Serve cannot know
-whether a second time does harm.
+**Retries.** Classifying is idempotent. If a replica is gone before it has a call, Serve sends the
+call to another. If the replica dies with the call, the caller gets an error, since Serve cannot
+know whether repeating it does harm. Then this module repeats it.
 
-**Hedges.** A replica that hangs, or whose node cannot be reached any more, raises nothing: every
-request that is there when a link is cut would wait until its time is over. So a call without an
-answer after half of its time is made a second time. By then the router knows who is silent
-(:mod:`app.calls.locality_router`), and the second call goes to another replica. (J. Dean and L. A.
-Barroso, The Tail at Scale, 2013; the budget is the idea of gRPC's retry throttling.)
+**Hedges.** A replica that hangs, or whose node is unreachable, raises no error: its requests would
+wait until their time is over. So a call without an answer after half of its time is made a second
+time. By then the router knows which replicas are silent (:mod:`app.calls.locality_router`), and the
+second call goes to another. (J. Dean and L. A. Barroso, The Tail at Scale, 2013; the budget follows
+gRPC's retry throttling.)
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, NotReadyError, Ove
 from models.errors import TandemError
 
 T = TypeVar("T")
-OF_RAY = (RayError, RayServeException)  # what a call through a handle raises
-# A request that kills whoever runs it must not go through all replicas: it gets two more.
+OF_RAY = (RayError, RayServeException)  # raised by calls through a handle
+# A request that kills replicas must not go through all of them.
 MAX_CALLS = 3
-# In the shortest pause Serve's router marks the replica; the deadline ends a pause as any other
-# wait. Pauses differ by chance: what kills replicas meets the same others no second time.
+# In the shortest pause Serve's router marks the dead replica. A deadline ends a pause as it ends
+# any wait. Pauses are random, so that a deadly request meets other requests each time.
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.2
 HEDGE_AFTER_SHARE = 0.5
-# Second calls' images for each image of a first one, in the long run: a stage that is slow because
-# it has too much to do must not get twice as much. And how many may have been saved up.
+# Images of second calls per image of first calls, in the long run: an overloaded stage must not get
+# twice the work. And the number that may be saved up.
 PER_IMAGE, MOST_SAVED = 0.1, 20.0
 
 
@@ -40,25 +40,26 @@ async def retry(
     again: Callable[[], Awaitable[T]] | None = None,
     pause_s: Callable[[], float] = lambda: random.uniform(PAUSE_S, LONGEST_PAUSE_S),
 ) -> T:
-    """Make a call until a replica lives through it, ``MAX_CALLS`` times at most.
+    """Make a call until a replica survives it, at most ``MAX_CALLS`` times.
 
-    ``again`` makes the calls after the first one, if they are not made as that was.
+    ``again`` makes the repeated calls; None: ``call`` does. ``pause_s`` returns the time before
+    each.
 
     Raises:
-        RayActorError: the last of them died as well.
+        RayActorError: the replica of the last call died as well.
 
     """
     for _ in range(MAX_CALLS - 1):
         try:
             return await call()
-        except RayActorError:  # died, or out of reach; an error that the stage raised is another
+        except RayActorError:  # died or unreachable; a stage's own errors are of other classes
             await asyncio.sleep(pause_s())
             call = again or call
     return await call()
 
 
 class HedgeBudget:
-    """How many images second calls may have."""
+    """The number of images that second calls may still have."""
 
     def __init__(self) -> None:
         self._saved = MOST_SAVED
@@ -67,10 +68,10 @@ class HedgeBudget:
         self._saved = min(MOST_SAVED, self._saved + PER_IMAGE * num_images)
 
     def spend(self, num_images: int) -> bool:
-        """Take a second call; return False if the budget is spent.
+        """Take ``num_images`` from the budget; return False if it is spent.
 
-        One that has more images than are saved is made too, or no large form ever would be; there
-        is no other until first calls have made up for it.
+        A call with more images than are saved is allowed, since large forms would otherwise never
+        be. Then the budget is negative until first calls have made up for it.
         """
         if self._saved < 1:
             return False
@@ -85,11 +86,17 @@ async def hedged(
     num_images: int,
     again: Callable[[], Awaitable[T]] | None = None,
 ) -> T:
-    """Return the answer of the first call, or of a second one that is made after ``after_s``.
+    """Return the answer of a call, or of a second call made ``after_s`` later.
 
-    ``again`` makes the second one, if that is not made as the first was. There is none when no
-    time is left (``after_s`` is not positive). Of two the other one is cancelled. If the calls
-    fail, the error of the last one is raised.
+    The slower of the two is cancelled. If both fail, the last error is raised.
+
+    Args:
+        call: makes the first call.
+        after_s: when to make the second one; none is made if this is not positive.
+        budget: pays for second calls.
+        num_images: the images of the call.
+        again: makes the second call; None: ``call`` does.
+
     """
     budget.earn(num_images)
     calls = {asyncio.ensure_future(call())}
@@ -110,7 +117,7 @@ async def hedged(
 
 
 def as_tandem(error: BaseException) -> TandemError:
-    """Unwrap a stage's error; what is not ours means that the stage is not there."""
+    """Return a stage's own error; any other error becomes "the stage is unavailable"."""
     if isinstance(error, BackPressureError):
         return OverloadedError(f"every queue place is taken; {IN_A_SECOND}")
     cause = error.cause if isinstance(error, RayTaskError) else error

@@ -1,12 +1,11 @@
 """Routes a call to a replica on the caller's node, unless one elsewhere is less busy.
 
 A call carries decoded images (150 KB each at 224 px), and every image goes to every member. Serve's
-own router takes two replicas of all by chance, so that of two nodes' traffic half crosses the
-network; its locality option stays on the node until the replica there is full, however long its
-queue. This one weighs both: a replica elsewhere is taken when its queue is shorter by more than
-``LOCALITY_SLACK``, whatever the distance (tests/load/locality.py). And one that says nothing any
-more is called by nobody (:mod:`app.calls.replicas`), long before Serve's health checks find
-it.
+own router draws two replicas of all, so with two nodes half of the traffic crosses the network. Its
+locality option stays on the node until the replica there is full, however long its queue. This
+router weighs both: it takes a replica elsewhere if its queue is shorter by more than
+``LOCALITY_SLACK`` (tests/load/locality.py). It skips silent replicas (:mod:`app.calls.replicas`)
+long before Serve's health checks notice them.
 """
 
 import asyncio
@@ -29,13 +28,14 @@ T = TypeVar("T")
 
 
 class DeploymentID(Protocol):
-    """Serve's, by what is read of it."""
+    """The attributes of Serve's class that are read here."""
 
     name: str
     app_name: str
 
 
-LOCALITY_SLACK = 1  # calls under way by which the near queue may be the longer one
+PROBE_TIMEOUT_S = 0.1  # for a replica's queue length, as in Serve's own routers
+LOCALITY_SLACK = 1  # calls by which the queue on this node may be longer
 
 
 def rank_replicas(
@@ -43,10 +43,15 @@ def rank_replicas(
 ) -> list[list[T]]:
     """Return candidates in ranks, the preferred first: at most two replicas.
 
-    They are one from each side, or two of the side that there is. ``queue_len`` tells the calls
-    under way at a replica, None if that is not known; then both are one rank, and Serve asks them.
-    Of several on one side the better of two taken by chance is compared (the power of two choices:
-    Mitzenmacher, 2001).
+    Two replicas of each side are drawn and the better one is kept (the power of two choices:
+    Mitzenmacher, 2001). If a side is empty, both drawn replicas of the other are returned.
+
+    Args:
+        near: replicas on this node.
+        far: replicas on other nodes.
+        queue_len: returns the calls under way at a replica, or None if unknown. Then all candidates
+            have the same rank, and Serve asks them.
+
     """
 
     def two_of(side: Sequence[T]) -> list[T]:
@@ -62,9 +67,9 @@ def rank_replicas(
 
 
 class LocalityRouter(FIFOMixin, RequestRouter):
-    """Serve's router, but for the choice; the ``request_router_config`` of the stages names it.
+    """Serve's router with another choice of replicas; ``request_router_config`` names it.
 
-    Its parts are in Serve's public interface, which is alpha (:mod:`app.calls.ray_features`).
+    It uses a public interface of Serve that is alpha (:mod:`app.calls.ray_features`).
     """
 
     def __init__(
@@ -76,17 +81,15 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         self._asking: set[asyncio.Task[None]] = set()
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
-        """Note a call that is sent: the replica will say that it has it."""
+        """Note that a call was sent, which the replica will acknowledge."""
         super().on_send_request(replica_id)
         self._failure_detector.call_sent(replica_id)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
-        """Note what a replica says of its queue."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         self._failure_detector.heard_from(replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take what Serve says there is."""
         super().update_replicas(replicas)
         near = tuple(r.replica_id.unique_id for r in replicas if r.node_id == self._node_id)
         known = KnownReplicas(len(replicas), near)
@@ -98,8 +101,8 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the ranks of one attempt; Serve takes the first replica that has room."""
-        if pending_request is not None:  # all are considered: the next attempt may wait
+        """Return the ranked replicas of an attempt; Serve takes the first with a free place."""
+        if pending_request is not None:  # this attempt considers all replicas
             pending_request.routing_context.should_backoff = True
         candidates = self._speaking(candidate_replicas)
         near = [r for r in candidates if r.node_id == self._node_id]
@@ -107,7 +110,7 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         return rank_replicas(near, far, lambda r: self.replica_queue_len_cache.get(r.replica_id))
 
     def _speaking(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
-        """Return those that are not silent, or all if all are; ask the silent ones how they are."""
+        """Return the replicas that are not silent, or all if all are; probe the silent ones."""
         silent = [r for r in replicas if self._is_silent(r.replica_id)]
         if not silent:
             return replicas
@@ -122,11 +125,10 @@ class LocalityRouter(FIFOMixin, RequestRouter):
         return self._failure_detector.is_suspected(replica_id) or is_silent(replica_id.unique_id)
 
     async def _ask(self, replica: RunningReplica) -> None:
-        """Ask how long its queue is; one that does not answer in time stays under suspicion."""
-        within_s = self.queue_len_response_deadline_s
+        """Ask a replica for its queue length; without an answer in time it stays suspected."""
         try:
-            async with asyncio.timeout(within_s):
-                queue_len = await replica.get_queue_len(deadline_s=within_s)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                queue_len = await replica.get_queue_len(deadline_s=PROBE_TIMEOUT_S)
         except ActorDiedError:
             self.on_replica_actor_died(replica.replica_id)
         except ActorUnavailableError:

@@ -1,8 +1,8 @@
-"""Calls of stages, and their answers, as bytes: a head in JSON, then files, images and rows.
+"""Encodes calls of stages and their answers: a head in JSON, then files, images and rows.
 
-Serve pickles what a call is given. Of one bytes object that is a copy; of lists, arrays and
-dataclasses it is much of the call's price. What a message says of itself is checked before it is
-believed. Errors go by name and arguments, and only an error of ours is raised by its class again.
+Serve pickles arguments. For a single bytes object that is a copy; for lists, arrays and dataclasses
+it is a large part of a call's cost. Every length and shape in a message is checked before use.
+Errors travel by class name and arguments; only our own errors become their class again.
 """
 
 import json
@@ -24,25 +24,25 @@ from models.runtime import Pixels
 
 A = TypeVar("A", Decoded, MemberAnswer)
 CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
-# The kind, the bytes of the head, and of an answer how many calls the replica wants at a time.
+# The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
 
 
 class MessageError(ValueError):
-    """A message that is none of ours, or of another version of the program."""
+    """A message in another format, or from another version of the program."""
 
 
 class Question(NamedTuple):
-    """What one request asks of a stage: files, or images."""
+    """A request's question to a stage: files to decode, or images to classify."""
 
     files: Sequence[bytes]
     images: Pixels | None  # (K, H, W, 3) uint8
     left_s: float
-    span: SpanIds | None  # of the request, if it is traced
+    span: SpanIds | None  # of the request, if traced
 
 
 class SharedCall(NamedTuple):
-    """What goes over together; ``is_alone`` if its one part asked for a call of its own."""
+    """The parts of one call; ``is_alone`` if its only part asked for a call of its own."""
 
     questions: Sequence[Question]
     lane: Lane
@@ -50,7 +50,7 @@ class SharedCall(NamedTuple):
 
 
 def pack_call(call: SharedCall) -> bytes:
-    """Return a call's message."""
+    """Encode a call."""
     parts: list[Any] = []
     blobs: list[Any] = []
     for files, images, left_s, span in call.questions:
@@ -64,7 +64,7 @@ def pack_call(call: SharedCall) -> bytes:
 
 
 def read_call(message: bytes) -> SharedCall:
-    """Return the call that a message is, or raise :class:`MessageError`; its images are views."""
+    """Decode a call or raise :class:`MessageError`; its images are views of ``message``."""
     with _reading(message, CALL) as reader:
         lane, is_alone, parts = reader.head
         check(lane in LANES, f"there is no lane {lane!r}")
@@ -82,7 +82,7 @@ def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -
 
 
 def read_decoded(message: bytes) -> list[Decoded | TandemError]:
-    """Return what each part of a call gets; raise :class:`MessageError` if it is no answer."""
+    """Decode the Decoder's answer: an entry for each part; raise :class:`MessageError`."""
 
     def decoded(images: Any, faults: Any, decode_ms: Any, fingerprint: str) -> Decoded:
         by_place = {int(place): Fault(*fault) for place, fault in faults.items()}
@@ -97,7 +97,7 @@ def pack_classified(answers: Sequence[MemberAnswer | BaseException], at_once: in
 
 
 def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
-    """Return what each part of a call gets; raise :class:`MessageError` if it is no answer."""
+    """Decode a member's answer: an entry for each part; raise :class:`MessageError`."""
 
     def classified(rows: Any, *rest: Any) -> MemberAnswer:
         queue_ms, infer_ms, batch_size, fingerprint = rest
@@ -107,17 +107,17 @@ def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
 
 
 def calls_at_once(message: bytes) -> int:
-    """Return how many calls at a time the replica wants, of an answer that has been read."""
+    """Return how many calls at a time the replica wants, from an answer that was decoded before."""
     return max(1, int(PREFIX.unpack_from(message)[2]))
 
 
 def named_error(error: BaseException) -> list[Any]:
-    """Return the name of an error's class, and its arguments if it is one of ours."""
+    """Return the name of an error's class, and its arguments if the error is ours."""
     return [type(error).__name__, list(error.args) if isinstance(error, TandemError) else []]
 
 
 def error_named(name: str, arguments: Sequence[str | float]) -> TandemError:
-    """Return an error of ours anew; any other means that the stage failed."""
+    """Return an error of ours by its name; other names become "the stage failed"."""
     kinds: list[type[TandemError]] = [TandemError]
     for kind in kinds:
         if kind.__name__ == name:
@@ -127,7 +127,7 @@ def error_named(name: str, arguments: Sequence[str | float]) -> TandemError:
 
 
 def check(is_so: bool, problem: str) -> None:
-    """Raise :class:`MessageError` if it is not so."""
+    """Raise :class:`MessageError` with ``problem`` unless ``is_so``."""
     if not is_so:
         raise MessageError(problem)
 
@@ -135,7 +135,7 @@ def check(is_so: bool, problem: str) -> None:
 def _packed_answers(
     kind: bytes, dtype: str, answers: Sequence[tuple[Any, ...] | BaseException], at_once: int
 ) -> bytes:
-    """Return the message of answers whose first field is an array, and all others JSON's."""
+    """Encode answers: the first field of each is an array, the others are JSON."""
     parts: list[Any] = []
     blobs = []
     for answer in answers:
@@ -169,7 +169,7 @@ def _fields_of(fault: Fault) -> tuple[Any, ...]:
 
 @contextmanager
 def _reading(message: bytes, kind: bytes) -> Iterator["_Reader"]:
-    """Yield a reader; what cannot be read, or is left over after the block, is no message."""
+    """Yield a reader; raise :class:`MessageError` if reading fails or leaves bytes over."""
     try:
         reader = _Reader(message, kind)
         yield reader
@@ -181,7 +181,7 @@ def _reading(message: bytes, kind: bytes) -> Iterator["_Reader"]:
 
 
 class _Reader:
-    """A place in a message; what is read is checked against what there is."""
+    """A position in a message; each read is checked against the bytes left."""
 
     def __init__(self, message: bytes, kind: bytes) -> None:
         self._view, self._place = memoryview(message), 0
@@ -194,7 +194,7 @@ class _Reader:
         return len(self._view) - self._place
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return the next bytes, not copied."""
+        """Return the next bytes as a view."""
         is_there = 0 <= num_bytes <= self.num_left
         check(is_there, f"{num_bytes} bytes are announced and {self.num_left} are left")
         self._place += num_bytes

@@ -1,8 +1,8 @@
-"""Checks that the installed Ray can be served with, and says what is left out on it.
+"""Checks that the service can run with the installed Ray, and names features that Ray lacks.
 
 The application uses names that Ray does not promise to keep (:mod:`app.calls.ray_names`). They are
-looked up before anything private is imported: a name that is gone, or takes other parameters, would
-otherwise show as a service that half works.
+looked up before any is imported. A missing name, or other parameters, would otherwise show as a
+service that half works.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from app.calls.ray_features import REPLICA_FEATURES
 from app.calls.ray_names import Feature
 from app.errors import ConfigError
 
-# The minor versions that the tests pass with; pyproject.toml allows one more.
+# The minor versions that pass the tests; pyproject.toml allows one more.
 TESTED_RAY = ("2.59", "2.60")
 
 
 def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
-    """Look every feature's names up by themselves.
+    """Check every feature separately.
 
     Returns:
-        A warning for each feature that is left out, and for a version that was not tested.
+        A warning for each feature that is left out, and for an untested version.
 
     Raises:
-        ConfigError: Ray is too old, or lacks what a required feature uses. It says which Ray was
-            met, what was expected, and what to install.
+        ConfigError: Ray is too old, or lacks a required feature. The message has Ray's version, the
+            expected one, and what to install.
 
     """
     untested = check_ray_version()
@@ -43,10 +43,10 @@ def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
 
 
 def check_ray_version() -> str | None:
-    """Return a warning if the installed Ray is newer than was tested; it is not imported.
+    """Return a warning if the installed Ray is newer than tested; does not import it.
 
     Raises:
-        ConfigError: it is older than every version that was tested.
+        ConfigError: Ray is older than every tested version.
 
     """
     installed = _minor(version("ray"))
@@ -61,12 +61,12 @@ def check_ray_version() -> str | None:
 
 
 def left_out(problem: str, consequence: str) -> str:
-    """Return the warning about a feature that goes without."""
+    """Return the warning about a feature that is left out."""
     return f"Ray {version('ray')}: {problem}. Left out: {consequence}"
 
 
 def mismatch(problem: str) -> ConfigError:
-    """Return the error for a Ray that cannot be served with; ``problem`` says why."""
+    """Return the error for a Ray that the service cannot run with; ``problem`` says why."""
     return ConfigError(
         f"Ray {version('ray')} is installed, and Tandem needs {TESTED_RAY[0]} or later: {problem}; "
         f"{_install()}"

@@ -1,12 +1,12 @@
-"""What replicas lean on of Ray that it does not promise to keep, feature by feature."""
+"""The private features of Ray that replicas depend on, each with a check of its presence."""
 
 from app.calls.ray_names import Feature, RayName
 
 ROUTER = "ray.serve.request_router"
 GRPC_UTIL = "ray.serve._private.grpc_util"
 
-# app/deployments/grpc_server.py. Without it the gRPC servers of replicas, one of which unpickles
-# what it is sent, would listen on every interface.
+# app/deployments/grpc_server.py. Without it the replicas' gRPC servers, one of which unpickles what
+# it receives, would listen on every interface.
 LOOPBACK = Feature(
     "gRPC servers on loopback",
     "they would listen on every interface",
@@ -28,7 +28,7 @@ GRPC_OPTIONS = Feature(
         ),
     ),
 )
-# app/deployments/grpc_server.py; Ray 2.59 has no reflection.
+# app/deployments/grpc_server.py; Ray 2.59 lacks reflection.
 REFLECTION = Feature(
     "gRPC reflection v1",
     "gRPC clients that ask for it find no description; some ask for v1alpha then",
@@ -60,7 +60,6 @@ STAGE_ROUTER = Feature(
         RayName(ROUTER, "RequestRouter.on_replica_actor_unavailable", ("replica_id",)),
         RayName(ROUTER, "RequestRouter.update_replicas", ("replicas",)),
         RayName(ROUTER, "RequestRouter.replica_queue_len_cache"),
-        RayName(ROUTER, "RequestRouter.queue_len_response_deadline_s"),
         RayName(ROUTER, "RunningReplica.get_queue_len", ("deadline_s",)),
         RayName(ROUTER, "RunningReplica.node_id"),
         RayName(ROUTER, "RunningReplica.replica_id"),
@@ -80,7 +79,7 @@ PICKLED_CALLS = Feature(
         ),
     ),
 )
-# serve_config.yaml; Ray 2.59 does not have it.
+# serve_config.yaml; Ray 2.59 lacks it.
 SURGE = Feature(
     "max_surge_percent in serve_config.yaml",
     "an update stops a replica before its successor is there; two replicas leave no gap",

@@ -1,9 +1,10 @@
-"""How private names of Ray are looked up: each as it is used, and together with what leans on it.
+"""Looks up private names of Ray, grouped by the feature that uses them.
 
-A :class:`Feature` is left out, with a warning, where one of its names does not fit, and Ray's own
-way serves. Only a feature that protects the service, or without which nothing is deployed, is
-required. :mod:`app.calls.ray_features` lists those of replicas, :mod:`app.launch.ray_internals`
-those of ``tandem serve``. No module of ``app`` imports a private name before its feature fits.
+A :class:`Feature` is left out with a warning if one of its names does not fit; then Ray's default
+applies. A feature is required only if it protects the service, or if nothing could be deployed
+without it. :mod:`app.calls.ray_features` lists the replicas' features,
+:mod:`app.launch.ray_internals` those of ``tandem serve``. No module of ``app`` imports a private
+name before its feature fits.
 """
 
 import importlib
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RayName:
-    """A name that is used: where it is, and what is read of it.
+    """A private name: its module, and the parts of it that are used.
 
     Attributes:
-        module: where it is imported from.
+        module: the module that defines it.
         name: dotted, below the module.
-        parameters: given to it by name or place.
-        attributes: of a class: those that its ``__init__`` sets, which no class shows.
-        entries: of a list of pairs: their first halves.
+        parameters: the parameters that are passed.
+        attributes: for a class, attributes that its ``__init__`` sets.
+        entries: for a list of pairs, the first halves that must be there.
 
     """
 
@@ -32,7 +33,7 @@ class RayName:
     entries: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
-        """Return how it differs from its use; None if it does not."""
+        """Return how the installed name differs from its use; None if it fits."""
         place = f"{self.module}.{self.name}"
         try:
             value = _resolved(importlib.import_module(self.module), self.name)
@@ -53,9 +54,9 @@ class Feature:
     """Private names that are used together.
 
     Attributes:
-        name: of the feature, as a warning names it.
-        without: the sentence that says how the service runs without it.
-        names: all of them must fit.
+        name: the feature's name in warnings.
+        without: a sentence on how the service runs without it.
+        names: all of these must fit.
         is_required: whether the service refuses to start without it.
 
     """
@@ -70,7 +71,6 @@ class Feature:
         return "; ".join(problems) or None
 
     def fits(self) -> bool:
-        """Whether the installed Ray has all its names as they are used."""
         return self.problem() is None
 
 
@@ -82,7 +82,7 @@ def _resolved(owner: object, dotted: str) -> object:
 
 
 def _fields(owner: object) -> Iterable[str]:
-    """Return the fields of a dataclass or a pydantic model, which its class does not show."""
+    """Return the fields of a dataclass or pydantic model, which are no attributes of its class."""
     declared = getattr(owner, "__dataclass_fields__", None) or getattr(owner, "model_fields", {})
     return declared if isinstance(declared, dict) else ()
 

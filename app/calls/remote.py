@@ -1,12 +1,11 @@
 """Stages that are deployments of their own, called through their handles or over channels.
 
-Each class has the methods of the stage that it stands for (:mod:`app.graph.stages`), so the graph
-does not know where a stage runs. The Decoder and the members are asked by many requests in one call
-(:mod:`app.queueing.call_batcher`). Each request keeps what it had with a call of its own: its lane,
-the time that it has left, its trace, its error, a second call when half of its time is over, and
-another replica when one dies (:mod:`app.calls.attempts`). What was in a call whose replica died
-never shares a call again: one of its files may have killed the replica, and would kill the next one
-with the others' files too.
+Each class has the methods of its stage (:mod:`app.graph.stages`), so the graph does not know where
+a stage runs. Calls to the Decoder and the members carry many requests
+(:mod:`app.queueing.call_batcher`). Each request keeps its own lane, time limit, trace and error. It
+is hedged after half of its time, and repeated on another replica if one dies
+(:mod:`app.calls.attempts`). Requests of a call whose replica died never share a call again: one of
+the files may have killed the replica, and would do so again.
 """
 
 import math
@@ -44,19 +43,19 @@ from models.runtime import Pixels
 A = TypeVar("A")
 T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
-TimedQuestion = tuple[Question, float]  # and until when, by time.monotonic
+TimedQuestion = tuple[Question, float]  # and its deadline by time.monotonic
 SERIALIZATIONS = "request_serialization", "response_serialization"
-hedge_budget = HedgeBudget()  # of all calls of this process
+hedge_budget = HedgeBudget()  # shared by all calls of this process
 
 
 class SharedCalls(Generic[A]):
-    """The calls of one method of a deployment, which takes and gives messages.
+    """Calls of one method of a deployment; each carries the questions of several requests.
 
     Args:
         handle: of the deployment.
-        method: that answers a message of :mod:`app.calls.messages`.
-        read: takes an answer apart, a part for each question.
-        sizes: of calls, in images.
+        method: the method, which takes and returns messages of :mod:`app.calls.messages`.
+        read: decodes an answer into an entry for each question.
+        sizes: the preferred sizes of calls, in images.
         channels: to replicas on this node; None: every call goes through Ray.
 
     """
@@ -77,11 +76,13 @@ class SharedCalls(Generic[A]):
         )
 
     async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
-        """Return the answer to a question; ``num_bytes`` is the larger of the two.
+        """Return the answer to a question.
+
+        ``num_bytes`` is the size of the question or of its answer, whichever is larger.
 
         Raises:
             RayError, RayServeException: the replicas are gone or full.
-            TandemError: what the stage raised.
+            TandemError: the error that the stage raised.
 
         """
         expires = time.monotonic() + question.left_s
@@ -116,7 +117,7 @@ class SharedCalls(Generic[A]):
         return answers
 
     async def _call(self, message: bytes) -> bytes:
-        """Make a call over a channel, or through Ray if none is to be chosen."""
+        """Make a call over a channel, or through Ray if there is no channel to choose."""
         channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
         if channel is not None:
             return await channel.call(message)
@@ -125,9 +126,10 @@ class SharedCalls(Generic[A]):
 
     @cached_property
     def _method(self) -> StageHandle:
-        """Look the method up at the first call: that is when Serve makes the handle's router.
+        """Return the handle's method, looked up at the first call: then Serve makes its router.
 
-        Serve's own choice, cloudpickle, takes longer for a message, which is one bytes object.
+        A message is a single bytes object, for which pickle is faster than cloudpickle, Serve's
+        default.
         """
         pickled: dict[str, Any] = dict.fromkeys(SERIALIZATIONS, "pickle")
         return self._handle.options(
@@ -138,12 +140,12 @@ class SharedCalls(Generic[A]):
         return known_replicas(self._handle.app_name, self._handle.deployment_name).num
 
     def _context(self) -> Context:
-        """Return a context for a call: of no request, whose end Serve would let end the call."""
+        """Return a context without a request, since Serve cancels calls when their request ends."""
         return self._untraced.copy()
 
 
 class RemoteDecoder:
-    """The Decoder deployment; its answers have images of ``image_bytes``."""
+    """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class RemoteDecoder:
 
 
 class RemoteMember:
-    """A Classifier deployment, whose batches have ``sizes``."""
+    """A Classifier deployment with batches of ``sizes`` images."""
 
     def __init__(
         self,
@@ -199,11 +201,6 @@ class RemoteCombiner:
 
 
 async def call_remote(remote: Callable[[], Awaitable[T]], num_images: int, left_s: float) -> T:
-    """Call a deployment's method; ``remote`` is a handle's ``method.remote`` with its arguments.
-
-    Raises:
-        RayError, RayServeException: the replicas are gone or full, or the stage raised.
-
-    """
+    """Await ``remote``, a call of a deployment's method, with retries and a hedge."""
     after_s = HEDGE_AFTER_SHARE * left_s
     return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

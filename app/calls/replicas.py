@@ -1,11 +1,11 @@
-"""Which replicas each deployment has, as its routers and channels know them, and which are silent.
+"""The replicas of each deployment, as routers and channels know them, and which are silent.
 
-Serve tells a router, which runs on a thread of its own; calls are made on another one. Every value
-that both use is replaced as a whole, so that none needs a lock.
+Serve updates a router on the router's own thread; calls are made on another. Values that both use
+are replaced as a whole, so no lock is needed.
 
-A replica is suspected that has not acknowledged a call within ``SUSPECT_AFTER_S``. It says how many
-calls it has when it takes one, before it begins to work: that a healthy one has much to do does not
-keep it from saying so.
+A replica is suspected if it has not acknowledged a call within ``SUSPECT_AFTER_S``. It acknowledges
+a call before it starts to work, with its number of calls. So a healthy replica is not suspected for
+being busy.
 """
 
 import time
@@ -20,7 +20,7 @@ class KnownReplicas(NamedTuple):
     """The replicas of a deployment."""
 
     num: int
-    near: tuple[str, ...] = ()  # the unique ids of those on this process's node
+    near: tuple[str, ...] = ()  # the unique ids of the replicas on this process's node
 
 
 _known: dict[tuple[str, str], KnownReplicas] = {}
@@ -29,27 +29,27 @@ _silent: set[str] = set()  # replicas
 
 
 def note_replicas(app_name: str, deployment_name: str, known: KnownReplicas) -> None:
-    """Note what a router was told."""
+    """Store the replicas that a router received."""
     _known[app_name, deployment_name] = known
 
 
 def known_replicas(app_name: str, deployment_name: str) -> KnownReplicas:
-    """Return what was noted last; one replica somewhere before anything was."""
+    """Return the last stored replicas; before that, one replica on an unknown node."""
     return _known.get((app_name, deployment_name), _BEFORE_ANY)
 
 
 def note_silent(replica_id: str, *, is_silent: bool) -> None:
-    """Note whether a replica that has calls on its channel gives no sign of life."""
+    """Note whether a replica with calls on its channel has stopped responding."""
     (_silent.add if is_silent else _silent.discard)(replica_id)
 
 
 def is_silent(replica_id: str) -> bool:
-    """Whether a replica does not answer on its channel."""
+    """Whether a replica does not respond on its channel."""
     return replica_id in _silent
 
 
 class FailureDetector:
-    """Failure detector: what was asked of whom, and when; of replicas by their ids."""
+    """A failure detector: tracks by replica id when calls were sent and when it was last heard."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -68,12 +68,12 @@ class FailureDetector:
             self.heard_from(gone)
 
     def is_suspected(self, replica: Hashable) -> bool:
-        """Whether nothing came back for too long."""
+        """Whether a call has been unacknowledged for too long."""
         since = self._unheard_since.get(replica)
         return since is not None and self._clock() - since > SUSPECT_AFTER_S
 
     def should_probe(self, replica: Hashable) -> bool:
-        """Whether it is time to ask a silent one how it is; true once every so often."""
+        """Whether a silent replica should be probed now; limits the rate of probes."""
         now = self._clock()
         if now < self._next_ask.get(replica, now):
             return False

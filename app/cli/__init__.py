@@ -1,5 +1,5 @@
-"""The ``tandem`` command line: one module per command, and what they print and write.
+"""The ``tandem`` command line: a module for each command, and shared options and output.
 
-The commands parse and print. Their work is done in the packages below, and Ray is imported only
-once a command needs it (``tandem serve`` must first set the environment that Ray reads at import).
+Commands parse arguments and print results; the packages below do the work. Ray is imported only
+when a command needs it: ``tandem serve`` must first set the environment that Ray reads at import.
 """

@@ -1,6 +1,7 @@
 """``tandem bench``: loads a running service, or measures this machine's upper bound (--limit)."""
 
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,7 @@ from app.cli.options import (
 from app.cli.output import check_can_write, write_json
 from app.errors import ConfigError
 
-if TYPE_CHECKING:  # imported where it is used: tandem --help does not wait for it
+if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
     from app.bench.load import Load
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -31,45 +32,51 @@ def bench(
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
     images: PhotoFolder = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="closed loops of so many clients  (default: 1,8,16)")
+        str | None,
+        typer.Option(help="closed loops with these numbers of clients  (default: 1,8,16)"),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="open loops, Poisson arrivals of so many requests/s: 10,20")
+        str | None, typer.Option(help="open loops with Poisson arrivals at these rates/s, as 10,20")
     ] = None,
-    files: Annotated[int, typer.Option(help="photos a request, in a form", min=1)] = 1,
+    files: Annotated[int, typer.Option(help="photos in each request, as a form", min=1)] = 1,
     duration: Annotated[
-        float, typer.Option(help="s of each run; --limit: 3 x a fifth a setup", min=0.1)
+        float, typer.Option(help="seconds of each run; with --limit 3 x a fifth of it", min=0.1)
     ] = 10.0,
-    warm_up: Annotated[float, typer.Option(help="s of 8 clients before, not counted", min=0)] = 3.0,
-    objective_ms: Annotated[float, typer.Option(help="goodput: answered within this", min=0)] = 100,
-    seed: Annotated[int, typer.Option(help="of the arrival times")] = 20,
+    warm_up: Annotated[
+        float, typer.Option(help="seconds of load before, not counted", min=0)
+    ] = 3.0,
+    objective_ms: Annotated[
+        float, typer.Option(help="latency that counts as goodput", min=0)
+    ] = 100,
+    seed: Annotated[int, typer.Option(help="seed of the arrival times")] = 20,
     json_file: JsonFile = None,
     plot: Plot = None,
     limit: Annotated[
-        bool, typer.Option("--limit", help="no server: what this machine can do in one process")
+        bool, typer.Option("--limit", help="measure this machine's bound in one process, no server")
     ] = False,
-    model_set: Annotated[str, typer.Option(help="of --limit")] = "imagenette",
-    precision: Annotated[str, typer.Option(help="of --limit: INT8 or FP16")] = "INT8",
+    model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette",
+    precision: Annotated[str, typer.Option(help="with --limit: INT8 or FP16")] = "INT8",
     key_file: CallersKeyFile = None,
     ca: Roots = None,
     client_cert: ClientCert = None,
     client_key: ClientKey = None,
 ) -> None:
-    """Load a running service and tell throughput, latency, errors and CPU; or measure the bound.
+    """Load a running service and report throughput, latency, errors and CPU time.
 
-    Latency in an open loop counts from the scheduled time. The load comes from another process,
-    whose own cost is told. Exit code 1: nothing was answered.
+    In open loops latency counts from the scheduled time. The load comes from another process,
+    whose own cost is printed. Exit code 1: no request was answered.
     """
     from app.bench.client import Target
     from app.bench.load import Load
-    from app.bench.runs import run_loads, run_upper_bound
+    from app.bench.runs import run_loads
 
     for path in (json_file, plot):
         check_can_write(path)
     bodies, facts = _bodies(images)
     quiet = str(json_file) == "-"
     if limit:
-        result = run_upper_bound(bodies, model_set, precision, duration, quiet=quiet)
+        (entry,) = entry_points(group="tandem.offline", name="limit")  # calibration's
+        result = entry.load()(bodies, model_set, precision, duration, quiet=quiet)
     else:
         target = Target(
             url.rstrip("/"),
@@ -92,17 +99,17 @@ def bench(
 
 
 def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
-    """Return the photos to send, and what the result says of them and of this machine."""
+    """Return the photos to send, and the facts of them and of this machine for the result."""
     from app.bench.load import drawn_photos, photos_in
-    from app.cli.output import describe_machine
+    from models.extras import describe_machine
 
     bodies = photos_in(images) if images else drawn_photos()
-    told = str(images) if images else "drawn photos of 500 x 375"
-    return bodies, {"machine": describe_machine(), "images": told, "num_images": len(bodies)}
+    origin = str(images) if images else "drawn photos of 500 x 375"
+    return bodies, {"machine": describe_machine(), "images": origin, "num_images": len(bodies)}
 
 
 def _loads(like: "Load", concurrency: str | None, rate: str | None) -> "list[Load]":
-    """Return the closed loops, then the open ones."""
+    """Return the closed loops, then the open loops."""
     if not (concurrency or rate):
         concurrency = "1,8,16"
     clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []
@@ -112,14 +119,12 @@ def _loads(like: "Load", concurrency: str | None, rate: str | None) -> "list[Loa
 
 
 def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
-    """Read ``1,8,32``; every number must be above 0 and finite, ``whole`` without a fraction."""
+    """Parse ``1,8,32``; every number must be above 0 and finite, and an integer if ``whole``."""
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(
-            f"{option} {text!r}: numbers with commas between, such as 1,8,32"
-        ) from None
-    if not all(0 < n < 1e6 and (not whole or n == int(n)) for n in found):
+        raise ConfigError(f"{option} {text!r} is not a list of numbers like 1,8,32") from None
+    if not all(0 < n < 1e6 and (not whole or n == int(n)) for n in values):
         kind = "whole numbers" if whole else "numbers"
-        raise ConfigError(f"{option} {text!r}: {kind} above 0 and below a million")
-    return found
+        raise ConfigError(f"{option} {text!r}: give {kind} above 0 and below a million")
+    return values

@@ -1,8 +1,9 @@
 """``tandem classify``: sends files, folders and globs to a running service."""
 
 import json
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
     from tandem_client import Client, TandemError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+OFFLINE, OFFLINE_SET = "tandem.offline", "imagenette"
 CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
-TIMEOUT_S = 60.0  # of a file, with all its attempts
+LINE_EVERY_S = 60.0  # between lines of progress in a log
+TIMEOUT_S = 60.0  # for each file, all its attempts included
 
 out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
 
 
 class Wanted(NamedTuple):
-    """What an answer is to list."""
+    """How many classes an answer lists, and from which score on."""
 
     top_k: int
     threshold: float | None
+    model_set: str | None
 
 
 def classify(
@@ -43,21 +47,32 @@ def classify(
     top_k: Annotated[int, typer.Option(min=1, help="classes per image, at most")] = 1,
     threshold: Annotated[
         float | None,
-        typer.Option(help="of a multi-label set: the least score of a label  (default: the set's)"),
+        typer.Option(help="multi-label sets: the lowest score of a label  (default: the set's)"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="in this process, on every core, without a service")
+        bool, typer.Option("--offline", help="classify in this process, on all cores, no service")
     ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="with --offline: on the nodes of a Ray cluster, at auto, HOST:PORT or "
+            "ray://HOST:10001; PATHS are folders that all nodes see, or s3:// and gs:// URLs"
+        ),
+    ] = None,
     model_set: Annotated[
-        str, typer.Option(help="with --offline: a model set's name, or its folder")
-    ] = "imagenette",
+        str | None,
+        typer.Option(
+            help="which of the service's sets  (default: its first); with --offline a set's name, "
+            "or its folder  (default: imagenette)"
+        ),
+    ] = None,
     out_file: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--out",
-            help="with --offline: keep the answers in FILE.jsonl, or a folder FILE.parquet; the "
-            "same command goes on where it was stopped",
+            help="with --offline: keep the answers in FILE.jsonl, or as Parquet files in a folder "
+            "FILE.parquet or s3://BUCKET/FOLDER; the same command goes on where it was stopped",
         ),
     ] = None,
     key_file: CallersKeyFile = None,
@@ -66,45 +81,73 @@ def classify(
     client_key: ClientKey = None,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
-    from app.bench.load import find_files
-
-    files, wanted = list(find_files(paths)), Wanted(top_k, threshold)
+    wanted = Wanted(top_k, threshold, model_set)
     if offline:
-        num_failed = _offline(files, model_set, out_file, wanted, as_json)
-    elif out_file is not None:
-        raise ConfigError("--out goes with --offline; a service's answers: --json > FILE.jsonl")
+        num_failed, num_files = _offline(paths, out_file, address, wanted, as_json)
+    elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
+        raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
     else:
-        tls = ClientTls(ca, client_cert, client_key)
+        files, tls = _files(paths), ClientTls(ca, client_cert, client_key)
+        num_files = len(files)
         with _client(url, sent_key(key_file), tls) as client:
             rows = _rows(client, files, url, wanted)
-            num_failed = _run(rows, len(files), wanted, as_json)
+            num_failed = _run(rows, num_files, wanted, as_json)
     if num_failed:
-        err.print(f"[red]{num_failed} of {len(files)} failed[/]")
+        err.print(f"[red]{num_failed} of {num_files} failed[/]")
         raise typer.Exit(1)
 
 
+def _files(paths: list[str]) -> list[Path]:
+    from app.bench.load import find_files
+
+    return list(find_files(paths))
+
+
+@contextmanager
+def _source(
+    model_set: str, address: str | None, paths: list[str]
+) -> Iterator[tuple[Any, list[str]]]:
+    """Give what classifies, this process or a cluster, and the names of the files."""
+    if address is None:
+        files = list(map(str, _files(paths)))
+        (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
+        yield entry.load()(model_set), files
+    else:
+        from app.cli.cluster_rows import ClusterRows
+        from app.launch.ray_cluster import joined_ray
+
+        with joined_ray(address, may_be_client=True):
+            cluster = ClusterRows(model_set)
+            yield cluster, cluster.find(paths)
+
+
 def _offline(
-    files: list[Path], model_set: str, out_file: Path | None, wanted: Wanted, as_json: bool
-) -> int:
-    """Classify in this process; return how many files failed."""
-    (entry,) = entry_points(group="tandem.offline", name="run")  # app never imports calibration
-    with entry.load()(model_set, out_file) as run:
-        checked_top_k(wanted.top_k, run.manifest.num_classes)
-        is_multi_label = run.manifest.task == "multi_label"
+    paths: list[str], out_file: str | None, address: str | None, wanted: Wanted, as_json: bool
+) -> tuple[int, int]:
+    """Classify without a service; return how many files failed, and how many there are."""
+    (entry,) = entry_points(group=OFFLINE, name="run")
+    with (
+        _source(wanted.model_set or OFFLINE_SET, address, paths) as (source, files),
+        entry.load()(source, out_file) as run,
+    ):
+        checked_top_k(wanted.top_k, source.manifest.num_classes)
+        is_multi_label = source.manifest.task == "multi_label"
         checked_threshold(wanted.threshold, is_multi_label=is_multi_label)
         left = run.left(files)
         rows = run.rows(left, wanted.top_k, wanted.threshold)
+        started = time.perf_counter()
         num_failed = _run(rows, len(left), wanted, as_json, is_shown=out_file is None)
     if out_file is not None:
         before = f", {len(files) - len(left)} before" if len(left) < len(files) else ""
-        err.print(f"{len(left)} images classified{before}: {out_file}")
-    return num_failed
+        rate = len(left) / (time.perf_counter() - started)  # the networks were ready before
+        err.print(f"{len(left)} images classified{before}: {out_file} ({rate:.1f} images/s)")
+    return num_failed, len(files)
 
 
 def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
-    """Return a client that tries again what was refused or cut off.
+    """Return a client that retries requests that were refused or broken off.
 
-    Not what nobody listens to: that would take its time for each of a thousand files.
+    It does not retry if nothing listens at the address: that would take time for every file.
     """
     from tandem_client import Client, RetryPolicy
 
@@ -124,7 +167,7 @@ def _run(
     progress = Progress(console=err, transient=True, disable=num_files < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=num_files)
-        for row in rows:
+        for row in _reported(rows, num_files):
             num_failed += "error" in row
             is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
             progress.advance(task)
@@ -136,36 +179,44 @@ def _run(
         out.print(_table(lines))
     if is_cut:
         err.print(
-            f"a multi-label set: {wanted.top_k} labels an image at most; --top-k N shows more"
+            f"a multi-label set: at most {wanted.top_k} labels per image; --top-k N shows more"
         )
     return num_failed
+
+
+def _reported(rows: Iterator[ClassifiedFile], num_files: int) -> Iterator[ClassifiedFile]:
+    """Yield the rows; a log, which has no bar, gets a line a minute."""
+    reported = time.monotonic()
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if not err.is_terminal and time.monotonic() - reported >= LINE_EVERY_S:
+            reported = time.monotonic()
+            err.print(f"{number} of {num_files} classified")
 
 
 def _rows(
     client: "Client", files: list[Path], url: str, wanted: Wanted
 ) -> Iterator[ClassifiedFile]:
-    """Yield one row per file, in order, a few requests being under way at a time."""
-    answers = client.classify_many(
-        files, concurrency=CONCURRENCY, top_k=wanted.top_k, threshold=wanted.threshold
-    )
+    """Yield a row per file, in order, with a few requests under way at a time."""
+    answers = client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict())
     for result in answers:
-        told = {"error": _error(result.error, url)} if result.error else result.get().raw
-        yield {"file": str(result.path), **told}
+        outcome = {"error": _error(result.error, url)} if result.error else result.get().raw
+        yield {"file": str(result.path), **outcome}
 
 
 def _error(error: "TandemError", url: str) -> dict[str, str]:
-    """Return an error as the service tells them, with what to do where nobody answered."""
+    """Return an error in the service's form, with advice if the service did not answer."""
     message = error.message
     if error.code == "unreachable":
         message += "; is the service running? tandem serve"
         if url.startswith("https:"):
             message += "; does it ask for a certificate? --client-cert"
-    told = {"code": error.code, "message": message}
-    return told | ({"request_id": error.request_id} if error.request_id else {})
+    fields = {"code": error.code, "message": message}
+    return fields | ({"request_id": error.request_id} if error.request_id else {})
 
 
 def _table(lines: "list[_Line]") -> Table:
-    """Return the table; without the members' column where no line says anything of them."""
+    """Return the table; the members' column is left out if it would be empty."""
     table, has_members = Table(), any(line.members for line in lines)
     for column in ("file", "label", "probability", "members\nthat disagree")[: 3 + has_members]:
         is_figure = column == "probability"
@@ -176,7 +227,7 @@ def _table(lines: "list[_Line]") -> Table:
 
 
 class _Line(NamedTuple):
-    """A line of the table; brackets in names and labels are no markup."""
+    """A line of the table, in which brackets in names and labels are escaped."""
 
     file: str
     label: str
@@ -200,7 +251,7 @@ def _lines(row: ClassifiedFile) -> list[_Line]:
 
 
 def _notes(row: ClassifiedFile) -> Iterator[str]:
-    """Yield who disagrees with the ensemble, and who was not asked or did not answer."""
+    """Yield notes on members that disagree, were not asked, or did not answer."""
     if differing := _differing(row):
         yield ", ".join(f"{name} {opinion}" for name, opinion in differing.items())
     if skipped := row.get("skipped_members"):  # by the cascade: the first member was sure
@@ -211,9 +262,9 @@ def _notes(row: ClassifiedFile) -> Iterator[str]:
 
 
 def _differing(row: ClassifiedFile) -> dict[str, str]:
-    """Return what members say that the table's labels do not.
+    """Return the labels of members that differ from the table's.
 
-    Of a multi-label set all say their labels where any two differ: the table may show fewer.
+    For a multi-label set, all members' labels if any two differ: the table may show fewer labels.
     """
     if row["agreement"]:
         return {}

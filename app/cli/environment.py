@@ -12,28 +12,28 @@ from app.launch.haproxy.command import APPLICATION, HaproxyCommand, max_connecti
 from app.launch.ray_sources import check_variables
 from models.user_folders import needed_folder
 
-IS_INSTALLED = (PROJECT / "__init__.py").exists()  # of a wheel; a checkout is no package
+IS_INSTALLED = (PROJECT / "__init__.py").exists()  # from a wheel; a checkout is not a package
 
 
 def environment(
     folder: Annotated[
-        Path | None, typer.Option(help="where the command that starts HAProxy is written")
+        Path | None, typer.Option(help="folder for the command that starts HAProxy")
     ] = None,
     application: Annotated[
-        str, typer.Option(help="its name in serve_config.yaml: HAProxy's limits are for it alone")
+        str, typer.Option(help="name in serve_config.yaml; HAProxy's limits apply to it alone")
     ] = APPLICATION,
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option(help="one of the settings' allowed_origins, for HAProxy's own answers"),
+        typer.Option(help="an origin of allowed_origins, for HAProxy's own answers; repeatable"),
     ] = None,
     where: Annotated[
         bool, typer.Option("--where", help="print only the folder of serve_config.yaml and configs")
     ] = False,
 ) -> None:
-    """Print what makes Ray Serve fast and safe, for a shell: eval "$(tandem environment)".
+    """Print the variables that make Ray Serve fast and safe: eval "$(tandem environment)".
 
-    Ray Serve reads it when it starts: every node of a cluster needs it before ray start, and a
-    shell before serve run "$(tandem environment --where)/serve_config.yaml".
+    Ray Serve reads them when it starts. So every node of a cluster needs them before ray start, and
+    a shell before serve run "$(tandem environment --where)/serve_config.yaml".
     """
     if where:
         typer.echo(PROJECT)
@@ -49,6 +49,6 @@ def environment(
     )
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
-    if IS_INSTALLED:  # where "import_path: app.main:build" is; in a checkout Python knows by itself
+    if IS_INSTALLED:  # so that "import_path: app.main:build" is importable, as in a checkout
         folder_first = f"{shlex.quote(str(PROJECT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         typer.echo(f"export PYTHONPATH={folder_first}")

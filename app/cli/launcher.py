@@ -1,8 +1,8 @@
-"""The ``tandem`` command, and ``tandem.load``: they make the project's packages importable.
+"""The ``tandem`` command and ``tandem.load``, which make the project's packages importable.
 
-A wheel has this module as ``tandem/__init__.py`` and all the rest beside it, so that an
-installation has no ``app``, ``models`` or ``calibration`` that other programs could import. In a
-checkout (``pip install -e .``) they are importable as they are.
+In a wheel this module is ``tandem/__init__.py``, and all packages are inside ``tandem``: otherwise
+an installation would add top-level packages ``app``, ``models`` and ``calibration``. In a checkout
+(``pip install -e .``) they are importable already.
 """
 
 import sys
@@ -15,9 +15,9 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Run the command line; of a wheel, what Ray starts is told where the packages are.
+    """Run the command line. In a wheel, Ray's processes get the packages' folder too.
 
-    The client, which only the command line uses, is found by this process alone.
+    The client's folder is only added here, since only the command line uses it.
     """
     if (FOLDER / "app").is_dir():
         sys.path[:0] = [str(FOLDER), str(FOLDER / "client")]
@@ -33,26 +33,30 @@ def load(name: str = "imagenette", precision: Literal["INT8", "FP16"] = "INT8") 
     """Load a model set's ensemble into this process: ``load().classify("photo.jpg").label``.
 
     ``name`` is a set's name or its folder. Returns a ``LocalEnsemble``
-    (``calibration/offline/local_ensemble.py``). A wheel's packages are found behind the program's.
+    (``calibration/offline/local_ensemble.py``). Modules of the program precede those of the wheel.
 
     Raises:
-        ImportError: the program has a module ``models`` or ``calibration`` of its own.
-        models.errors.ModelSetError: there is no such set, or it must not answer here.
+        ImportError: the program has its own module ``models`` or ``calibration``.
+        models.errors.ModelSetError: no set has that name, or it fails its checks.
 
     """
-    if (FOLDER / "app").is_dir() and str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    for package in ("models", "calibration"):
-        spec = find_spec(package)
-        origin = Path((spec and spec.origin) or "")
-        if (FOLDER / "app").is_dir() and origin.resolve().parents[1] != _place_of(package):
-            raise ImportError(
-                f"tandem.load needs its own module {package}, and this program has another one "
-                f"({origin}): run tandem classify --offline, or ask a service by tandem_client"
-            )
+    if (FOLDER / "app").is_dir():
+        if str(FOLDER) not in sys.path:
+            sys.path.append(str(FOLDER))
+        for package in ("models", "calibration"):
+            _check_own(package)
     (entry,) = entry_points(group="tandem.offline", name="load")  # app never imports calibration
     return entry.load()(name, precision)
 
 
-def _place_of(package: str) -> Path:
-    return (FOLDER / package).resolve().parent
+def _check_own(package: str) -> None:
+    spec = find_spec(package)
+    if (
+        spec is None or spec.origin is None
+    ):  # not a module: Python prefers ours to a folder without __init__.py
+        return
+    if not (FOLDER / package / "__init__.py").samefile(spec.origin):
+        raise ImportError(
+            f"tandem.load needs its own module {package}, but this program has another one "
+            f"({spec.origin}): run tandem classify --offline, or use tandem_client with a service"
+        )

@@ -1,4 +1,4 @@
-"""The ``tandem`` command line: every command, and how errors become one line and an exit code."""
+"""The ``tandem`` command line: registers all commands, and turns errors into a line and a code."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ from rich.markup import escape
 from app.cli.bench import bench
 from app.cli.classify import classify
 from app.cli.environment import environment
-from app.cli.plan import plan
 from app.cli.serve import serve
 from app.cli.trace import trace
+from app.cli.traffic import traffic
 from app.cli.tune import tune
 from models.errors import TandemError
 from models.extras import DISTRIBUTION
@@ -27,9 +27,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="Model sets: list and verify them.", no_args_is_help=True)
-app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # as settings have it
-for _command in (classify, bench, tune, plan, trace, environment):
+models_app = typer.Typer(
+    help="Model sets: list, verify, add, fetch, and their versions.", no_args_is_help=True
+)
+app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # the settings' prefix
+for _command in (classify, bench, tune, trace, traffic, environment):
     app.command()(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
@@ -47,9 +49,9 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a :class:`TandemError` becomes one line and exit code 2.
+    """Run the command line; print a :class:`TandemError` as one line, with exit code 2.
 
-    Its notes, as where logs are, are lines of their own.
+    The error's notes, such as the place of logs, follow on lines of their own.
     """
     open_standard_streams()
     try:
@@ -63,10 +65,10 @@ def main() -> None:
 
 
 def open_standard_streams() -> None:
-    """Let those that are closed (``2>&-``) be nothing's.
+    """Open closed standard streams (``2>&-``) on /dev/null.
 
-    Otherwise the next file or connection that is opened would have their number, and what is
-    started would write its errors into it.
+    Otherwise the next opened file or connection would get their number, and a child process would
+    write its errors into it.
     """
     for name, number, mode in STREAMS:
         try:

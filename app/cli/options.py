@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 PhotoFolder = Annotated[
-    Path | None, typer.Option(help="folder of photos like yours  (default: drawn ones)")
+    Path | None, typer.Option(help="folder of photos like yours  (default: generated ones)")
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+    Path | None, typer.Option("--json", help="file for the result as JSON; - is stdout")
 ]
 CallersKeyFile = Annotated[
     Path | None,
-    typer.Option(help="holds the service's key, if it wants one  (default: TANDEM_API_KEY)"),
+    typer.Option(help="file with the service's API key  (default: TANDEM_API_KEY)"),
 ]
 Roots = Annotated[
     Path | None,
@@ -22,9 +22,9 @@ Roots = Annotated[
     ),
 ]
 ClientCert = Annotated[
-    Path | None, typer.Option(help="certificate to show a service that asks for one, in PEM")
+    Path | None, typer.Option(help="client certificate in PEM, for a service that requires one")
 ]
 ClientKey = Annotated[
-    Path | None, typer.Option(help="its key  (default: in the certificate's own file)")
+    Path | None, typer.Option(help="private key of --client-cert  (default: in the same file)")
 ]
-Plot = Annotated[Path | None, typer.Option(help="latency and throughput as a plot, .png or .svg")]
+Plot = Annotated[Path | None, typer.Option(help="file for a plot, .png or .svg")]

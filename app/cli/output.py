@@ -1,14 +1,9 @@
-"""Results as files: checked before the measurement, written atomically after it."""
+"""Writes result files: checks them before the measurement, and writes atomically after it."""
 
-import contextlib
 import json
 import os
-import platform
-import sys
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +11,7 @@ import typer
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from models.cpus import available_cpus, cpu_model
-from models.extras import DISTRIBUTION
-
-PACKAGES = ["ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn"]
+from models import whole_file
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
@@ -42,10 +34,10 @@ def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
 
 
 def write_config(path: Path, text: str, *, is_new: bool) -> None:
-    """Write a configuration once ``tandem serve`` would read it.
+    """Write a configuration after checking that ``tandem serve`` accepts it.
 
     Raises:
-        ConfigError: it cannot be written, exists although ``is_new``, or is not valid.
+        ConfigError: it cannot be written, exists although ``is_new``, or is invalid.
 
     """
     check_can_write(path, is_new=is_new)
@@ -53,35 +45,22 @@ def write_config(path: Path, text: str, *, is_new: bool) -> None:
 
 
 def write_whole(path: Path, text: str, check: Callable[[Path], object] = lambda _: None) -> None:
-    """Write a file in one step, if ``check`` accepts it; nobody ever sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write a file in one step, if ``check`` accepts it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+
+    """
     try:
-        partial.write_text(text, "utf-8")
-        check(partial)
-        partial.replace(path)
+        whole_file.write_whole(path, text, check)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; name another file") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path | None, content: dict[str, Any]) -> None:
-    """Write the file of ``--json``; - is stdout, None nothing."""
+    """Write the file of ``--json``; ``-`` is stdout, and None writes nothing."""
     text = json.dumps(content, indent=2)
     if str(path) == "-":
         typer.echo(text)
     elif path is not None:
         write_whole(path, text + "\n")
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return command, time, CPU and versions, to be stored with every result."""
-    return {
-        "command": " ".join(["tandem", *sys.argv[1:]]),
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": available_cpus(),
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in (DISTRIBUTION, *PACKAGES)},
-    }

@@ -1,4 +1,4 @@
-"""``tandem serve``: serves the ensemble on this machine, or puts it on a running cluster."""
+"""``tandem serve``: serves the ensemble on this machine, or deploys it to a running cluster."""
 
 import json
 from pathlib import Path
@@ -16,37 +16,39 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="0.0.0.0 serves other machines")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="address to listen on; 0.0.0.0 serves other machines")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="of HTTP  (default: 8000)")
+        int | None, typer.Option(min=1, max=65535, help="HTTP port  (default: 8000)")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="a running Ray cluster to join: auto, or HOST:PORT")
+        str | None, typer.Option(help="running Ray cluster to deploy to: auto, or HOST:PORT")
     ] = None,
     allow_unverified: Annotated[
         bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="for Prometheus  (default: 9464, or else a free one)"),
+        typer.Option(min=1, max=65535, help="port for Prometheus  (default: 9464, or a free one)"),
     ] = None,
     metrics_host: Annotated[
         str | None,
-        typer.Option(help="0.0.0.0: a Prometheus elsewhere may scrape  (default: loopback)"),
+        typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)"),
     ] = None,
     api_keys_file: Annotated[
-        Path | None, typer.Option(help="let in only callers with a key of this file, one a line")
+        Path | None, typer.Option(help="answer only requests with a key of this file, one a line")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="serve gRPC too, there  (default: not)")
+        int | None, typer.Option(min=1, max=65535, help="gRPC port  (default: no gRPC)")
     ] = None,
     portable: Annotated[
         bool | None,
-        typer.Option(help="without HAProxy, on loopback alone  (default: not on Linux)"),
+        typer.Option(help="serve without HAProxy, on loopback only  (default: except on Linux)"),
     ] = None,
     log_format: Annotated[
         Literal["json", "text"] | None,
-        typer.Option(help="on stderr  (default: text in a terminal, else json)"),
+        typer.Option(help="format on stderr  (default: text in a terminal, otherwise json)"),
     ] = None,
     print_config: Annotated[
         bool,
@@ -60,11 +62,11 @@ def serve(
         bool, typer.Option("--json", allow_from_autoenv=False, help="with --print-config: as JSON")
     ] = False,
 ) -> None:
-    """Serve the ensemble over HTTP until Ctrl-C; Ray is started for it and stopped with it.
+    """Serve the ensemble over HTTP until Ctrl-C; starts Ray, and stops it at the end.
 
-    With --address the graph is put on a running cluster instead, and taken off it at the end. The
-    cluster's nodes need the environment of configs/README.md to be fast. Every setting of the file
-    may be a variable, TANDEM_<SETTING>; a flag comes first, then a variable, then the file.
+    With --address it is deployed to a running cluster instead, and removed at the end. The
+    cluster's nodes need the environment of docs/how-to/cluster.md to be fast. Every setting may
+    also be a variable, TANDEM_<SETTING>. A flag precedes a variable, and a variable the file.
     """
     from app.launch.resolved_config import ServeOptions
 
@@ -93,7 +95,7 @@ def serve(
 
 
 def _print_config(context: typer.Context, options: "ServeOptions", *, as_json: bool) -> None:
-    """Print the settings as YAML with comments, or as JSON: sources are flags, variables, files."""
+    """Print the settings with the source of each (flag, variable, file), as YAML or as JSON."""
     from app.launch.resolved_config import resolved, unknown_variables
 
     sources = {name: context.get_parameter_source(name) for name in context.params}

@@ -1,4 +1,4 @@
-"""``tandem trace``: draws a request's timeline from the spans kept on this machine."""
+"""``tandem trace``: draws a request's timeline from the spans that this machine keeps."""
 
 import json
 from datetime import datetime
@@ -21,31 +21,31 @@ out = Console(highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 NOTHING = (
-    "no traces in {place}: send a request to a service whose configuration has tracing_config on, "
-    "or name its trace_dir with --dir"
+    "no traces in {place}: send a request to a service whose configuration enables tracing_config, "
+    "or give its trace_dir with --dir"
 )
 
 
 def trace(
     request_id: Annotated[
         str | None,
-        typer.Argument(help="X-Request-ID or trace id; without it, the last requests are listed"),
+        typer.Argument(help="X-Request-ID or trace id; without it the last requests are listed"),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="of spans  (default: the setting trace_dir's default)"),
+        typer.Option("--dir", help="folder of spans  (default: that of the setting trace_dir)"),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="write the trace as JSON that Jaeger's page opens")
+        Path | None, typer.Option(help="file for the trace as JSON that Jaeger's page opens")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the spans as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the spans as JSON")] = False,
     last: Annotated[int, typer.Option(min=1, help="how many requests are listed")] = 20,
 ) -> None:
-    """Draw a request's timeline; without a request, list the last ones.
+    """Draw a request's timeline, or list the last requests.
 
-    The service keeps spans on the machine it runs on when its configuration has tracing on
-    (tracing_config in serve_config.yaml); an answer's X-Request-ID header names the request.
-    Exit code 1: there is no such request.
+    A service keeps spans on its machine if its configuration enables tracing (tracing_config in
+    serve_config.yaml). An answer's X-Request-ID header identifies the request. Exit code 1: there
+    is no such request.
     """
     from app.tracing.stored.jaeger_json import as_jaeger
     from app.tracing.stored.traces import find_trace, latest_traces
@@ -60,22 +60,22 @@ def trace(
     if request_id is None and export is None:
         _list(place, latest_traces(place, last), as_json=as_json)
         return
-    found = find_trace(place, request_id) if request_id else _newest(place)
+    chosen = find_trace(place, request_id) if request_id else _newest(place)
     if as_json:
-        typer.echo(json.dumps({"spans": found.spans, "batches": found.batches}, indent=2))
+        typer.echo(json.dumps({"spans": chosen.spans, "batches": chosen.batches}, indent=2))
     else:
-        draw(out, found)
+        draw(out, chosen)
     if export is not None:
-        write_whole(export, json.dumps(as_jaeger(found), indent=1) + "\n")
+        write_whole(export, json.dumps(as_jaeger(chosen), indent=1) + "\n")
         err.print(f"wrote {escape(str(export))}; open it in Jaeger's page: Search, Upload")
 
 
 def _newest(place: Path) -> "Trace":
     from app.tracing.stored.traces import latest_traces
 
-    if not (found := latest_traces(place, 1)):
+    if not (newest := latest_traces(place, 1)):
         raise ConfigError(NOTHING.format(place=place))
-    return found[0]
+    return newest[0]
 
 
 def _list(place: Path, traces: "list[Trace]", *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``tandem tune``: measures this machine, shows the trade-off, writes a configuration."""
+"""``tandem tune``: measures this machine, shows the trade-offs, and writes a configuration."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from app.cli.output import check_can_write, write_config, write_json
 from app.errors import ConfigError
 from app.tune.config import as_yaml, tuned
 
-if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+if TYPE_CHECKING:  # imported at their use, so that tandem --help stays fast
     from app.tune.job import Job
     from app.tune.pareto import Point
 
@@ -26,39 +26,39 @@ PLOTS = (".png", ".svg")
 
 def tune(
     p99_ms: Annotated[
-        float | None, typer.Option(help="p99 to keep; without it, the highest throughput is taken")
+        float | None, typer.Option(help="p99 to keep, in ms; without it, the highest throughput")
     ] = None,
     images: PhotoFolder = None,
     model_set: Annotated[
-        str | None, typer.Option(help="name of a set, or its folder; else the configuration's")
+        str | None,
+        typer.Option(help="name of a set, or its folder  (default: the configuration's)"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="configuration to tune; else serve_config.yaml")
+        Path | None, typer.Option("--config", help="file to tune  (default: serve_config.yaml)")
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(help="write the whole configuration, tuned, to this file")
+        Path | None, typer.Option(help="file for the whole tuned configuration")
     ] = None,
     json_file: JsonFile = None,
     plot: Plot = None,
-    seconds: Annotated[float, typer.Option(help="s of each run; there are some 100")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each of some 100 runs")] = 2.0,
     force: Annotated[bool, typer.Option("--force", help="overwrite the file of --write")] = False,
 ) -> None:
     """Find the replicas, streams, threads and batch sizes that suit this machine.
 
-    It takes minutes: every way to share the cores gets a short run, the best are
-    measured from one client to far too many. Then come the points that trade
-    throughput for p99 best, and the fastest one that keeps --p99-ms.
+    It takes minutes: every way to share the cores gets a short run, and the best
+    are measured from one client to overload. It prints the best trade-offs of
+    throughput and p99, and the fastest that keeps --p99-ms.
 
-    Measured inside the processes: HTTP and Ray are not in it, they add a few ms
-    and percent (tandem bench against the running service measures all). Let
-    nothing else run meanwhile. Exit code 1: nothing keeps --p99-ms, and no
-    configuration is written.
+    The figures exclude HTTP and Ray, which add a few ms and percent; tandem bench
+    measures a whole running service. Let nothing else run meanwhile. Exit code 1:
+    nothing keeps --p99-ms, and no configuration is written.
     """
-    from app.cli.output import describe_machine
     from app.tune.job import prepare
     from app.tune.pareto import recommended
     from app.tune.report import as_json, show
     from app.tune.report import plot as draw
+    from models.extras import describe_machine
 
     _check_numbers(p99_ms, seconds)
     _check_files(write, json_file, plot, force=force)
@@ -68,14 +68,14 @@ def tune(
     chosen = recommended(points, p99_ms)
     if not is_quiet:
         show(out, points, chosen)
-        out.print(f"{len(points)} points on {job.told} in {took_s / 60:.1f} min")
+        out.print(f"{len(points)} points on {job.origin} in {took_s / 60:.1f} min")
     if plot is not None:
         draw(plot, points, chosen, p99_ms)
     if write is not None and chosen is not None:
         text = as_yaml(tuned(job.config, chosen, points, p99_ms), chosen, machine, p99_ms)
         write_config(write, text, is_new=not force)
         err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
-    asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.told, "took_s": round(took_s, 1)}
+    asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.origin, "took_s": round(took_s, 1)}
     facts = {"machine": machine, "model_set": job.config.settings.model_set, **asked}
     write_json(json_file, facts | as_json(points, chosen))
     if chosen is None and p99_ms is not None:
@@ -83,11 +83,11 @@ def tune(
 
 
 def _refuse(points: "list[Point]", p99_ms: float) -> None:
-    """Say what came nearest and exit with 1."""
+    """Print the lowest p99 that was measured, and exit with code 1."""
     lowest = min(points, key=lambda p: p.p99_ms)
     err.print(
         f"[red]nothing keeps a p99 of {p99_ms:g} ms[/]: the lowest was {lowest.p99_ms:.1f} ms, "
-        f"{lowest.candidate}, {lowest.clients} clients; ask for more, or serve a smaller set"
+        f"{lowest.candidate}, {lowest.clients} clients; raise --p99-ms, or serve a smaller set"
     )
     raise typer.Exit(1)
 
@@ -101,7 +101,7 @@ def _check_numbers(p99_ms: float | None, seconds: float) -> None:
 def _check_files(
     write: Path | None, json_file: Path | None, plot: Path | None, *, force: bool
 ) -> None:
-    """Find out before minutes of measuring whether the results have a place to go."""
+    """Check that the results can be written, before minutes of measuring."""
     from models.extras import needs_extra
 
     check_can_write(write, is_new=not force)
@@ -117,7 +117,7 @@ def _check_files(
 
 
 def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
-    """Measure, with live progress; return the points and the time it took."""
+    """Measure, with live progress; return the points, and the time it took in seconds."""
     from app.tune.candidates import candidates
     from app.tune.search import Search, SearchStep
     from app.tune.trials import Trials
@@ -137,9 +137,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
             search = Search(candidates(cores), cores, trials.measure, seconds, report)
             points = search.run()
     for layout in search.left_out:
-        err.print(f"[yellow]left out for lack of memory[/]: {layout}")
+        err.print(f"[yellow]not measured for lack of memory[/]: {layout}")
     if not points:
-        raise ConfigError(
-            "not even one replica fits into memory; free some, or serve fewer members"
-        )
+        raise ConfigError("no replica fits into memory; free some memory, or serve fewer members")
     return points, time.monotonic() - started

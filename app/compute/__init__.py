@@ -1,1 +1,1 @@
-"""Cores and threads of a process, whether the network on them works, and child processes."""
+"""The cores and threads of a process, the liveness of its stages, and child processes."""

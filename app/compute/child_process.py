@@ -1,8 +1,8 @@
-"""A child process: starts it, ties its life to this process's, and ends it.
+"""A child process: starts it, ends it, and makes it end with its parent.
 
-The load generator, the replicas of ``tandem tune`` and the fork server are children. A child is in
-a session of its own: Ctrl-C reaches this process alone, which ends the child. Its standard input
-ends with this process, however that dies, and the child must end then.
+The load generator, the replicas of ``tandem tune`` and the fork server are children. A child has
+its own session: Ctrl-C only reaches the parent, which ends the child. The child's standard input is
+closed when the parent ends in any way, and then the child must end.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ from typing import Any, Self
 
 from app.errors import ConfigError
 
-REAPED_WITHIN_S = 15.0  # of a child that has closed its end, or was killed
+REAPED_WITHIN_S = 15.0  # for a child that has closed its end, or was killed
 MEMORY_REMEDY = "is memory left?"
 OUT_OF_MEMORY = "signal 9: memory ran out, most likely"
 
 
 class Child:
-    """A command that runs; as a context manager it is ended with the block.
+    """A running command; as a context manager it ends with the block.
 
     Args:
-        name: what it is, for errors: "a replica".
+        name: for errors: "a replica".
         command: the program and its arguments.
-        output, errors: where its standard output and error go; None: to ours.
+        output, errors: its standard output and error; None: this process's.
         descriptors: files that it inherits.
-        environment: its environment; None: ours.
-        patience_s: how long it has to end by itself, but after a block that raised.
-        has_session: whether Ctrl-C is kept from it, and all that it started is killed with it.
-        remedy: what to do where it cannot be started, or dies.
+        environment: its environment; None: this process's.
+        patience_s: how long it may take to end by itself; after an error it is killed at once.
+        has_session: whether it is shielded from Ctrl-C, and its descendants are killed with it.
+        remedy: advice for the error if it cannot be started, or dies.
 
     Raises:
         ConfigError: it could not be started.
@@ -79,7 +79,7 @@ class Child:
         return self._process.poll() is not None
 
     def how_ended(self) -> str:
-        """Say by which signal, or with which exit code, it ended."""
+        """Return by which signal, or with which exit code, the child ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAPED_WITHIN_S)
         code = self._process.returncode
@@ -90,16 +90,19 @@ class Child:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def death(self) -> ConfigError:
-        """Return the error of a child that ended before its time."""
+        """Return the error for a child that ended too early."""
         return ConfigError(f"{self._name} died ({self.how_ended()}); {self._remedy}")
 
     def ask_to_end(self) -> None:
-        """End its standard input, and return at once."""
+        """Close its standard input, and return at once."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def end(self, patience_s: float | None = None) -> None:
-        """Ask it to end; after ``patience_s``, or its own, kill it, with all that it started."""
+        """Ask the child to end; after ``patience_s`` kill it and its descendants.
+
+        None stands for the patience that the constructor got.
+        """
         self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._patience_s if patience_s is None else patience_s)
@@ -120,9 +123,9 @@ class Child:
 
 
 class FunctionChild(Child):
-    """A child that runs a function of ours, and exchanges objects with it.
+    """A child that runs one of our functions, and exchanges objects with it.
 
-    ``function`` takes the arguments and its end of the connection; all must be picklable.
+    ``function`` gets the arguments and its end of the connection; all must be picklable.
     """
 
     def __init__(
@@ -145,14 +148,14 @@ class FunctionChild(Child):
             raise
 
     def send(self, message: object) -> None:
-        """Send an object; :class:`ConfigError`: the child died."""
+        """Send an object; raise :class:`ConfigError` if the child died."""
         try:
             self._connection.send(message)
         except OSError:
             raise self.death() from None
 
     def receive(self, deadline: float) -> Any:
-        """Return the next object; None: none came in time; :class:`ConfigError`: it died."""
+        """Return the next object; None at the deadline; raise :class:`ConfigError` if it died."""
         try:
             if self._connection.poll(max(0.0, deadline - time.monotonic())):
                 return self._connection.recv()
@@ -161,7 +164,6 @@ class FunctionChild(Child):
         return None
 
     def end(self, patience_s: float | None = None) -> None:
-        """End it as every child; nothing more is exchanged."""
         super().end(patience_s)
         self._connection.close()
 
@@ -170,13 +172,13 @@ def run_function(descriptor: int) -> None:
     """Run in a :class:`FunctionChild`: receive the function and call it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Connection(descriptor) as connection:
-        sys.path[:] = connection.recv()  # before the function, which may be of a module of it
+        sys.path[:] = connection.recv()  # before the function, whose module may be found through it
         function, arguments = connection.recv()
         function(*arguments, connection)
 
 
 def _end_with_parent() -> None:
-    """Kill this process's group once nobody holds the other end of its standard input."""
+    """Kill this process's group once the other end of its standard input is closed."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)

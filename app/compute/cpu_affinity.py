@@ -1,9 +1,9 @@
-"""CPU affinity: gives every replica of a machine cores of its own.
+"""CPU affinity: gives each replica on a machine its own cores.
 
-OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here the
-first replica takes the first free place of :func:`place_replicas`, the next one the next. A place
-is held by file locks, which the kernel releases however the process ends. The machine's cores are
-read from sysfs, the kernel's own description (admin-guide/cputopology.rst).
+OpenVINO's own pinning gives every process the same first cores, and Ray only counts CPUs. Here each
+replica takes the first free place of :func:`place_replicas`. A file lock holds a place; the kernel
+releases it however the process ends. The machine's cores are read from sysfs
+(admin-guide/cputopology.rst).
 """
 
 import fcntl
@@ -34,9 +34,9 @@ class Core:
 
 
 def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | None:
-    """Move this process to ``num_cpus`` logical CPUs that no other replica has; return them.
+    """Move this process to ``num_cpus`` free logical CPUs, and return them.
 
-    None if every place is taken: then it stays where it is, and a warning says so.
+    If every place is taken it returns None, logs a warning, and does not move the process.
     """
     if not hasattr(os, "sched_setaffinity"):
         logger.warning("affinity: this system keeps no process to cores; leave the setting out")
@@ -58,9 +58,10 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
 
 
 def claim(places: Sequence[tuple[int, ...]], locks: Path) -> tuple[int, ...] | None:
-    """Take the first place of which no CPU is another process's; None if there is none.
+    """Take the first place whose CPUs are all free; return None if there is none.
 
-    One process claims at a time: two that each had a part of a place would both leave it.
+    Only one process claims at a time. Otherwise two processes that each hold part of a place would
+    both give it up.
     """
     locks.mkdir(mode=0o700, exist_ok=True)
     claiming = _open(locks / "claiming")
@@ -97,14 +98,14 @@ def _open(path: Path) -> int:
 
 
 def _move_threads(cpus: tuple[int, ...]) -> None:
-    """Move all threads of this process; those that they start later inherit it.
+    """Move all threads of this process; threads that they start later inherit it.
 
-    Threads that were started by one that had not moved yet are found by listing them again.
+    Listing the threads again finds those started by a thread that had not moved yet.
     """
     moved: set[int] = set()
     while rest := {int(task.name) for task in Path("/proc/self/task").iterdir()} - moved:
         for thread in rest:
-            with suppress(ProcessLookupError):  # it has ended since
+            with suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(thread, cpus)
         moved |= rest
 
@@ -112,7 +113,7 @@ def _move_threads(cpus: tuple[int, ...]) -> None:
 def read_cores(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> list[Core]:
     """Return the cores of the CPUs this process may use, by NUMA node, socket and number.
 
-    Where the kernel tells nothing (some containers), every CPU counts as a core of node 0.
+    If sysfs is missing (some containers), every CPU counts as a core of node 0.
     """
     cpus = set(usable_cpus() if allowed is None else allowed)
     node_of = _nodes(sysfs)
@@ -130,7 +131,7 @@ def place_replicas(cores: Sequence[Core], num_cpus: int) -> list[tuple[int, ...]
     """Divide the cores into places of ``num_cpus`` logical CPUs for as many replicas as fit.
 
     A place never spans two NUMA nodes (each has its own memory) and no two places share a core (its
-    threads share its units). What is left over in a node stays free.
+    threads share its units). Cores left over in a node stay free.
     """
     places = []
     for _, of_node in groupby(sorted(cores), key=lambda core: core.node):
@@ -144,7 +145,7 @@ def place_replicas(cores: Sequence[Core], num_cpus: int) -> list[tuple[int, ...]
 
 
 def cpu_list(text: str) -> list[int]:
-    """Read the kernel's ``0-3,8,10-11``."""
+    """Parse the kernel's list ``0-3,8,10-11``."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

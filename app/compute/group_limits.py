@@ -1,6 +1,6 @@
-"""What the machine, control groups and the user's limits leave this process.
+"""The CPU and memory limits of the machine, its control groups and the user.
 
-A limit may stand on any group from its own up to the root: the tightest counts.
+Every group from the process's own up to the root may have a limit; the tightest counts.
 """
 
 import math
@@ -15,9 +15,9 @@ from models.cpus import PROC, group_folders
 
 
 class Limit(NamedTuple):
-    """How much a group may have, and how much it has."""
+    """A limit, and how much of it is used."""
 
-    most: float  # math.inf: no limit
+    most: float  # math.inf without a limit
     used: float
 
     @property
@@ -26,17 +26,17 @@ class Limit(NamedTuple):
 
 
 def memory_left(proc: Path = PROC) -> float:
-    """Return the bytes that the process may still take; infinite without a limit."""
+    """Return the bytes that the process may still allocate; infinite without a limit."""
     return min((_memory(folder).left for folder in group_folders("memory", proc)), default=math.inf)
 
 
 def free_memory(proc: Path = PROC) -> int:
-    """Return bytes: of the machine, cut to what the tightest limit of its groups leaves."""
+    """Return the machine's free bytes, or what the tightest limit of a group leaves if less."""
     return int(min(psutil.virtual_memory().available, memory_left(proc)))
 
 
 def tightest_pids_limit(proc: Path = PROC) -> Limit:
-    """Return the limit of processes and threads of which the least is left."""
+    """Return the limit of processes and threads that leaves the fewest."""
     limits = [
         Limit(_number(folder, "pids.max"), _number(folder, "pids.current", 0))
         for folder in group_folders("pids", proc)
@@ -45,13 +45,13 @@ def tightest_pids_limit(proc: Path = PROC) -> Limit:
 
 
 def user_limit() -> Limit:
-    """Return the limit of processes and threads of this user; root has none."""
+    """Return this user's limit of processes and threads; root has none."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if most == resource.RLIM_INFINITY or os.geteuid() == 0:
         return Limit(math.inf, 0)
     processes = psutil.process_iter(["uids", "num_threads"])
     own = [p.info for p in processes if p.info["uids"] and p.info["uids"].real == os.getuid()]
-    return Limit(most, sum(one["num_threads"] or 1 for one in own))
+    return Limit(most, sum(info["num_threads"] or 1 for info in own))
 
 
 def _memory(folder: Path) -> Limit:
@@ -65,18 +65,18 @@ def _memory(folder: Path) -> Limit:
 
 
 def _inactive_files(folder: Path) -> int:
-    """Return bytes that count as used, though given up when needed: files that were read once."""
+    """Return bytes of cached files that count as used, but are freed when memory is needed."""
     try:
         words = (folder / "memory.stat").read_text("ascii").split()
     except (OSError, ValueError):
         return 0
     facts = dict(zip(words[::2], words[1::2], strict=False))
-    # Version 1's own count leaves the groups below out, its total does not.
+    # In version 1 the plain count omits child groups, the total includes them.
     return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
 
 
 def _number(folder: Path, file: str, otherwise: float = math.inf) -> float:
     try:
         return int((folder / file).read_text("ascii"))
-    except (OSError, ValueError):  # "max" is no number
+    except (OSError, ValueError):  # "max" is not a number
         return otherwise

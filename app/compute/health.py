@@ -1,4 +1,4 @@
-"""Liveness of a stage: batches of a network, or the decoding of files; backs ``check_health``."""
+"""Liveness of a stage's work (batches, decoding, functions), for ``check_health``."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,18 +7,19 @@ from itertools import count
 
 from app.errors import UnhealthyError
 
-MAX_FAILURES = 3  # batches in a row
-MAX_RUN_S = 30.0  # the largest batch takes a fraction of a second, the largest picture one
+MAX_FAILURES = 3  # in a row
+MAX_RUN_S = 30.0  # far above the largest batch, or the largest picture, which takes a second
 REPLACED = "Serve replaces the replica; its log has the errors"
 
 
 class Health:
-    """Watches every run of some work, on whichever threads; Serve replaces what is unhealthy.
+    """Watches every run of some work, on any thread; Serve replaces an unhealthy replica.
 
     Args:
-        work: what is run, in the singular, for the error: "batch of resnet50".
-        counts_failures: whether failures in a row are unhealthy too; not so where a client's file
-            may cause them.
+        work: its name in the singular, for errors: "batch of resnet50".
+        clock: returns seconds.
+        counts_failures: whether repeated failures are unhealthy; False if a client's file may cause
+            them.
 
     """
 
@@ -31,12 +32,12 @@ class Health:
     ) -> None:
         self._work, self._clock, self._counts_failures = work, clock, counts_failures
         self._num_failures = 0
-        self._running: dict[int, float] = {}  # since when, by a number of its own
+        self._running: dict[int, float] = {}  # start times, by the run's number
         self._numbers = count()
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Watch a block as one run; a caller that goes away is no failure."""
+        """Watch the block as a run; a cancelled caller is not a failure."""
         number = next(self._numbers)
         self._running[number] = self._clock()
         try:
@@ -50,12 +51,12 @@ class Health:
             del self._running[number]
 
     def check(self) -> None:
-        """Raise :class:`UnhealthyError` if the last runs all failed, or one does not end."""
+        """Raise :class:`UnhealthyError` if the last runs all failed, or a run does not end."""
         if self._num_failures >= MAX_FAILURES:
             raise UnhealthyError(
                 f"{self._num_failures} times in a row a {self._work} failed; {REPLACED}"
             )
-        since = min(list(self._running.values()), default=None)  # threads may change it
+        since = min(list(self._running.values()), default=None)  # a copy: threads may change it
         if since is not None and (taken_s := self._clock() - since) > MAX_RUN_S:
             raise UnhealthyError(
                 f"a {self._work} has run for {taken_s:.0f} s, the limit is "

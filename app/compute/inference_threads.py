@@ -1,4 +1,4 @@
-"""The threads that run networks, sized by the cores that a replica may use."""
+"""Threads that run networks, sized by the cores that a replica may use."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 class InferenceThreads:
-    """``num`` batches at a time, each on a thread of its own, off the replica's loop.
+    """Runs ``num`` batches at a time, each on a thread, off the replica's event loop.
 
-    All members of a process share one of these. A thread only waits for OpenVINO, whose own threads
-    compute, so there is no need for more of them than batches.
+    All members of a process share these threads. A thread only waits for OpenVINO, whose own
+    threads compute, so one per batch is enough.
     """
 
     def __init__(self, num: int, threads_each: int = 1) -> None:
@@ -30,18 +30,27 @@ class InferenceThreads:
         self.scheduler = BatchScheduler(num, threads_each, num_ahead=num)
         self._executor = ThreadPoolExecutor(num, "infer")
 
+    def apart(self) -> "InferenceThreads":
+        """Return other threads of the same number, which take turns with these on the same cores.
+
+        A batch that hangs on one of them does not block these.
+        """
+        others = InferenceThreads(self.num, self.threads_each)
+        others.scheduler = self.scheduler
+        return others
+
     @property
     def cores(self) -> int:
-        """Cores that the threads keep busy together."""
+        """The cores that the threads keep busy together."""
         return self.num * self.threads_each
 
     async def run(self, work: Callable[[T], R], value: T) -> R:
-        """Run ``work`` on a thread, after what was to run before."""
+        """Run ``work`` on a thread, in the order of the calls."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, value)
 
 
 def replica_inference_threads(settings: Settings, num_sharing: int = 1) -> InferenceThreads:
-    """Return this replica's threads, on cores of its own if the settings say so.
+    """Return this replica's threads, on their own cores if the settings say so.
 
     ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
     """
@@ -65,14 +74,17 @@ def replica_cores(at_most: int) -> int:
 
 
 def _whole_cpus() -> int:
-    """Return ``num_cpus`` of this replica; 0 if it is less than one: a share for placement only."""
+    """Return ``num_cpus`` of this replica; 0 if below 1, which is only a share for placement."""
     if not ray.is_initialized():
         return 0
-    context: Any = ray.get_runtime_context()  # untyped
+    context: Any = ray.get_runtime_context()  # Ray's stub has no types
     return int(context.get_assigned_resources().get("CPU", 0))
 
 
 def inference_threads_for(cores: int, streams: int) -> InferenceThreads:
-    """Share ``cores`` among ``streams`` batches at a time; 0, or too many: one on every core."""
+    """Divide ``cores`` among ``streams`` batches at a time.
+
+    With 0 streams, or more than cores, each core gets a stream.
+    """
     num = min(streams, cores) if streams else cores
     return InferenceThreads(num, max(1, cores // num))

@@ -1,37 +1,51 @@
-"""Puts the graph together: each stage in this process, or a deployment behind a handle."""
+"""Assembles the graph from stages in this process and deployments behind handles."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.calls.channels.frames import IS_THERE
-from app.calls.channels.pool import ChannelPool
-from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
-from app.compute.inference_threads import replica_inference_threads
+from app.calls.remote import StageHandle
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
-from app.graph.ensemble import Ensemble
+from app.deployments.served_sets import ServedSets
+from app.deployments.set_stages import StageBuilder
+from app.deployments.versions import Versions
 from app.graph.service import EnsembleService
-from app.graph.stages import MemberStage
 from app.settings import Settings
-
-logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """The graph, and those of its stages that run in this process."""
+    """The assembled graph, and its stages in this process."""
 
-    service: EnsembleService
-    own_members: tuple[Classifier, ...]
-    others: tuple[Decoder | Combiner, ...]
+    sets: ServedSets
+    stages: StageBuilder
+    versions: Versions | None = None  # the set's versions, if the settings name several
+
+    @property
+    def service(self) -> EnsembleService:
+        """The service of the default set, through which the others are found."""
+        return self.sets.default
+
+    @property
+    def own_members(self) -> tuple[Classifier, ...]:
+        return tuple(self.stages.members)
+
+    @property
+    def others(self) -> tuple[Decoder | Combiner, ...]:
+        return tuple(stage for of_set in self.stages.joined for stage in of_set.others)
 
     async def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if a stage of this process fails or hangs."""
-        for stage in (*self.own_members, *self.others):
-            await stage.check_health()
-        self.service.check_health()
+        """Raise :class:`UnhealthyError` if a stage in this process fails or hangs.
+
+        Serve calls this every few seconds, so idle sets are unloaded here too.
+        """
+        self.sets.unload_idle()
+        if self.versions is not None:  # without the shadow, which answers no client
+            await self.versions.check_health()
+            return
+        for of_set in self.stages.joined:
+            await of_set.check_health()
 
 
 def assemble(
@@ -40,39 +54,25 @@ def assemble(
     members: Mapping[str, StageHandle] | None = None,
     combiner: StageHandle | None = None,
 ) -> Assembly:
-    """Build the graph; a stage without a handle is made in this process, and shares its cores."""
-    model_set = settings.load_set()
-    logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
-    own: dict[str, Classifier] = {}
-    threads = None if members is not None else replica_inference_threads(settings)
-    if threads is not None:
-        names = [member.name for member in model_set.manifest.members]
-        own = {name: Classifier(settings, name, threads, model_set) for name in names}
-    stages: Mapping[str, MemberStage] = own
-    if members is not None:
-        sizes = settings.batch_sizes
-        stages = {
-            name: RemoteMember(handle, sizes, _channels(handle, settings))
-            for name, handle in members.items()
-        }
-    decoding: Decoder | RemoteDecoder
-    if decoder is None:
-        decoding = Decoder(settings, model_set, tuple(own.values()))
-        if threads is not None:
-            threads.scheduler.share_cores_with(decoding)
-    else:
-        image_bytes = model_set.manifest.inputs.num_bytes
-        decoding = RemoteDecoder(decoder, image_bytes, _channels(decoder, settings))
-    combining = RemoteCombiner(combiner) if combiner else Combiner(settings, model_set)
-    ensemble = Ensemble(settings, model_set, decoding, stages, combining)
-    # Without members of its own a process computes on its one event loop.
-    cores = threads.cores if threads is not None else 1
-    service = EnsembleService(settings, model_set, ensemble, cores)
-    others = tuple(s for s in (decoding, combining) if isinstance(s, Decoder | Combiner))
-    return Assembly(service, tuple(own.values()), others)
+    """Build each set's graph; stages without a handle are built in this process, on its cores.
+
+    With several sets there are no handles: their members share one scheduler, and their Decoders
+    the same threads.
+    """
+    if settings.has_versions:
+        return _with_versions(settings, StageBuilder(settings))
+    of_sets = [(own, own.load_set()) for own in settings.of_each_set()]
+    stages = StageBuilder(settings, decoder, members, combiner)
+    sets = ServedSets(settings, stages)
+    for own, model_set in of_sets:
+        sets.add(own, model_set, stages.build(own, model_set))
+    return Assembly(sets, stages)
 
 
-def _channels(handle: StageHandle, settings: Settings) -> ChannelPool | None:
-    if not (settings.local_channels and IS_THERE):
-        return None
-    return ChannelPool(handle.app_name, handle.deployment_name)
+def _with_versions(settings: Settings, stages: StageBuilder) -> Assembly:
+    """Build every version of the set behind one service."""
+    versions = Versions(settings, stages)
+    main, graph = versions.main, versions.graph
+    service = EnsembleService(settings, main.model_set, main.ensemble, stages.cores, None, graph)
+    versions.describe_to(service)
+    return Assembly(ServedSets(settings, stages, service), stages, versions)

@@ -1,4 +1,4 @@
-"""The Classifier: one member of the ensemble, one compiled network, one batch queue."""
+"""The Classifier: one member of the ensemble, with its compiled network and its batch queue."""
 
 import asyncio
 import logging
@@ -7,22 +7,20 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pydantic import ValidationError
-
 from app.compute.group_limits import free_memory
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
 from app.deployments.member_call import MemberCall, MemberObserver
-from app.errors import UPDATING, ConfigError, OtherSetError
+from app.errors import UPDATING, OtherSetError
 from app.messages import MemberAnswer
-from app.metrics.member import golden_recorded
+from app.metrics.member import Reports, golden_recorded
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import QueueReport, TimedRows
 from app.queueing.priority import Lane
-from app.scaling.costs import MEMBER_APART, member_cpu_ms
+from app.queueing.scheduler import CoreShare
 from app.scaling.usage import Usage
-from app.setting_values import QueueConfig, check_form_fits
+from app.setting_values import QueueConfig
 from app.settings import Settings
 from models import golden
 from models.ensemble import tempered
@@ -31,15 +29,16 @@ from models.model_set import ModelSet
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
+from models.stage_costs import MEMBER_APART, member_cpu_ms
 
 logger = logging.getLogger("ray.serve")
 
-LAST_BATCH_SHARE = 0.05  # of the moving average of an image's time
-RESERVE_BYTES = 512 * 2**20  # left to everything else where a network is compiled for a backlog
+LAST_BATCH_SHARE = 0.05  # the weight of the last batch in the moving average of an image's time
+RESERVE_BYTES = 512 * 2**20  # memory that compiling for a backlog must leave free
 
 
 class Classifier:
-    """Runs one member; the network works on threads of its own, off the replica's loop."""
+    """Runs one member; its network runs on threads of its own, not on the replica's loop."""
 
     def __init__(
         self,
@@ -47,21 +46,32 @@ class Classifier:
         member: str,
         threads: InferenceThreads | None = None,
         model_set: ModelSet | None = None,
+        share: CoreShare | None = None,
+        reports: Reports | None = None,
     ) -> None:
-        """Compile and check a member, by its name in the manifest.
+        """Compile and check a member.
 
-        ``threads`` are those that all members of this process share; None makes some.
+        Args:
+            settings: precision, batch sizes and limits.
+            member: its name in the manifest. With several sets, metrics and traces call it
+                SET.MEMBER.
+            threads: the inference threads that all members of this process share; None: new ones.
+            model_set: the member's set; None: the settings'.
+            share: the set's share of the cores.
+            reports: the last reports of this member's queues in all versions of the set.
 
         Raises:
-            ModelSetError, GoldenMismatchError: its files or its answers are not what they must be.
+            ModelSetError: a file is missing, damaged or unsuitable.
+            GoldenMismatchError: its answers differ from the golden answers.
 
         """
         self._name, self._max_files = member, settings.max_files
         model_set = model_set or settings.load_set()
+        self._label = f"{model_set.name}.{member}" if settings.has_several_sets else member
         self._inference_threads = threads or replica_inference_threads(
             settings, len(model_set.manifest.members)
         )
-        self.calls_at_once = self._inference_threads.num  # of a remote caller: a batch is a call
+        self.calls_at_once = self._inference_threads.num  # for remote callers: one call per batch
         self._network = self._loaded(settings, model_set)
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.served_precision)
@@ -72,8 +82,8 @@ class Classifier:
         self._network.warm_up()
         self._check_golden(model_set, member, settings)
         self._health = Health(f"batch of {member}")
-        self._image_s = 0.0  # that an image takes a thread, by the last batches
-        self._observer = MemberObserver(member, self.report)
+        self._image_s = 0.0  # a thread's mean time for an image, in the last batches
+        self._observer = MemberObserver(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
         self._queue = BatchQueue(
@@ -83,6 +93,7 @@ class Classifier:
             scheduler=self._inference_threads.scheduler,
             on_batch=self._observer.executed,
             backlog=backlog_size(settings, model_set, member, self._network, self.calls_at_once),
+            share=share,
         )
 
     def _loaded(self, settings: Settings, model_set: ModelSet) -> LoadedNetwork:
@@ -99,7 +110,7 @@ class Classifier:
         network = self._network
         logger.info(
             "%s runs on %s %s: %d threads, batches of %s, %.0f MB",
-            self._name,
+            self._label,
             network.runtime,
             network.version,
             network.num_threads,
@@ -108,42 +119,43 @@ class Classifier:
         )
 
     def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
-        """Refuse to serve answers that differ from those where the set was made."""
+        """Raise unless answers here match the golden answers, recorded where the set was made."""
         if (expected := model_set.golden) is None:
-            logger.warning("%s has no golden answers: what it answers is not checked", member)
+            logger.warning("%s has no golden answers: its answers are not checked", self._label)
             return
         started = time.perf_counter()
         precision = model_set.manifest.member(member).precision_of(settings.served_precision)
-        with golden_recorded(member):
+        with golden_recorded(self._label):
             golden.check(expected, member, precision, self._network)
         taken_ms = (time.perf_counter() - started) * 1e3
-        logger.info("golden check of %s passed in %.0f ms", member, taken_ms)
+        logger.info("golden check of %s passed in %.0f ms", self._label, taken_ms)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Take new queue settings while running; Serve calls this when ``user_config`` changes.
+        """Change queue settings while running; Serve calls this when ``user_config`` changes.
 
         Raises:
-            ConfigError: a key or value that is none; the settings stay as they were.
+            ConfigError: an unknown key or an invalid value; then nothing changes.
 
         """
-        try:
-            changed = QueueConfig.model_validate(user_config or {})
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"user_config: {where}: {first['msg']}") from error
+        changed = QueueConfig.of(user_config or {}, self._max_files)
         if changed.max_queued_images is not None:
-            try:
-                check_form_fits(changed.max_queued_images, self._max_files)
-            except ValueError as error:
-                raise ConfigError(f"user_config: {error}") from error
             self._queue.max_queued = changed.max_queued_images
         if changed.max_batch_size is not None:
             self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
 
+    def leave(self) -> list[asyncio.Task[None]]:
+        """Leave the scheduler, and return the running batches; no calls may follow."""
+        self._observer.close()
+        return self._queue.leave()
+
+    async def close(self) -> None:
+        """Free the network, once its last batch has ended; no calls may follow."""
+        if running := self.leave():
+            await asyncio.wait(running)
+        del self._network  # at once: the queue and this object form a cycle, collected later
+
     @property
     def is_idle(self) -> bool:
-        """Whether no image waits or is computed."""
         return not self.usage.num_under_way
 
     @property
@@ -153,25 +165,25 @@ class Classifier:
 
     @property
     def images_per_s(self) -> float:
-        """How many it answers at most, by its last batches; 0 before the first."""
+        """Its highest throughput, by the last batches, in images/s; 0 before the first batch."""
         return self._inference_threads.num / self._image_s if self._image_s else 0.0
 
     def report(self) -> QueueReport:
         return self._queue.report()
 
     async def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if batches fail, or one does not end: Serve replaces it."""
+        """Raise :class:`UnhealthyError` if batches fail or hang; Serve then replaces this."""
         self._health.check()
 
     async def classify(
         self, images: Pixels, left_s: float, lane: Lane = "interactive"
     ) -> MemberAnswer:
-        """Return the probabilities of uint8 (K, H, W, 3); each image joins the queue by itself.
+        """Return the probabilities of images, uint8 (K, H, W, 3) BGR; each is queued by itself.
 
         Raises:
             OverloadedError: the queue is full.
-            DeadlineError: ``left_s`` passed before every image had its turn.
-            OtherSetError: the images are of another model set's size.
+            DeadlineError: ``left_s`` passed before every image had been started.
+            OtherSetError: the images have the input size of another model set.
 
         """
         return await self.begin(images, left_s, lane)
@@ -179,9 +191,9 @@ class Classifier:
     def begin(
         self, images: Pixels, left_s: float, lane: Lane = "interactive"
     ) -> asyncio.Future[MemberAnswer]:
-        """Queue images and return the future of :meth:`classify`'s answer, or of its error.
+        """Queue images and return the future of :meth:`classify`'s answer or error.
 
-        To cancel the future is to leave the queue.
+        Cancelling the future takes the images out of the queue.
         """
         call = MemberCall(self._observer, self.usage, len(images), self._fingerprint)
         if images.shape[1] != self._input_size:
@@ -203,7 +215,7 @@ class Classifier:
         return timed
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
-        """Run on a thread, which the batch may have waited for."""
+        """Run a batch; called on a thread, for which the batch may have waited."""
         started = time.monotonic()
         rows = tempered(self._network.predict(batch), self._temperature)
         return TimedRows(rows, started, time.monotonic())
@@ -212,7 +224,10 @@ class Classifier:
 def backlog_size(
     settings: Settings, model_set: ModelSet, member: str, network: LoadedNetwork, num_places: int
 ) -> BacklogSize | None:
-    """Return the size for a member whose batches have ``num_places``; None: it gets none."""
+    """Return a member's larger batch size for a backlog, or None if the settings exclude it.
+
+    ``num_places`` is how many of its batches run at a time.
+    """
     if not settings.backlog_batches or network.fixed_batch:
         return None
     usual = network.max_batch_size
@@ -221,20 +236,20 @@ def backlog_size(
         needed = network.memory_bytes + RESERVE_BYTES
         if (free := free_memory()) < needed:
             raise MemoryError(f"{free / 1e6:.0f} MB are free, it takes up to {needed / 1e6:.0f}")
-        # It is read anew: as it was, or not at all.
+        # The file is read again, and its hash must be the same.
         model_set.network_path(member, settings.served_precision)
         network.add_batch_size(2 * usual)
         if (expected := model_set.golden) is None:
             return
         precision = model_set.manifest.member(member).precision_of(settings.served_precision)
         try:
-            golden.check(expected, member, precision, network)  # in batches of that size
+            golden.check(expected, member, precision, network)  # in batches of the larger size
         except Exception:
             network.remove_batch_size(2 * usual)
             raise
 
     async def prepare() -> None:
-        # A thread of its own: what it used of the network goes with it.
+        # On a thread of its own, whose memory is freed when it ends.
         thread = ThreadPoolExecutor(1, "compile")
         try:
             await asyncio.get_running_loop().run_in_executor(thread, add)

@@ -1,4 +1,4 @@
-"""The Combiner: members' rows to one readable answer per image."""
+"""The Combiner: turns the members' probabilities into one answer per image."""
 
 import math
 from collections.abc import Mapping
@@ -7,21 +7,21 @@ from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with
 from app.functions.stages import OwnCombine
 from app.messages import Combined
-from app.scaling.costs import COMBINE_CPU_MS
 from app.scaling.usage import Usage
 from app.settings import Settings
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
+from models.stage_costs import COMBINE_CPU_MS
 
 
 class Combiner:
-    """Averages with the manifest's weights, or has ``combine`` do it, and names the classes."""
+    """Averages the members' rows, or calls the operator's ``combine``, and labels the classes."""
 
     def __init__(self, settings: Settings, model_set: ModelSet | None = None) -> None:
-        """Take weights and labels; ``model_set`` is the settings', if already loaded.
+        """Take weights and labels from ``model_set``, by default the settings'.
 
         Raises:
-            ConfigError: the operator's function, if there is one, is not to be had or fails.
+            ConfigError: the operator's function cannot be imported, or fails a test call.
 
         """
         model_set = model_set or settings.load_set()
@@ -42,13 +42,16 @@ class Combiner:
         left_s: float = math.inf,
         threshold: float | None = None,
     ) -> list[Combined]:
-        """Return one answer per image from float32 (K, C) of every member that answered.
+        """Return an answer per image from float32 (K, C) of each member that answered.
 
-        ``top_k`` classes each; ``left_s`` is of no matter to arithmetic that takes microseconds;
-        ``threshold``: of a multi-label set's scores, in place of the manifest's.
+        Args:
+            members: the rows by member.
+            top_k: how many classes each answer lists.
+            left_s: ignored, since this takes microseconds.
+            threshold: for a multi-label set; None: the manifest's.
 
         Raises:
-            FunctionError: the operator's function raised, or returned no rows.
+            FunctionError: the operator's function raised, or did not return rows.
             OtherSetError: the members are of another model set.
 
         """
@@ -70,6 +73,6 @@ class Combiner:
         return answers
 
     async def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
+        """Raise :class:`UnhealthyError` if a call of the operator's function hangs."""
         if self._own is not None:
             self._own.calls.check_health()

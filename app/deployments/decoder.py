@@ -1,4 +1,4 @@
-"""The Decoder: image bytes to one uint8 tensor, of the members' input or inputs."""
+"""The Decoder: decodes image files to a uint8 tensor of the members' input size or sizes."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,7 @@ from app.deployments.classifier import Classifier
 from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
-from app.queueing.priority import Lane
-from app.scaling.costs import decoder_cpu_ms
+from app.queueing.priority import SHADOW, Lane
 from app.scaling.usage import Usage
 from app.settings import Settings
 from app.tracing.stages import DecodedFile, record_decodes
@@ -28,29 +27,29 @@ from models.image_header import ImageHeader, read_header
 from models.memory import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
 from models.runtime import Pixels
+from models.stage_costs import decoder_cpu_ms
 
-# libavif decodes up to 2^28 pixels whatever the header says: never on every thread.
+# libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20
-HEAVY_PIXELS = 2 * 2**20  # to decode, from which on an image is heavy: some 0.1 s as PNG
-# Up to which a JPEG is a small photo, which the event loop may decode: a few milliseconds.
+HEAVY_PIXELS = 2 * 2**20  # from this size on an image is heavy: about 0.1 s as PNG
+# Up to this size the event loop may decode a JPEG, in a few milliseconds.
 SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
-MAX_ON_LOOP = 8  # images that the loop decodes in one turn: what else it has to do waits so long
-# A loop that decodes is busy with half of a core at so many images a second: where the networks
-# answer more, threads decode.
+MAX_ON_LOOP = 8  # images that the loop decodes in one turn, while its other work waits
+# At this rate decoding takes half of the loop's time. If the networks are faster, threads decode.
 LOOP_IMAGES_PER_S = 250
 
 
 class _Outcome(NamedTuple):
-    image: Pixels | None  # uint8 BGR, (H, W, 3) or (B,); None: a fault
+    image: Pixels | None  # uint8 BGR, (H, W, 3) or (B,); None for a fault
     file: DecodedFile
 
 
 class Decoder:
-    """Decodes on its own threads (OpenCV gives up the GIL), so the replica's loop stays free.
+    """Decodes on its own threads (OpenCV releases the GIL), so that the replica's loop stays free.
 
-    A request's only small photo is decoded on the loop instead, where members of the same process
-    leave it time for that: a thread would wait for the interpreter a dozen times in each, and the
-    loop would be woken for its outcome.
+    A request's only small photo is decoded on the loop instead, if members in the same process
+    leave it time: a thread would have to wait for the GIL a dozen times per photo, and wake the
+    loop for its result.
     """
 
     def __init__(
@@ -58,43 +57,49 @@ class Decoder:
         settings: Settings,
         model_set: ModelSet | None = None,
         members: Sequence[Classifier] = (),
+        of_process: Sequence[Classifier] | None = None,
+        queue: "DecodeQueue[_Outcome] | None" = None,
     ) -> None:
-        """Make the threads; without ``members`` of this process they decode everything."""
-        cv2.setNumThreads(1)  # images run beside each other, not one on every core
-        give_back_memory()  # what the members of this process took to compile and check
+        """Start the threads; without ``members`` in this process they decode everything.
+
+        ``of_process`` is the list of members of all sets in this process, which may change later;
+        None: ``members``. ``queue`` is the decode queue that these sets share; None: a new one.
+        """
+        cv2.setNumThreads(1)  # one image per core, not one image on every core
+        give_back_memory()  # after compiling and checking the members in this process
         keep_freed_memory()
         model_set = model_set or settings.load_set()
         self._inputs = model_set.manifest.inputs
         self._inputs.warm_up()
         self._fingerprint = model_set.fingerprint(settings.served_precision)
         self._settings = settings
-        self.queue: DecodeQueue[_Outcome] = DecodeQueue(
+        self.queue = queue or DecodeQueue[_Outcome](
             settings.decode_threads, settings.max_heavy_pixels
         )
         self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._decode_small, MAX_ON_LOOP)
         self._health = Health("file that is decoded", counts_failures=False)
         self._members = members
+        self._of_process = members if of_process is None else of_process
         cores = replica_cores(settings.decode_threads)
         self.usage = Usage(cores, decoder_cpu_ms(model_set.manifest))
-        # Of a remote caller: the files of one call are on several threads.
+        # For remote callers: one call's files already use several threads.
         self.calls_at_once = max(1, settings.decode_threads // 2)
 
     @property
     def num_coming(self) -> int:
-        """Images that wait or are decoded, but for heavy ones."""
         return self.queue.num_coming + self._loop_turn.num_waiting
 
     @property
     def num_busy(self) -> int:
-        """How many cores decoding keeps busy; one is the event loop's, if it is going to decode."""
+        """How many cores decoding keeps busy, with the event loop's if it has files to decode."""
         return self.queue.num_busy + (self._loop_turn.num_waiting > 0)
 
     def on_decoded(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called on the loop whenever a file has ended."""
+        """Register a function that is called on the loop whenever a file has been decoded."""
         self.queue.on_end = self._loop_turn.on_end = call
 
     async def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if decoding a file does not end: Serve replaces it."""
+        """Raise :class:`UnhealthyError` if decoding hangs; Serve then replaces the replica."""
         self._health.check()
 
     async def decode(
@@ -105,13 +110,13 @@ class Decoder:
         *,
         takes_heavy: bool = True,
     ) -> Decoded:
-        """Decode every file; a bad one becomes a :class:`Fault` and leaves the others alone.
+        """Decode every file; a bad file becomes a :class:`Fault` and does not affect the others.
 
         Raises:
-            HeavyFileError: a file is heavy, and ``takes_heavy`` is not set.
-            DeadlineError: ``left_s`` passed before a file had its turn.
-            OverloadedError: too many pixels of large files are under way.
-            TooManyPixelsError: the request's own large files are more than may ever be.
+            HeavyFileError: a file is heavy, and ``takes_heavy`` is False or the lane is shadow.
+            DeadlineError: ``left_s`` passed before every file had been started.
+            OverloadedError: too many pixels of heavy files wait or are decoded.
+            TooManyPixelsError: the request's heavy files alone exceed the limit.
 
         """
         outcome = None
@@ -121,33 +126,35 @@ class Decoder:
             if outcome is not None:
                 outcomes = [outcome]
             else:
+                # Heavy files have no lanes: the shadow's would delay those of clients.
+                takes_heavy = takes_heavy and lane != SHADOW
                 outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
         record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 
     async def _on_loop(self, data: bytes) -> _Outcome | None:
-        """Decode a small photo on the event loop; None: it is for the threads."""
+        """Decode a small photo on the event loop; return None if a thread has to decode it."""
         if len(data) > SMALL_BYTES or not self._loop_turn.has_room or not self._loop_has_time():
             return None
         return await self._loop_turn.submit(data)
 
     def _loop_has_time(self) -> bool:
         members = self._members
-        if not members or any(member.has_backlog for member in members):
+        if not members or any(member.has_backlog for member in self._of_process):
             return False
-        if all(member.is_idle for member in members):
+        if all(member.is_idle for member in self._of_process):
             return True
         rates = [member.images_per_s for member in members]
         if not all(rates):
             return True
-        # Every image passes all members, which share the cores: their times add up.
+        # Every image passes all members, which share the cores, so their times add up.
         return 1 / sum(1 / rate for rate in rates) <= LOOP_IMAGES_PER_S
 
     def _decode_small(self, data: bytes) -> _Outcome | None:
         try:
             checked = self._check(data)
         except TandemError:
-            return None  # a thread says what is wrong with it
+            return None  # a thread reports the fault
         header = checked.header
         is_plain = header.format == "jpeg" and not header.has_many_scans
         if not is_plain or header.width * header.height > SMALL_PIXELS:
@@ -163,7 +170,7 @@ class Decoder:
             return [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
         finally:
             for job in jobs:
-                job.cancel()  # of a request that has failed, what still waits is of no use
+                job.cancel()  # the request failed: its other files need not be decoded
 
     def _stacked(self, outcomes: list[_Outcome]) -> Decoded:
         pixels: list[Pixels] = []
@@ -175,7 +182,7 @@ class Decoder:
             elif image is not None:
                 pixels.append(image)
                 times_ms.append((file.ended - file.started) * 1e3)
-        if len(pixels) == 1:  # the commonest: not copied
+        if len(pixels) == 1:  # the usual case, without a copy
             images = pixels[0][None]
         else:
             images = np.stack(pixels) if pixels else self._inputs.none()
@@ -188,17 +195,17 @@ class Decoder:
         )
 
     def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
-        """Check a file and decode it, unless it is heavy; runs on a thread, as the next does."""
+        """Check a file and decode it unless it is heavy; called on a thread."""
         started = time.monotonic()
         try:
             checked = self._check(data)
         except TandemError as error:
             ended, header = time.monotonic(), _header_of(data)
             return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
-        pixels = checked.full_pixels
-        if checked.header.format == "avif":
-            pixels = max(pixels, AVIF_PIXELS)
-        if pixels > HEAVY_PIXELS:
+        pixels, is_avif = checked.full_pixels, checked.header.format == "avif"
+        if is_avif:
+            pixels = max(pixels, min(AVIF_PIXELS, self._settings.max_heavy_pixels))
+        if is_avif or pixels > HEAVY_PIXELS:
             if not takes_heavy:
                 raise HeavyFileError("a large picture: send it again in a call of its own")
             return Heavy(pixels, partial(self._finish, data, checked))
@@ -217,7 +224,7 @@ class Decoder:
 
 
 def _header_of(data: bytes) -> ImageHeader | None:
-    """Return what a refused file says of itself, if it can be read, for its span."""
+    """Return a refused file's header for its span, or None if it cannot be read."""
     with contextlib.suppress(TandemError):
         return read_header(data)
     return None

@@ -1,12 +1,12 @@
-"""Binds Serve's gRPC servers to loopback where Ray listens there; options, reflection v1.
+"""Changes the gRPC servers that Serve makes: address, read-ahead and reflection v1.
 
-A message has a limit, and what nobody has received yet stays with the client. By itself grpcio
-lets a client send 4 MB ahead of that on a fast connection (it estimates the bandwidth-delay
-product, BDP); without the estimate it is 64 KiB, HTTP/2's own window. Once a message is being
-received its whole length is let in, by both.
+Messages have a size limit, and unread bytes should stay with the client. By default grpcio lets a
+client send 4 MB ahead on a fast connection, since it estimates the bandwidth-delay product (BDP).
+Without the estimate it is 64 KiB, HTTP/2's own window. Either way, a message that is being received
+is let in whole.
 
-Serve makes these servers, of replicas when the ingress has been made, with the options that a list
-of one of its private modules has (:data:`app.calls.ray_features.GRPC_OPTIONS`).
+Serve makes these servers with the options in a list of one of its private modules
+(:data:`app.calls.ray_features.GRPC_OPTIONS`), in replicas after the ingress has been made.
 """
 
 import ipaddress
@@ -25,9 +25,9 @@ MAX_RECEIVE = "grpc.max_receive_message_length"
 
 
 def prepare_proxy() -> list[Any]:
-    """Prepare a proxy's process before it listens, and return no HTTP middlewares.
+    """Prepare a proxy's process before it listens; return an empty list of HTTP middlewares.
 
-    Serve calls it in replicas of the ingress too (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``).
+    Serve also calls it in replicas of the ingress (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``).
     """
     limit_unread()
     keep_to_loopback()
@@ -36,12 +36,12 @@ def prepare_proxy() -> list[Any]:
 
 
 def answer_reflection_v1() -> None:
-    """Let gRPC servers that are made from now on answer reflection v1 wherever they do v1alpha."""
+    """Let gRPC servers made from now on answer reflection v1 in addition to v1alpha."""
     if not REFLECTION.fits():
         return
     from ray.serve._private import grpc_util
 
-    from app.grpc.reflection import add_reflection_v1  # Ray 2.59 does not install grpcio's
+    from app.grpc.reflection import add_reflection_v1  # Ray 2.59 does not install grpcio's own
 
     enable = grpc_util.enable_server_reflection
     if hasattr(enable, "__wrapped__"):
@@ -57,12 +57,12 @@ def answer_reflection_v1() -> None:
 
 
 def limit_unread(max_message_bytes: int | None = None) -> None:
-    """Let gRPC servers that are made from now on read ahead no more than HTTP/2's own window.
+    """Let gRPC servers made from now on read ahead no more than HTTP/2's own window.
 
-    Does nothing where the installed Ray gives its servers their options in another way.
+    It has no effect if the installed Ray passes options to its servers in another way.
 
     Args:
-        max_message_bytes: what one may have; None: as RAY_SERVE_GRPC_MAX_MESSAGE_SIZE says.
+        max_message_bytes: the limit of a message; None: RAY_SERVE_GRPC_MAX_MESSAGE_SIZE.
 
     """
     if not GRPC_OPTIONS.fits():
@@ -81,19 +81,19 @@ def _set(name: str, value: int) -> None:
 
 
 def keep_to_loopback() -> None:
-    """Let this process's gRPC servers listen on 127.0.0.1 if its node's address is one of those.
+    """Let gRPC servers of this process listen on 127.0.0.1 if the node's address is loopback.
 
-    Serve binds them to all interfaces and has no option for it: the one of each replica that
-    answers gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call
-    each other, which unpickles what those send who have Ray's token.
+    Serve binds them to all interfaces, without an option: the server of each replica that answers
+    gRPC clients behind HAProxy, the fallback proxy's, and the one by which replicas call each
+    other, which unpickles messages of whoever has Ray's token.
 
     Raises:
-        ConfigError: the installed Ray or grpcio has nothing to do it by.
+        ConfigError: the installed Ray or grpcio cannot be changed in this way.
 
     """
     check_ray((LOOPBACK,))
     if ray.is_initialized() and _is_on_loopback():
-        # What grpc.aio.server() makes, and Serve's own derives from.
+        # The class that grpc.aio.server() returns, and the base class of Serve's own.
         from grpc.aio._server import Server
 
         if not hasattr(Server.add_insecure_port, "__wrapped__"):

@@ -1,4 +1,4 @@
-"""One call of a member of this process, and the observer of all calls and batches of a member."""
+"""A call of a member in this process, and the observer of a member's calls and batches."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from app.messages import MemberAnswer
-from app.metrics.member import MemberMetrics
+from app.metrics.member import MemberMetrics, Reports
 from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
 from app.scaling.usage import Usage
 from app.tracing.parents import current_parent
@@ -16,17 +16,23 @@ from app.tracing.stages import MemberSpans
 
 
 class MemberObserver:
-    """Hears of a member's batches and calls, on the event loop; records spans and metrics.
+    """Records spans and metrics of a member's batches and calls, on the event loop.
 
     Args:
-        member: its name.
-        report: gives the state of its queue.
+        member: the member's name.
+        report: returns the state of its queue.
+        alike: the last reports of the member's queues in all versions.
 
     """
 
-    def __init__(self, member: str, report: Callable[[], QueueReport]) -> None:
+    def __init__(
+        self, member: str, report: Callable[[], QueueReport], alike: Reports | None = None
+    ) -> None:
         self._spans = MemberSpans(member)
-        self._metrics = MemberMetrics(member, report)
+        self._metrics = MemberMetrics(member, report, alike)
+
+    def close(self) -> None:
+        self._metrics.close()
 
     def executed(self, batch: ExecutedBatch) -> None:
         self._metrics.executed(batch)
@@ -42,10 +48,10 @@ class MemberObserver:
 
 
 class MemberCall(asyncio.Future[MemberAnswer]):
-    """The future of a member's answer; cheaper than a task, or a future for each image.
+    """The future of a member's answer; cheaper than a task or a future for each image.
 
-    To cancel it is to leave the queue: what still waits is dropped when its turn comes. Its
-    ``observer`` is told how it ends; ``usage`` counts its images while it is under way.
+    Cancelling it takes its images out of the queue: they are dropped at their turn. ``observer``
+    is notified of its end; ``usage`` counts its images while it is under way.
     """
 
     __slots__ = (
@@ -66,12 +72,12 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         self._observer, self._usage, self._fingerprint = observer, usage, fingerprint
         self._num_images = self._num_left = num_images
         self.entries: list[Waiting] = []  # its images in the queue
-        self.parent = current_parent()  # of its spans; None if the request is not traced
+        self.parent = current_parent()  # the parent of its spans; None if it is not traced
         self.arrived = time.monotonic()
         usage.began(num_images)
 
     def image_ended(self, entry: Waiting) -> None:
-        """Hear of one of its images that has a result or an error."""
+        """Take the result or error of one of its images."""
         if self.done():
             return
         if entry.error is not None:
@@ -80,7 +86,7 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         self._num_left -= 1
         if not self._num_left:
             results = [entry.result for entry in self.entries if entry.result is not None]
-            self.entries = []  # they know this call
+            self.entries = []  # they refer to this call: breaks the cycle
             self._usage.ended(self._num_images, done=True)
             self._observer.answered(self, results)
             self.set_result(self._answer_of(results))
@@ -90,7 +96,7 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         self.set_exception(error)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the future, if it is not done, and leave the queue."""
+        """Cancel the future if it is not done, and take its images out of the queue."""
         if not super().cancel(msg):
             return False
         self._leave(asyncio.CancelledError())

@@ -1,4 +1,4 @@
-"""What every replica does beside its stage's work: started once per process, reported to Serve."""
+"""Replicas of the stages: a process's set-up, reports to Serve, and calls shared by requests."""
 
 import asyncio
 import gc
@@ -18,6 +18,7 @@ from app.calls.messages import (
     pack_decoded,
     read_call,
 )
+from app.compute.serve_log import write_to_stderr_as_to_files
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -32,15 +33,16 @@ from app.tracing.parents import continue_below
 from app.tracing.pipeline import pipeline
 from models.errors import TandemError
 
-# So many more objects than were before make the garbage collector look at the new ones; Python's
-# 700 are those of some requests under way, at which it looked again and again.
+# The garbage collector runs after this many new objects. Python's default, 700, is reached by a few
+# requests under way, so that it would check them again and again.
 YOUNG_OBJECTS = 5_000
 A = TypeVar("A")
 logger = logging.getLogger("ray.serve")
 
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
-    """Start what a replica's process has once: loopback, tracing, metrics; nothing outside Ray."""
+    """Set up a replica's process: log, loopback, tracing and metrics."""
+    write_to_stderr_as_to_files()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     keep_to_loopback()
     if is_ingress:
@@ -50,23 +52,23 @@ def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
 
 
 class StageReplica:
-    """A stage that is a deployment of its own."""
+    """The base class of a stage that is a deployment of its own."""
 
     usage: Usage
 
     def __init__(self, settings: Settings, *args: Any) -> None:
         start_replica(settings)
-        super().__init__(settings, *args)  # type: ignore[call-arg]  # the stage's, which is next
+        super().__init__(settings, *args)  # type: ignore[call-arg]  # the stage's, next in the MRO
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report to the autoscaling policy; Serve calls this when the stage scales."""
+        """Return statistics for the autoscaling policy; Serve calls this if the stage scales."""
         return self.usage.figures()
 
 
 class SharedStageReplica(StageReplica):
-    """A stage whose calls many requests share; Gateways on its node make them over a channel.
+    """A stage with calls that many requests share; Gateways on its node call it over a channel.
 
-    ``answer_many`` takes a call's message and gives its answer's (:func:`decode_many`).
+    ``answer_many`` takes the message of a call and returns that of its answer.
     """
 
     answer_many: Callable[..., Awaitable[bytes]]
@@ -75,12 +77,13 @@ class SharedStageReplica(StageReplica):
         super().__init__(settings, *args)
         self._wants_channel = settings.local_channels and IS_THERE
         self._channel: ChannelServer | None = None
-        # Serve, which sees no calls of a channel, awaits this before it ends the process. It finds
-        # it on the object; the garbage collector looks at the class, and so never calls it.
+        # Serve, which does not see calls of a channel, awaits this before it ends the process. Set
+        # on the object, where Serve finds it and the garbage collector, which checks classes, does
+        # not.
         self.__del__ = self._drain
 
     async def check_health(self) -> None:
-        """Tell Serve whether this replica works; the first time, begin to listen."""
+        """Raise if this replica does not work; the first call begins to listen."""
         if self._wants_channel and self._channel is None:
             await self._listen()
         await super().check_health()  # type: ignore[misc]  # the stage's
@@ -92,7 +95,7 @@ class SharedStageReplica(StageReplica):
         try:
             await channel.start()
         except OSError as error:  # the next check tries again
-            logger.warning("no channel; calls go through Ray: %s", error)
+            logger.warning("cannot open a channel, so calls go through Ray: %s", error)
         else:
             self._channel = channel
 
@@ -102,7 +105,7 @@ class SharedStageReplica(StageReplica):
 
 
 async def decode_many(decoder: Decoder, message: bytes) -> bytes:
-    """Decode the files of many requests; a large picture among those of others is sent back."""
+    """Decode the files of many requests; refuse a large picture in a call shared with others."""
     call = _call_of(message)
 
     async def decode(question: Question) -> Decoded:
@@ -113,7 +116,7 @@ async def decode_many(decoder: Decoder, message: bytes) -> bytes:
 
 
 async def classify_many(member: Classifier, message: bytes) -> bytes:
-    """Run a member on the images of many requests."""
+    """Classify the images of many requests with a member."""
     call = _call_of(message)
 
     async def classify(question: Question) -> MemberAnswer:
@@ -134,10 +137,10 @@ def _call_of(message: bytes) -> SharedCall:
 async def _each(
     call: SharedCall, answer: Callable[[Question], Awaitable[A]]
 ) -> list[A | BaseException]:
-    """Return what became of each part; an error is its own. If the call is ended, all end."""
+    """Return each part's answer or error; cancelling the call cancels all parts."""
 
     async def part(question: Question) -> A:
-        continue_below(question.span)  # each part runs in a context of its own
+        continue_below(question.span)  # in the part's own context
         return await answer(question)
 
     answers = await asyncio.gather(*map(part, call.questions), return_exceptions=True)

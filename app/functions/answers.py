@@ -1,4 +1,4 @@
-"""Checks what the operator's own functions return, in the trial and for every request."""
+"""Checks the results of the operator's own functions, in the trial and for every request."""
 
 import numpy as np
 
@@ -6,50 +6,54 @@ from app.functions.signatures import MAX_VIEWS
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
-SUM_TOLERANCE = 1e-3  # of a row's sum; float32 of 1,000 classes is off by a hundredth of it
+SUM_TOLERANCE = 1e-3  # of a row's sum; the float32 sum of 1,000 classes is off by a hundredth of it
 
-# Of a class that all members score 0.99: what a product of eight of them still is, well above.
+# A class that eight members score 0.99 keeps a higher product than this.
 SURELY_THERE = 0.6
 
 
 class WrongAnswerError(ValueError):
-    """A function returned something else than its signature says; the message says what."""
+    """A function's result does not fit its signature; the message says why."""
 
 
 def as_pixels(
-    answer: object, given: tuple[int, ...], num_views: int | None = None
+    answer: object, shape: tuple[int, ...], num_views: int | None = None
 ) -> tuple[Pixels, int]:
-    """Return what ``preprocess`` answered, and how many views of each image that is.
+    """Check the result of ``preprocess``; return it with its number of views per image.
 
     Args:
-        answer: what it returned.
-        given: the shape of what it was given, (N, H, W, 3).
-        num_views: that it must be; None: any number from 1 to ``MAX_VIEWS``.
+        answer: the function's result.
+        shape: of the function's argument, (N, H, W, 3).
+        num_views: the required number; None: any number from 1 to ``MAX_VIEWS``.
 
     Returns:
         uint8 (V * N, H, W, 3), contiguous, and V.
 
     """
-    num_images, *rest = given
+    num_images, *rest = shape
     views = f"{num_views} * {num_images}" if num_views else f"V * {num_images}"
     wanted = f"uint8 ({views}, {', '.join(map(str, rest))})"
     if not isinstance(answer, np.ndarray) or answer.dtype != np.uint8:
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
-    found = len(answer) // num_images if answer.ndim == len(given) else 0
-    fits = found * num_images == len(answer) and list(answer.shape[1:]) == rest if found else False
-    if not fits or (num_views is not None and found != num_views):
+    per_image = len(answer) // num_images if answer.ndim == len(shape) else 0
+    fits = (
+        per_image * num_images == len(answer) and list(answer.shape[1:]) == rest
+        if per_image
+        else False
+    )
+    if not fits or (num_views is not None and per_image != num_views):
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
-    if found > MAX_VIEWS:
-        raise WrongAnswerError(f"{found} views of each image; the limit is {MAX_VIEWS}")
-    return np.ascontiguousarray(answer), found
+    if per_image > MAX_VIEWS:
+        raise WrongAnswerError(f"{per_image} views of each image; the limit is {MAX_VIEWS}")
+    return np.ascontiguousarray(answer), per_image
 
 
 def as_rows(
     answer: object, shape: tuple[int, int], *, is_multi_label: bool = False
 ) -> Probabilities:
-    """Return what ``combine`` answered: float32 (N, C) of ``shape``, each row a distribution.
+    """Check the result of ``combine``: float32 (N, C) of ``shape``, each row a distribution.
 
-    Of a multi-label set each value is a score, 0 to 1, by itself.
+    In a multi-label set each value is an independent score, 0 to 1.
     """
     wanted = f"float32 {shape}"
     if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.float32, shape):
@@ -70,10 +74,10 @@ def as_rows(
 
 
 def check_scores(rows: Probabilities) -> None:
-    """Check what ``combine`` answered of scores that were all 0.99 or more, in the trial.
+    """Check the result of ``combine`` for scores that were all 0.99 or more, in the trial.
 
     Raises:
-        WrongAnswerError: a class came out low, as of classes that exclude each other.
+        WrongAnswerError: a class has a low score, as if the classes excluded each other.
 
     """
     if (low := float(rows.min())) < SURELY_THERE:

@@ -1,4 +1,4 @@
-"""Calls a function of the operator's for requests: on threads, checked, traced and counted."""
+"""Calls an operator's function for requests: on threads, checked, traced and counted."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ logger = logging.getLogger("ray.serve")
 
 
 class FunctionCalls:
-    """The calls of one function in this process.
+    """The calls of a function in this process.
 
     Args:
-        function: the operator's, tried already.
-        num_threads: calls at a time; the event loop goes on meanwhile.
+        function: the operator's, after its trial.
+        num_threads: the number of calls at a time.
 
     """
 
@@ -35,11 +35,11 @@ class FunctionCalls:
         self._health = Health(f"call of {function.name}", counts_failures=False)
 
     def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if a call does not end."""
+        """Raise :class:`UnhealthyError` if a call hangs."""
         self._health.check()
 
     async def call(self, check: Callable[[object], T], *arguments: object) -> T:
-        """Return what ``check`` makes of the function's answer.
+        """Call the function with ``arguments``; return its result after ``check``.
 
         Raises:
             FunctionError: the function raised, or ``check`` raised :class:`WrongAnswerError`.
@@ -55,7 +55,7 @@ class FunctionCalls:
         try:
             with self._health.run():
                 return check(self.function.call(*arguments))
-        except BaseException as raised:  # SystemExit too, which would end the event loop
+        except BaseException as raised:  # SystemExit included, which would end the event loop
             error = f"{type(raised).__name__}: {raised}"
             raise self._failure(raised) from raised
         finally:
@@ -64,7 +64,7 @@ class FunctionCalls:
                 record("function", parent, started, time.monotonic(), facts, error=error)
 
     def _failure(self, raised: BaseException) -> FunctionError:
-        """Log and count a failure; return what the client is told of it."""
+        """Log and count a failure; return the client's error."""
         stage, name = self.function.stage, self.function.name
         logger.error("%s (%s) failed", stage, name, exc_info=raised)
         meter.count(FAILED_FUNCTIONS, stage=stage)

@@ -1,7 +1,7 @@
-"""Finds the operator's own functions by the names in the settings.
+"""Imports the operator's own functions by the names in the settings.
 
-A name is ``package.module:function``, and comes from the operator's configuration alone: nothing
-that a client sends is ever imported.
+A name is ``package.module:function`` and comes from the operator's configuration only; nothing that
+a client sends is imported.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ SIGNATURES = "app/functions/signatures.py has the signatures"
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function of the operator's, imported."""
+    """An imported function of the operator."""
 
     stage: Stage
-    name: str  # as the settings have it
+    name: str  # as in the settings
     call: Callable[..., Any]
-    digest: str  # of the source that it comes from
+    digest: str  # of its source files
 
     @property
     def identity(self) -> str:
-        """What tells it from every other function, and from itself before a change."""
+        """A hash that differs between functions, and changes with a function's source."""
         return f"{self.stage}={self.name}@{self.digest}"
 
 
@@ -40,7 +40,7 @@ def load_function(settings: Settings, stage: Stage) -> OwnFunction | None:
     """Import the function that the settings name for a stage; None if they name none.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot be called with what the stage gives it.
+        ConfigError: it cannot be imported, or does not accept the stage's arguments.
 
     """
     name: str | None = getattr(settings, stage)
@@ -56,15 +56,15 @@ def load_function(settings: Settings, stage: Stage) -> OwnFunction | None:
 
 
 def identities(settings: Settings) -> tuple[str, ...]:
-    """Return what tells the settings' functions from others; () if there are none."""
-    found = (load_function(settings, stage) for stage in NUM_ARGUMENTS)
-    return tuple(function.identity for function in found if function is not None)
+    """Return the identities of the settings' functions; () if there are none."""
+    functions = (load_function(settings, stage) for stage in NUM_ARGUMENTS)
+    return tuple(function.identity for function in functions if function is not None)
 
 
 def fingerprint_with(fingerprint: str, combine: OwnFunction | None) -> str:
-    """Return the fingerprint that answers of a Combiner with this function carry.
+    """Return the fingerprint of answers that a Combiner with this function gives.
 
-    ``fingerprint`` is the model set's, and stays as it is without a function.
+    ``fingerprint`` is the model set's; it stays the same without a function.
     """
     if combine is None:
         return fingerprint
@@ -83,7 +83,7 @@ def _imported(stage: Stage, name: str, module: str) -> object:
             f"{stage}: {name}: there is no module {error.name}; install it, or put its folder on "
             "PYTHONPATH, on every node and before Ray starts"
         ) from error
-    except BaseException as error:  # SystemExit too: it is the module's, not this program's
+    except BaseException as error:  # SystemExit included, which must not end this program
         raise ConfigError(f"{stage}: {name}: importing it raised {error!r}") from error
 
 
@@ -95,7 +95,7 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
         raise ConfigError(f"{stage}: {name} is asynchronous: give a plain function; {SIGNATURES}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function in C: the trial call says whether it fits
+    except (TypeError, ValueError):  # functions in C have no signature: the trial call decides
         return
     try:
         signature.bind(*range(NUM_ARGUMENTS[stage]))
@@ -108,9 +108,9 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
 
 
 def _digest(module_name: str, function: object) -> str:
-    """Hash the files of the function's module, and of the package that this is in.
+    """Hash the files of the function's module, and of its package.
 
-    What these import from elsewhere is not in it.
+    Modules that these import from elsewhere are not included.
     """
     names = dict.fromkeys((module_name, getattr(function, "__module__", None) or module_name))
     files: dict[Path, None] = {}

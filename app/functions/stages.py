@@ -1,4 +1,4 @@
-"""The stages that the operator's own functions are: views of images, and the ensemble's rows."""
+"""The graph's stages for the operator's own functions: ``preprocess`` and ``combine``."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from models.runtime import Pixels
 
 
 class OwnPreprocess:
-    """The setting ``preprocess``: what the members see of each image."""
+    """The setting ``preprocess``: makes the members' views of each image."""
 
     def __init__(self, calls: FunctionCalls, num_views: int, inputs: ImageInputs) -> None:
         self.calls, self.num_views, self._inputs = calls, num_views, inputs
 
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
-        """Load and try the settings' function; None if there is none, ConfigError if it fails."""
+        """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
         function = load_function(settings, "preprocess")
         if function is None:
             return None
@@ -32,30 +32,26 @@ class OwnPreprocess:
         return cls(calls, num_views, manifest.inputs)
 
     async def views(self, images: Pixels) -> Pixels:
-        """Return the views of uint8 (N, H, W, 3): (N, V, H, W, 3), or (N, H, W, 3) of one view.
+        """Return the views of uint8 (N, H, W, 3): (N, V, H, W, 3), or (N, H, W, 3) with one view.
 
-        Where members take different inputs, (N, B), the function is called for each of them, and
-        the views are (N, V, B), or (N, B).
-
-        Raises:
-            FunctionError: the function raised, or returned something else.
-
+        If members have different inputs, (N, B), the function is called for each distinct input,
+        and the views are (N, V, B) or (N, B).
         """
         parts = self._inputs.split(images)
         calls = [self.calls.call(partial(self._grouped, p.shape), read_only(p)) for p in parts]
         return self._inputs.joined(await asyncio.gather(*calls))
 
-    def _grouped(self, given: tuple[int, ...], answer: object) -> Pixels:
-        """Check the answer, and put the views of each image side by side."""
-        pixels, num_views = as_pixels(answer, given, self.num_views)
+    def _grouped(self, shape: tuple[int, ...], answer: object) -> Pixels:
+        """Check the result, and group the views of each image."""
+        pixels, num_views = as_pixels(answer, shape, self.num_views)
         if num_views == 1:
             return pixels
-        by_view = pixels.reshape(num_views, *given)  # (V, N, H, W, 3)
+        by_view = pixels.reshape(num_views, *shape)  # (V, N, H, W, 3)
         return by_view.swapaxes(0, 1).copy()
 
 
 class OwnCombine:
-    """The setting ``combine``: the ensemble's rows, in place of the average."""
+    """The setting ``combine``: computes the ensemble's rows, in place of the average."""
 
     def __init__(
         self, calls: FunctionCalls, weights: Mapping[str, float], *, is_multi_label: bool = False
@@ -64,7 +60,7 @@ class OwnCombine:
 
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnCombine | None":
-        """Load and try the settings' function; None if there is none, ConfigError if it fails."""
+        """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
         function = load_function(settings, "combine")
         if function is None:
             return None
@@ -74,15 +70,10 @@ class OwnCombine:
         return cls(calls, weights, is_multi_label=manifest.task == "multi_label")
 
     async def rows(self, members: Mapping[str, Probabilities]) -> Probabilities:
-        """Return the ensemble's float32 (N, C) from those of the members that answered.
-
-        Raises:
-            FunctionError: the function raised, or returned something else.
-
-        """
+        """Return the ensemble's float32 (N, C) from the rows of the members that answered."""
         names = [name for name in self._weights if name in members]
-        given = {name: read_only(members[name]) for name in names}
-        num_images, num_classes = given[names[0]].shape
+        read = {name: read_only(members[name]) for name in names}
+        num_images, num_classes = read[names[0]].shape
         shape = (num_images, num_classes)
         check = partial(as_rows, shape=shape, is_multi_label=self._is_multi_label)
-        return await self.calls.call(check, given, scaled(self._weights, names))
+        return await self.calls.call(check, read, scaled(self._weights, names))

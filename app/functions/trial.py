@@ -1,4 +1,4 @@
-"""Tries the operator's own functions on generated input, before anything is served."""
+"""Tries the operator's own functions on generated input, before the service starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from models.manifest import Manifest
 from models.runtime import Pixels
 
 SEED = 17
-NUM_IMAGES = (1, 3)  # of a call each: a function must not count on one number
+NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
 A = TypeVar("A", bound=npt.NDArray[np.generic])
 
 
 def check_functions(settings: Settings, manifest: Manifest) -> None:
-    """Import the functions that the settings name and try them; nothing to do if there are none.
+    """Import and try the functions that the settings name.
 
     Raises:
-        ConfigError: a function cannot be imported, does not fit its signature, raises, or returns
-            something else than it should.
+        ConfigError: a function cannot be imported, does not fit its signature, raises, or returns a
+            wrong result.
 
     """
     if (preprocess := load_function(settings, "preprocess")) is not None:
@@ -37,10 +37,11 @@ def check_functions(settings: Settings, manifest: Manifest) -> None:
 
 
 def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest) -> int:
-    """Call it on generated pixels, and return how many views of an image it makes.
+    """Call the function on generated pixels; return its number of views per image.
 
     Raises:
-        ConfigError: see :func:`check_functions`; or the members' queues have no room for so many.
+        ConfigError: see :func:`check_functions`; or the members' queues are too short for the
+            views.
 
     """
     views: int | None = None
@@ -58,7 +59,7 @@ def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest
 
 
 def try_combine(function: OwnFunction, settings: Settings, manifest: Manifest) -> None:
-    """Call it on generated rows of all members, and of as few as the answer policy takes."""
+    """Call the function on rows of all members, and of the fewest that the answer policy allows."""
     weights = {member.name: member.weight for member in manifest.members}
     is_multi_label = manifest.task == "multi_label"
     for num_images, names in _trials(settings, list(weights)):
@@ -79,7 +80,7 @@ def scaled(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, floa
 
 
 def read_only(array: A) -> A:
-    """Return the array as one that nobody can write to; the data are the same."""
+    """Return a read-only view of the array."""
     seen = array.view()
     seen.flags.writeable = False
     return seen
@@ -88,7 +89,7 @@ def read_only(array: A) -> A:
 def _trials(settings: Settings, names: list[str]) -> Iterator[tuple[int, list[str]]]:
     for num_images in NUM_IMAGES:
         yield num_images, names
-    if settings.answer_policy != "all":  # one alone: the fewest that may answer
+    if settings.answer_policy != "all":  # a single member, the fewest that may answer
         yield 1, names[:1]
 
 
@@ -116,7 +117,7 @@ def _failures_named(function: OwnFunction, tried_on: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too: it is the function's
+    except BaseException as error:  # SystemExit included
         is_wrong = isinstance(error, WrongAnswerError)
         what = f"returned {error}" if is_wrong else f"raised {type(error).__name__}: {error}"
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""One request's way through the stages: in what order, which members, within what time."""
+"""The inference graph: a request's way through Decoder, members and Combiner."""

@@ -1,7 +1,7 @@
-"""The ensemble behind the response cache: what was answered before is not computed again.
+"""The ensemble behind the response cache: repeated images are not computed again.
 
-It stands before the Decoder, so a hit costs a hash of the file and the ordering of its classes.
-Every file of a request is looked up by itself; what is left goes through the ensemble together.
+The cache comes before the Decoder, so that a hit costs a hash of the file and the ordering of its
+classes. Each file is looked up separately; the misses go through the ensemble together.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from collections import Counter
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
 from app.caching.response_cache import ImageFlight, ResponseCache
+from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Outcome, Rows, RowsFormat
 from app.environment import MIB
 from app.functions.loading import identities
@@ -26,13 +27,21 @@ from models.ensemble import average
 from models.model_set import ModelSet
 
 
-def with_cache(ensemble: Ensemble, settings: Settings, model_set: ModelSet) -> Graph:
-    """Return what answers requests: the ensemble itself, if the settings want no cache."""
+def with_cache(
+    ensemble: Ensemble,
+    settings: Settings,
+    model_set: ModelSet,
+    store: S3Fifo[Rows] | None = None,
+) -> Graph:
+    """Return the graph that answers requests: the ensemble itself if the settings name no cache.
+
+    ``store`` is the memory that the caches of several sets share; their keys differ.
+    """
     if settings.cache == "none":
         return ensemble
     keys = ImageKeys(settings, model_set, identities(settings))
     shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
-    cache = ResponseCache(settings.cache_mib * MIB, shared)
+    cache = ResponseCache(settings.cache_mib * MIB, shared, store)
     return CachedEnsemble(ensemble, cache, keys, model_set)
 
 
@@ -40,7 +49,7 @@ def _shared(
     ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
 ) -> RedisStore:
     num_members = len(ensemble.member_names)
-    # The operator's combine has a row of its own; a cascade, which excludes it, may ask one member.
+    # An entry with the operator's combine has a row more; one of a cascade may have one member.
     nums_rows = (num_members, 1) if ensemble.cascade else (num_members + (not ensemble.averages),)
     form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
     prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
@@ -48,7 +57,7 @@ def _shared(
 
 
 class CachedEnsemble:
-    """Answers from ``cache``, and asks ``ensemble`` for the rest."""
+    """Answers files from ``cache``, and sends the misses to ``ensemble``."""
 
     def __init__(
         self, ensemble: Ensemble, cache: ResponseCache, keys: ImageKeys, model_set: ModelSet
@@ -61,7 +70,7 @@ class CachedEnsemble:
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
-        # Pixels are no file's bytes, and of a member alone the ensemble's answer is none.
+        # The cache has answers of the ensemble to files, not to pixels, nor of single members.
         is_other = request.tensors is not None and not request.tensors.is_of_files
         if request.is_probe or request.cache_use == "off" or is_other:
             return await self.ensemble.run(request)
@@ -70,7 +79,7 @@ class CachedEnsemble:
     def answer_of(
         self, outcome: Outcome, request: ClassifyRequest, caching: Interval
     ) -> Classified:
-        """Return the answer that this comes to; the timings are the request's."""
+        """Return the answer of a cached or shared outcome, with this request's timings."""
         rows, missing = outcome
         asked = [name for name in self.ensemble.member_names if name not in missing]
         num_members = len(rows) if self._averages else len(rows) - 1
@@ -99,7 +108,7 @@ class CachedEnsemble:
 
 
 class _Run:
-    """One request; its files go by their places in it."""
+    """The state of one request; files are numbered by their place in it."""
 
     def __init__(self, graph: CachedEnsemble, request: ClassifyRequest) -> None:
         self._graph, self._cache, self._request = graph, graph.cache, request
@@ -108,15 +117,15 @@ class _Run:
         self._caching = Interval()
         self._is_noted = False
         self._lookups: dict[int, str] = {}
-        # Files that this request computes for itself, whoever else may be at it.
+        # Files that this request computes even if another request computes them too.
         self._alone: set[int] = set()
         if request.cache_use == "renew":
             self._alone = set(range(len(request.files)))
 
     async def answers(self) -> RequestAnswers:
-        """Go on until every file has its answer.
+        """Return the answers, after as many rounds as it takes.
 
-        A second round is for files whose computation, another request's, came to nothing.
+        A second round is for files that another request computed without a result.
         """
         observer, files = self._request.observer, self._request.files
         self._caching = Interval(observer.elapsed_ms())
@@ -132,7 +141,7 @@ class _Run:
         return [self._answers[place] for place in range(len(files))]
 
     async def _round(self, left: list[int]) -> list[int]:
-        """Answer what can be; return what another request was computing in vain."""
+        """Answer as many files as possible; return those that another request did not compute."""
         own: dict[int, ImageFlight | None] = {}
         others: dict[int, ImageFlight] = {}
         hits = self._look_up(left, own, others)
@@ -146,7 +155,7 @@ class _Run:
             if misses:
                 self._end_lookup()
                 await self._compute(misses)
-        finally:  # of what has no answer now, another request takes over
+        finally:  # files without an answer may be computed by another request
             for flight in own.values():
                 if flight is not None:
                     self._cache.end(flight)
@@ -158,7 +167,10 @@ class _Run:
         own: dict[int, ImageFlight | None],
         others: dict[int, ImageFlight],
     ) -> dict[int, Rows]:
-        """Return what is kept, by place; the rest is this request's to compute, or others' are."""
+        """Return the hits by place; fill ``own`` with files to compute, ``others`` with the rest.
+
+        The rest are files that another request is computing.
+        """
         hits = {}
         for place in left:
             if place in self._alone:
@@ -172,7 +184,7 @@ class _Run:
         return hits
 
     async def _compute(self, own: dict[int, ImageFlight | None]) -> None:
-        """Send these files through the ensemble, keep what is whole, and tell those that wait."""
+        """Compute files, cache complete answers, and notify requests that wait for them."""
         request = self._request
         if len(own) < len(request.files):
             request = request._replace(files=[request.files[place] for place in own])
@@ -189,7 +201,7 @@ class _Run:
                 self._cache.end(flight, outcome, answered=True)
 
     async def _share(self, place: int, flight: ImageFlight) -> bool:
-        """Answer a file with what another computation comes to; False if it came to nothing."""
+        """Answer a file with the result of another request; return False if it has none."""
         await flight.wait()
         if flight.value is not None:
             self._answer(place, flight.value)
@@ -206,7 +218,7 @@ class _Run:
         self._answers[place] = self._graph.answer_of(outcome, self._request, caching)
 
     def _end_lookup(self) -> None:
-        """End the request's interval of looking up, once, and record what it found."""
+        """End the interval of the cache lookup, once, and record hits and misses."""
         if self._is_noted:
             return
         self._is_noted = True

@@ -1,6 +1,6 @@
-"""The cascade: the other members are asked only where the first one is not sure.
+"""The cascade: asks the other members only about images on which the first is not sure.
 
-Off unless ``cascade_margin`` is set. ``tandem evaluate`` says which margin costs how much accuracy.
+It is off unless ``cascade_margin`` is set. ``tandem evaluate`` measures each margin's accuracy.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from models.runtime import Pixels
 
 
 class Cascade:
-    """Two or more members, asked one after the others; the manifest's first goes first."""
+    """Asks the manifest's first member, then the others about the images that need them."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Cascade:
         self._skipped = tuple(name for name, _ in others)
 
     async def ask(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
-        """Return results of the images that the first member is sure of, and one of the rest.
+        """Return the results of images that the first member is sure of, and of the other images.
 
-        Every image is decided by itself.
+        Each image is decided separately.
         """
         if self._can_do_without and not self._breaker.allows():
             return await self._ask_the_others(images, request, NOT_ASKED)
@@ -71,13 +71,13 @@ class Cascade:
 
     @property
     def _can_do_without(self) -> bool:
-        """Whether the policy is content with the others."""
+        """Whether the answer policy admits answers without the first member."""
         return self._needed <= len(self._skipped)
 
     async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
-        """Ask the first member; if the others would do, it has half of the time for its answer.
+        """Ask the first member; it has half of the time if the others could answer without it.
 
-        That may be little: it is at fault only if that was as much as ``patience_s``.
+        A timeout counts as its failure only if half of the time is at least ``patience_s``.
         """
         left_s = request.left_s / 2 if self._can_do_without else None
         try:
@@ -92,7 +92,7 @@ class Cascade:
     async def _ask_the_others(
         self, images: Pixels, request: ClassifyRequest, why: str
     ) -> list[MemberResults]:
-        """Ask the others for every image, the first member being missing."""
+        """Ask the others about every image, since the first member did not answer."""
         (rest,) = await self._others.ask(images, request, self._needed)
         rest.missing[self._name] = why
         return [rest]
@@ -100,7 +100,7 @@ class Cascade:
     def _of(
         self, results: MemberResults, positions: Sequence[int], skipped: tuple[str, ...] = ()
     ) -> MemberResults:
-        """Return the part of the first member's results that has these images."""
+        """Return the first member's results for some of the images."""
         part = results.answers[self._name].rows(positions)
         return MemberResults(tuple(positions), {self._name: part}, results.call_times, skipped)
 
@@ -111,7 +111,7 @@ def cascade_of(
     settings: Settings,
     fingerprint: str,
 ) -> Cascade | None:
-    """Return the cascade that the settings ask for; a single member has nobody to skip."""
+    """Return the cascade that the settings ask for; None without one, or with a single member."""
     margin = settings.cascade_margin
     if margin is None or len(members) < 2:
         return None

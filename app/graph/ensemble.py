@@ -1,6 +1,6 @@
-"""The graph's execution: Decoder, then every member in parallel (or the cascade), then Combiner.
+"""Runs the graph: Decoder, then all members in parallel (or the cascade), then Combiner.
 
-The operator's own functions (:mod:`app.functions`) are between Decoder and members, and in the
+The operator's own functions (:mod:`app.functions`) run between Decoder and members, and in the
 Combiner.
 """
 
@@ -30,15 +30,15 @@ from models.runtime import Pixels
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What the stages made of a request's files."""
+    """The results of a request's files after each stage."""
 
     decoded: Decoded
     results: Sequence[MemberResults]
-    combined: Sequence[Sequence[Combined]]  # of each of the results
+    combined: Sequence[Sequence[Combined]]  # for each of ``results``, one per image
 
 
 class Ensemble:
-    """Sends a request through the stages, each in this process or a deployment of its own."""
+    """Sends a request through the stages, which are in this process or deployments of their own."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Ensemble:
         self._rule = model_set.answer_rule
         self._fingerprint = model_set.fingerprint(settings.served_precision)
         inputs = model_set.manifest.inputs
-        own_combine = load_function(settings, "combine")  # which the Combiner calls
+        own_combine = load_function(settings, "combine")  # the Combiner calls it
         self.averages = own_combine is None
         self._combined_fingerprint = fingerprint_with(self._fingerprint, own_combine)
         self._preprocess = OwnPreprocess.of(settings, model_set.manifest)
@@ -72,11 +72,11 @@ class Ensemble:
         self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
-        """Answer every file, in order; a bad file's answer is its fault.
+        """Answer every file, in order; a bad file is answered by a :class:`Fault`.
 
         Raises:
-            OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
-            OtherSetError: a stage serves another model set, in the middle of a rolling update.
+            OverloadedError, DeadlineError, NotReadyError: the whole request failed.
+            OtherSetError: a stage serves another model set, during a rolling update.
 
         """
         return self.answers(request, await self.compute(request))
@@ -108,10 +108,10 @@ class Ensemble:
         return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
 
     def outcomes(self, request: ClassifyRequest, computed: Computed) -> dict[int, Outcome | Fault]:
-        """Return what another request for a file would come to as well, by its place in this one.
+        """Return the outcomes that other requests can share, by the file's place in this request.
 
-        The rows are copies, in the order of ``member_names``. With a combine of the operator's own
-        the ensemble's row comes after them. What hangs on this request alone is left out.
+        The rows are copies, in the order of ``member_names``. With the operator's own combine the
+        ensemble's row follows them. Outcomes that depend on this request alone are left out.
         """
         faults = computed.decoded.faults
         outcomes: dict[int, Outcome | Fault] = {i: f for i, f in faults.items() if f.status < 500}
@@ -128,7 +128,6 @@ class Ensemble:
         return outcomes
 
     def check_health(self) -> None:
-        """Raise :class:`UnhealthyError` if a call of the operator's function does not end."""
         if self._preprocess is not None:
             self._preprocess.calls.check_health()
 
@@ -143,7 +142,7 @@ class Ensemble:
             return []
         if request.tensors is not None and request.tensors.member is not None:
             if (alone := self._alone.get(request.tensors.member)) is None:
-                # Of a request that an older Gateway forwarded.
+                # The request came from an older Gateway, with another set's members.
                 raise OtherSetError(f"no member {request.tensors.member!r} here; {UPDATING}")
             return await alone.ask(images, request)
         members = self.cascade if self.cascade and request.may_skip else self.members
@@ -163,7 +162,7 @@ class Ensemble:
     def _of_one(
         self, name: str, rows: Mapping[str, Probabilities], request: ClassifyRequest
     ) -> list[Combined]:
-        """Return what a member that was asked by itself says: the operator's combine is not."""
+        """Return the answers of a member that was asked alone, without the operator's combine."""
         facts = self._rule.asked(request.threshold), request.top_k, self._fingerprint
         return [Combined.of(row, {name: row}, *facts) for row in rows[name]]
 

@@ -1,4 +1,4 @@
-"""API keys: who may call the service, compared in constant time."""
+"""API keys: reads them, and checks those of requests in constant time."""
 
 import hashlib
 import hmac
@@ -22,12 +22,15 @@ from app.metrics.table import KEY_REQUESTS
 from app.settings import Settings
 
 logger = logging.getLogger("ray.serve")
-UNNAMED = "unnamed"  # a key without a name, in the metric
+UNNAMED = "unnamed"  # the metric's label for a key without a name
 LOOK_EVERY_S = 1.0
 
 
 class KeyFile:
-    """Keys of a file that is read again when it changes; the old ones hold while it cannot be."""
+    """The keys of a file, which is read again when it changes.
+
+    While the file cannot be read, the keys of the last reading stay valid.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -35,7 +38,7 @@ class KeyFile:
         self._names = self._read()
 
     def names(self) -> dict[bytes, str]:
-        """Return the keys' names by their hashes; look at the file once a second at most."""
+        """Return the keys' names by their hashes; checks the file for changes once a second."""
         if self._clock() - self._looked >= LOOK_EVERY_S:
             self._looked = self._clock()
             before, self._stamp = self._stamp, file_stamp(self._path)
@@ -48,7 +51,7 @@ class KeyFile:
             self._names = self._read()
             logger.info("%s changed: %d keys are accepted now", self._path, len(self._names))
         except ApiKeyError as error:
-            logger.error("%s; the keys of before are accepted until it is right", error.message)
+            logger.error("%s; the previous keys stay valid until it is fixed", error.message)
 
     def _read(self) -> dict[bytes, str]:
         names = _by_hash(read_key_file(self._path))
@@ -58,7 +61,7 @@ class KeyFile:
 
 
 class Keys:
-    """The keys that are accepted, as hashes; nothing here can tell one."""
+    """The accepted keys. Only their hashes are kept, so that no message can show a key."""
 
     def __init__(self, lines: Iterable[str], file: KeyFile | None = None) -> None:
         """Accept the keys of ``lines``, each ``KEY`` or ``NAME:KEY``, and those of ``file``."""
@@ -70,34 +73,30 @@ class Keys:
     def _names(self) -> dict[bytes, str]:
         return self._fixed if self._file is None else self._file.names() | self._fixed
 
-    def know(self, key: bytes) -> bool:
-        """Tell whether ``key`` is one of them."""
-        return self._name_of(key) is not None
-
-    def _name_of(self, key: bytes) -> str | None:
-        """Return the name of ``key``, None if it is none, in the same time whichever it is."""
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of ``key`` in constant time; None if it is not accepted."""
         digest, its_name = _digest(key), None
         for own, name in self._names().items():
             its_name = name if hmac.compare_digest(own, digest) else its_name
         return its_name
 
     def check(self, sent: Sequence[str]) -> None:
-        """Raise :class:`UnauthorizedError` unless the one header has a key; without keys never.
+        """Raise :class:`UnauthorizedError` unless ``sent`` is one header with an accepted key.
 
-        Who is let in is counted by the key's name.
+        Admitted requests are counted by the key's name. Without keys every request is admitted.
         """
         if not self:
             return
         scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
         if scheme.lower() == "bearer":
-            name = self._name_of(key.strip().encode("utf-8", "replace"))
+            name = self.name_of(key.strip().encode("utf-8", "replace"))
             if name is not None:
                 meter.count(KEY_REQUESTS, key=name)
                 return
         error = UnauthorizedError(
-            "that is none of this service's keys"
+            "the key is none of this service's keys"
             if sent
-            else "this service wants a key: send the header Authorization: Bearer KEY"
+            else "this service requires an API key: send the header Authorization: Bearer KEY"
         )
         error.is_given = bool(sent)
         raise error
@@ -114,11 +113,11 @@ def _digest(key: bytes) -> bytes:
 
 
 def read_keys(settings: Settings) -> Keys:
-    """Return the keys of the settings' file and of TANDEM_API_KEYS; none: everybody may call.
+    """Return the keys of the settings' file and of TANDEM_API_KEYS; without any, all may call.
 
     Raises:
-        ApiKeyError: one is too short or no key, the file cannot be read, or a place that is named
-            holds none: a service that should have had keys does not start without.
+        ApiKeyError: a key is too short or malformed, or the file cannot be read. So is a file or
+            variable without keys: a service that should have keys does not start without them.
 
     """
     file = KeyFile(path) if (path := settings.api_keys_file) else None

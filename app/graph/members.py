@@ -1,7 +1,7 @@
 """Asks the members of the ensemble in parallel and collects their results.
 
-The answer policy says how many must answer. With ``all`` every member must; ``quorum`` takes more
-than half of them, ``any`` one. What is missing then is said in the answer, which is *degraded*.
+The answer policy says how many must answer: every member (``all``), more than half of them
+(``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
 """
 
 import asyncio
@@ -24,39 +24,39 @@ from models.runtime import Pixels
 
 Answering = asyncio.Future[MemberAnswer]
 LATE = "late"
-NOT_ASKED = "not_asked"  # it failed lately
-# A member that failed or was late is left out but for one trial: every request would wait for it.
+NOT_ASKED = "not_asked"  # the member failed lately
+# A member that failed or was late is skipped, except for trials: requests would wait for it.
 MEMBER_TRIAL_EVERY_S = 1.0
-WAIT_SHARE = 0.9  # of what is left: the rest is for combining what came
+WAIT_SHARE = 0.9  # of the time left; the rest is for combining the answers
 
 
 @dataclass(frozen=True, slots=True)
 class MemberResults:
-    """Images of a request that the same members answered."""
+    """The results of a request's images that were answered by the same members."""
 
     images: tuple[int, ...]  # their places among the request's good images
-    answers: dict[str, MemberAnswer]  # by member, a row per image of ``images``
+    answers: dict[str, MemberAnswer]  # by member, with a row for each of ``images``
     call_times: dict[str, Interval]
-    skipped: tuple[str, ...] = ()  # members that were not asked, on purpose
-    missing: dict[str, str] = field(default_factory=dict)  # members that should have, and why not
+    skipped: tuple[str, ...] = ()  # members that the cascade did not ask
+    missing: dict[str, str] = field(default_factory=dict)  # members without an answer, and why
 
 
 def needed_of(policy: AnswerPolicy, num_members: int) -> int:
-    """Return how many of the members must answer."""
+    """Return how many of the members must answer under a policy."""
     return {"all": num_members, "quorum": num_members // 2 + 1, "any": 1}[policy]
 
 
 async def enough_of(
     tasks: Mapping[str, asyncio.Future[Any]], needed: int, patience_s: float, left_s: float
 ) -> bool:
-    """Wait until every call is done, or no longer than is worth while.
+    """Wait until every call is done, or until waiting longer is not worth it.
 
-    That is: until fewer than ``needed`` can still succeed; or, once as many have, ``patience_s``
-    more; or until nearly all of ``left_s`` is over.
+    The wait ends early when fewer than ``needed`` calls can still succeed, ``patience_s`` after
+    ``needed`` calls have succeeded, or when nearly all of ``left_s`` has passed.
 
     Returns:
-        Whether those that are not done had the whole of ``patience_s``; False if the request's own
-        time ended the wait, which says nothing against them.
+        Whether unfinished calls had the whole of ``patience_s``. False if the request's own time
+        limit ended the wait, which is not their fault.
 
     """
     clock = asyncio.get_running_loop().time
@@ -79,7 +79,7 @@ async def enough_of(
 
 
 def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
-    """Whether members are missing for their request's sake: it left them no time, or is large."""
+    """Whether members are missing because of their request: it left no time, or is too large."""
     return not {LATE, DeadlineError.code, OverloadedError.code}.isdisjoint(missing.values())
 
 
@@ -89,11 +89,11 @@ def has_succeeded(task: asyncio.Future[Any]) -> bool:
 
 
 class Members:
-    """What the graph has of members: handles, or objects in this process, by name.
+    """Asks the members, which are handles or objects in this process, by name.
 
-    ``inputs`` are what each takes of an image. ``policy`` says how many of them must answer,
-    ``patience_s`` how long the others are waited for once so many have. ``fingerprint`` is the
-    model set that they must be of.
+    ``inputs`` describes the input of each member. ``policy`` says how many must answer, and
+    ``patience_s`` how long to wait for the others then. ``fingerprint`` is that of the model set
+    that they must serve.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Members:
     async def ask(
         self, images: Pixels, request: ClassifyRequest, needed: int | None = None
     ) -> list[MemberResults]:
-        """Send the one tensor to all at once; it was resolved before it is fanned out.
+        """Send the images to all members at once, and return their results.
 
         ``needed`` of them must answer, by default as many as the policy says.
         """
@@ -126,14 +126,14 @@ class Members:
         asked = {name: self._ask(name, images, request, times) for name in chosen}
         were_waited_for = False
         try:
-            if asked and needed >= len(asked):  # the first failure ends it, or the deadline
+            if asked and needed >= len(asked):  # the first failure or the deadline ends the wait
                 await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
                 were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)
-        finally:  # what the others still do is of no use
+        finally:  # the remaining calls are not needed any more
             for call in asked.values():
                 if not call.done():
-                    call.add_done_callback(_error_of)  # or asyncio says that nobody looked at it
+                    call.add_done_callback(_error_of)  # retrieved, or asyncio would log it
                     call.cancel()
         missing = self._judge(asked, were_waited_for)
         self._check_one_set(asked)
@@ -151,10 +151,9 @@ class Members:
         request: ClassifyRequest,
         times: dict[str, Interval],
     ) -> Answering:
-        """Begin a call and note its interval in ``times``.
+        """Begin a call and record its interval in ``times``.
 
-        A local call has no end there: its images are queued when it begins, with no transport
-        before. What lies behind, until this loop hears of the answer, is nothing to centre it in.
+        A local call's interval has no end: there is no transport whose time could be subtracted.
         """
         observer = request.observer
         images = self._inputs.of(name, images)
@@ -171,17 +170,17 @@ class Members:
         return call
 
     def _chosen(self, needed: int) -> list[str]:
-        """Return whom to ask: everybody, unless enough others are trusted."""
+        """Return the members to ask: all, or without those that failed lately if others suffice."""
         if needed == len(self._members):
             return list(self._members)
         chosen = [name for name in self._members if self.breakers[name].allows()]
         return chosen if len(chosen) >= needed else list(self._members)
 
     def _judge(self, tasks: Mapping[str, Answering], were_waited_for: bool) -> dict[str, str]:
-        """Return who did not answer, and why, and open the circuit of those at fault.
+        """Return the members that did not answer, and why; open the circuit of those at fault.
 
-        A full queue or a client's own short deadline says nothing against a member; one is late by
-        its own fault if it had ``patience_s`` after enough others had answered.
+        A full queue or a client's short deadline is not a member's fault. A late answer is, if the
+        member had ``patience_s`` after enough others had answered.
         """
         missing = {}
         for name, task in tasks.items():
@@ -200,7 +199,7 @@ class Members:
         return missing
 
     def _check_one_set(self, asked: Mapping[str, Answering]) -> None:
-        """Raise :class:`OtherSetError` if a member is of another set: it is not missing."""
+        """Raise :class:`OtherSetError` if a member serves another set, which is not a failure."""
         for call in asked.values():
             if has_succeeded(call):
                 check_same_model_set(call.result().model_set_fingerprint, self._fingerprint)

@@ -1,7 +1,7 @@
-"""The observer of a request: hears of its moments, and makes timings, spans and metrics of them.
+"""The observer of a request: records its timings, spans and metrics.
 
-Only durations come from other processes, so nodes need no common clock: what a member reports is
-placed in the middle of the call that the Gateway timed, the rest being transport.
+Other processes report durations only, so that nodes need no common clock. The time that a member
+reports is placed in the middle of the call that the Gateway timed; the rest is transport.
 """
 
 import time
@@ -19,7 +19,7 @@ from app.tracing.spans import Value, record
 
 @dataclass(slots=True)
 class Interval:
-    """Start and end in ms from the request's arrival."""
+    """Start and end, in ms since the request's arrival."""
 
     start_ms: float = 0.0
     end_ms: float = 0.0
@@ -29,28 +29,27 @@ class Interval:
         return self.end_ms - self.start_ms
 
     def centred(self, duration_ms: float) -> float:
-        """Return the start that puts ``duration_ms`` into the middle of this interval."""
+        """Return the start of a duration that is centred in this interval."""
         return self.start_ms + max(0.0, self.duration_ms - duration_ms) / 2
 
 
 class RequestObserver:
-    """Made when a request arrives; the one clock of its stages."""
+    """Measures a request from its arrival on; all its stages use this clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._arrived = clock()
         self._parent = current_parent()
-        self._stages: dict[str, Interval] = {}  # of the whole request, by name
-        self._durations: list[StageDuration] = []  # for the metrics, until they have them
+        self._stages: dict[str, Interval] = {}  # stages of the whole request, by name
+        self._durations: list[StageDuration] = []  # to be recorded as metrics
         self._answers: list[Classified] = []
-        self._entropy = 0.0  # the sum of the answers'
+        self._entropy = 0.0  # summed over the answers
         self._is_over = False
 
     def __reduce__(self) -> tuple[type["RequestObserver"], tuple[()]]:
-        return RequestObserver, ()  # in another process it is made anew, with that one's clock
+        return RequestObserver, ()  # another process gets a new observer, with its own clock
 
     def elapsed_s(self) -> float:
-        """Seconds since the request arrived."""
         return self._clock() - self._arrived
 
     def elapsed_ms(self) -> float:
@@ -58,7 +57,7 @@ class RequestObserver:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Interval]:
-        """Time a block, which is a span of the request's trace, if it has one."""
+        """Time a block, and record it as a span if the request is traced."""
         interval = Interval(self.elapsed_ms())
         try:
             yield interval
@@ -69,7 +68,7 @@ class RequestObserver:
     def stage_ended(
         self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
     ) -> None:
-        """Note a stage of the whole request, and record its span."""
+        """Record the time and span of a stage of the whole request."""
         self._stages[name] = interval
         self._note(name, None, interval.duration_ms)
         if self._parent is not None:
@@ -79,7 +78,7 @@ class RequestObserver:
 
     @contextmanager
     def decoding(self) -> Iterator[Interval]:
-        """Time the Decoder's block; it records a span for every file itself."""
+        """Time the Decoder's block, without a span: the Decoder records one for every file."""
         self._stages["decode"] = interval = Interval(self.elapsed_ms())
         try:
             yield interval
@@ -93,7 +92,7 @@ class RequestObserver:
         call_times: Mapping[str, Interval],
         answers: Mapping[str, MemberAnswer],
     ) -> Timings:
-        """Return the stages of one image, the ``row``-th of what the members answered."""
+        """Return the timings of one image, the ``row``-th of the members' answers."""
         stages = self._bars("read", "cache")
         self._note("decode", None, decode_ms)
         stages.append(_bar("decode", self._stages["decode"].centred(decode_ms), decode_ms))
@@ -110,17 +109,17 @@ class RequestObserver:
         return self._timings(stages)
 
     def timings_of_cached(self, caching: Interval) -> Timings:
-        """Return the stages of an image that nothing was computed for."""
+        """Return the timings of an image that was answered from the cache."""
         cache = _bar("cache", caching.start_ms, caching.duration_ms)
         return self._timings([*self._bars("read"), cache])
 
     def classified(self, answer: Classified, entropy: float) -> None:
-        """Note an image's answer; its entropy is 0..1."""
+        """Count an image's answer, with its normalised entropy, 0..1."""
         self._answers.append(answer)
         self._entropy += entropy
 
     def answered(self) -> None:
-        """Record metrics of the request, all of whose images have an answer."""
+        """Record the metrics of the request, once all of its images have an answer."""
         self._is_over = True
         if self._answers:
             if self._parent is not None:
@@ -136,7 +135,7 @@ class RequestObserver:
 
     def _note(self, stage: str, member: str | None, duration_ms: float) -> None:
         noted = stage_tags(stage, member), duration_ms
-        if self._is_over:  # the answer is being rendered
+        if self._is_over:  # the metrics are recorded already; this is rendering
             meter.defer(observe_stages, [noted])
         else:
             self._durations.append(noted)

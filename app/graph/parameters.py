@@ -1,4 +1,4 @@
-"""Checks the parameters of a request, the same over HTTP and gRPC."""
+"""Checks the parameters of a request, alike for HTTP and gRPC."""
 
 import math
 import re
@@ -7,13 +7,13 @@ from app.errors import MAX_SHOWN, BadParameterError
 from app.queueing.priority import Lane
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
-# RFC 9218: urgency 0 to 7, 3 unless given; what follows it (incremental) is not for us.
+# RFC 9218: urgency 0 to 7, by default 3; other parameters (incremental) are ignored.
 URGENCY = re.compile(r"(?:^|,)\s*u\s*=\s*(\d+)\s*(?:;|,|$)")
 DEFAULT_URGENCY = 3
 
 
 def checked_top_k(top_k: int, num_classes: int) -> int:
-    """Return how many classes are asked for, or raise :class:`BadParameterError`."""
+    """Return ``top_k`` if it is 1 to ``num_classes``, or raise :class:`BadParameterError`."""
     if not 1 <= top_k <= num_classes:
         raise BadParameterError(
             f"top_k is {str(top_k)[:MAX_SHOWN]}; this model set has {num_classes} classes: "
@@ -23,7 +23,12 @@ def checked_top_k(top_k: int, num_classes: int) -> int:
 
 
 def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float | None:
-    """Return the threshold asked for; None: the set's own; else :class:`BadParameterError`."""
+    """Return the threshold if it is valid, None for the set's own.
+
+    Raises:
+        BadParameterError: it is not between 0 and 1, or the set is not multi-label.
+
+    """
     if threshold is None:
         return None
     shown = str(threshold)[:MAX_SHOWN]
@@ -38,7 +43,12 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
 
 
 def parse_timeout_s(text: str) -> float:
-    """Return the client's seconds; :class:`BadParameterError`: no number above 0."""
+    """Return the client's time limit in seconds.
+
+    Raises:
+        BadParameterError: the text is not a number above 0.
+
+    """
     try:
         seconds = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
@@ -51,10 +61,10 @@ def parse_timeout_s(text: str) -> float:
 
 
 def lane_of(priority: str | None, num_images: int) -> Lane:
-    """Return a request's lane: several images are bulk, unless a Priority header says otherwise.
+    """Return a request's lane: bulk for several images, unless a Priority header decides.
 
     Raises:
-        BadParameterError: the header gives an urgency that RFC 9218 does not have.
+        BadParameterError: the header's urgency is not 0 to 7 (RFC 9218).
 
     """
     match = URGENCY.search(priority) if priority else None

@@ -1,6 +1,6 @@
-"""The probabilities of every class, for answers to requests of tensors.
+"""Adds the probability of every class to answers, for requests of tensors.
 
-Answers to files have only the likeliest classes.
+Answers to files list only the likeliest classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,10 @@ def with_probabilities(
     weights: Mapping[str, float],
     temperature: float,
 ) -> list[ClassifiedWithProbabilities]:
-    """Return the answers of a request's good images, in order, with what the Combiner averaged.
+    """Return the answers of a request's good images, in order, with all probabilities.
 
-    ``combined`` are the Combiner's answers to ``results``; if they carry rows, these are taken.
+    ``combined`` are the Combiner's answers to ``results``. Their rows are used if they have any;
+    otherwise the members' rows are averaged.
     """
     rows: dict[int, Probabilities] = {}  # by the image's place
     for result, images in zip(results, combined, strict=True):

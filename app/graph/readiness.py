@@ -1,8 +1,8 @@
-"""Readiness: whether enough members answer, known from requests or from a probe of our own.
+"""Readiness: whether enough members answer, as requests or our own probe show.
 
-It is about health, not load: a balancer that took a busy replica for a sick one would send its
-share to the others, which are as busy. A refusal for want of room (429) therefore leaves a replica
-ready that has answered before, and so do requests that are being answered.
+Readiness is about health, not load: a balancer that takes a busy replica out of rotation sends its
+share to the others, which are as busy. So a refusal for lack of room (429) does not make a replica
+unready that has answered before.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from app.messages import Fault
 from app.tracing.parents import untraced
 from models.errors import TandemError
 
-# One grey pixel as PNG: the smallest picture that passes every stage.
+# A PNG of one grey pixel, the smallest picture that passes every stage.
 WARM_UP_IMAGE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 )
 PROBE_TIMEOUT_S = 10.0
 START_POLL_S = 0.5
-READY_FOR_S = 5.0  # a member that answered is taken as ready this long before it is asked again
+READY_FOR_S = 5.0  # how long an answer counts as proof of readiness, before the next probe
 
 
 class Readiness:
-    """Sends the warm-up image through ``graph``, and remembers for a while that it came back.
+    """Sends the warm-up image through ``graph``, and remembers its success for a while.
 
-    It is ready when as many members answer as the answer policy wants: all, by default.
+    The graph is ready when enough members answer for the answer policy: by default all.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -40,7 +40,7 @@ class Readiness:
         self._probe: asyncio.Task[None] | None = None
 
     def note_answer(self) -> None:
-        """Note that the graph has just answered; no probe is needed for a while."""
+        """Record that the graph has just answered, so that no probe is needed for a while."""
         self._has_answered = True
         self._ready_until = time.monotonic() + READY_FOR_S
 
@@ -52,15 +52,15 @@ class Readiness:
             await asyncio.sleep(START_POLL_S)
 
     async def check(self) -> None:
-        """Send the warm-up image through the graph unless one, or a request, just came through.
+        """Send the warm-up image through the graph, unless it has answered lately.
 
         Raises:
-            NotReadyError: a stage does not answer, for another reason than that it is busy.
+            NotReadyError: a stage does not answer, and not because it is busy.
 
         """
         if time.monotonic() < self._ready_until:
             return
-        if self._probe is None:  # one probe at a time, however many ask
+        if self._probe is None:  # concurrent checks share one probe
             self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
         await asyncio.shield(self._probe)
@@ -78,9 +78,9 @@ class Readiness:
         try:
             results = await run_in_time(self._graph, probe)
         except OverloadedError as error:
-            if self._has_answered:  # busy, which says nothing against its health
+            if self._has_answered:  # busy, but healthy
                 return
-            raise NotReadyError(f"the warm-up image got no place: {error.message}") from error
+            raise NotReadyError(f"the warm-up image was refused: {error.message}") from error
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
         if isinstance(results[0], Fault):

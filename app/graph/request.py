@@ -1,5 +1,6 @@
-"""A classification request as the graph sees it, whichever interface it came through."""
+"""A classification request as the graph takes it, from either interface."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,44 +17,49 @@ RequestAnswers = list[Classified | Fault]  # one per file, in order
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """What a request of tensors asks for; its answers carry every class's probability.
+    """The part of a request of tensors: its answers carry every class's probability.
 
     See :class:`app.graph.probabilities.ClassifiedWithProbabilities`.
     """
 
     pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
-    member: str | None = None  # this one alone is asked; None: the ensemble
+    member: str | None = None  # ask this member alone; None: the ensemble
+    version: str | None = None  # the fingerprint of the version that must answer; None: any
+    classes_of: str | None = None  # the fingerprint whose order of classes rows have; None: own
 
     @property
     def is_of_files(self) -> bool:
-        """Whether it asks the ensemble for files, as other requests do."""
+        """Whether it asks the whole ensemble about files, as other requests do."""
         return self.pixels is None and self.member is None
 
 
 class RequestOptions(NamedTuple):
-    """What a client asks for in a request's headers and query; None: nothing said."""
+    """The options in a request's headers and query; None for an option that is not there."""
 
     request_id: str
     top_k: int | None = None
-    timeout_s: float | None = None  # can only shorten the settings'
+    timeout_s: float | None = None  # can only shorten the settings' time limit
     priority: str | None = None  # the Priority header (RFC 9218)
-    refused_before: str | None = None  # HAProxy's header: how many it has refused by itself
+    refused_before: str | None = None  # HAProxy's header: how many requests it refused itself
     cache_control: str | None = None  # the header, where there is a cache
     threshold: float | None = None  # of a multi-label set's scores
+    model_set: str | None = None  # by name; None: the first that is served
+    traffic_key: str | None = None  # the value of the setting traffic_header's header
 
 
 class RequestBody(NamedTuple):
-    """What a request's body holds: the images, and what it asks for in place of the options."""
+    """The content of a request's body: the images, and options that override the headers'."""
 
     files: list[bytes]
     top_k: int | None = None
-    timeout_s: float | None = None  # from the request's arrival; can only shorten it
+    timeout_s: float | None = None  # from the request's arrival; can only shorten the limit
     priority: str | None = None
     tensors: "TensorRequest | None" = None
     threshold: float | None = None
+    model_set: str | None = None  # for interfaces whose options cannot name it
 
     def options(self, options: RequestOptions) -> RequestOptions:
-        """Return the options with what the body asks for."""
+        """Return ``options`` with those of the body in their place."""
         own = self._asdict()
         names = ("top_k", "timeout_s", "priority", "threshold")
         return options._replace(**{name: own[name] for name in names if own[name] is not None})
@@ -63,23 +69,33 @@ class BodyReader(Protocol):
     """Reads a request's body under its interface's limits, once the request is admitted."""
 
     async def read(self, share: Share) -> RequestBody:
-        """Return the body, or raise a TandemError; what arrives counts in ``share``."""
+        """Return the body, or raise a TandemError; its bytes are counted in ``share``."""
+
+
+class AnswerListener(Protocol):
+    """Is notified of answers, and must not delay them."""
+
+    def note(
+        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
+    ) -> None:
+        """Record a request's files and their answers, in order."""
 
 
 class ClassifyRequest(NamedTuple):
-    """The files of a request, how they are to be answered, and its clock."""
+    """The files of a request, the options for its answers, and its clock."""
 
     files: list[bytes]
     top_k: int
-    timeout_s: float  # from its arrival, reading it included
+    timeout_s: float  # from its arrival, the upload included
     request_id: str
     observer: RequestObserver
     lane: Lane = "interactive"
-    may_skip: bool = True  # the cascade, if there is one, may leave members out
-    is_probe: bool = False  # the service's own, nobody's photo: metrics and cache leave it out
+    may_skip: bool = True  # whether a cascade may skip members
+    is_probe: bool = False  # a probe of the service itself: not in metrics, nor in the cache
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"
     threshold: float | None = None  # of a multi-label set's scores; None: the set's own
+    traffic_key: str | None = None  # the caller's, if a header chooses the version
 
     @property
     def num_images(self) -> int:
@@ -90,9 +106,8 @@ class ClassifyRequest(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """How much of its time is left."""
         return self.timeout_s - self.observer.elapsed_s()
 
     def forwarded(self) -> "ClassifyRequest":
-        """Return it for another Gateway; its clock starts anew, with the time that is left."""
+        """Return a copy for another Gateway, whose time limit is the time that is left."""
         return self._replace(timeout_s=self.left_s, observer=RequestObserver())

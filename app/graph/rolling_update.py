@@ -1,8 +1,8 @@
-"""During a rolling update, replicas of the old and of the new model set serve side by side.
+"""Keeps answers correct during a rolling update, while replicas of two model sets serve.
 
-Where stages are deployments of their own, Serve replaces each at its own pace. An answer must come
-from one set alone, and no request may fail: so every stage says which set it serves, a new Gateway
-waits for members of its set, and what an old one can no longer answer goes to a new one.
+If stages are deployments of their own, Serve replaces each at its own pace. An answer must come
+from one set, and no request may fail. So every stage reports which set it serves, a new Gateway
+waits for members of its set, and an old Gateway forwards requests that it can no longer answer.
 """
 
 import asyncio
@@ -17,21 +17,20 @@ from app.graph.request import ClassifyRequest, RequestAnswers
 from models.errors import TandemError
 
 AGAIN_AFTER_S = 0.05
-# A replica of the Gateway that is the only one asks itself: of such calls through Ray 2.60 about
-# one in a thousand gets no reply, though it was answered (tests/load/self_calls.py). Then it asks
-# again.
+# A Gateway's only replica forwards to itself. Through Ray 2.60 about one in a thousand such calls
+# gets no reply, although it was answered (decision 0058). Then it is made again.
 PATIENCE_S = 0.5
 
 
 class Graph(Protocol):
-    """What answers requests: :class:`app.graph.ensemble.Ensemble`."""
+    """Answers requests, as :class:`app.graph.ensemble.Ensemble` does."""
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file of a request."""
 
 
 def check_same_model_set(theirs: str, ours: str) -> None:
-    """Raise :class:`OtherSetError` if a stage serves another model set than ours.
+    """Raise :class:`OtherSetError` if a stage serves another model set than this one.
 
     Both are fingerprints (:meth:`models.model_set.ModelSet.fingerprint`).
     """
@@ -43,7 +42,7 @@ async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:
     """Answer a request within the time that it has left.
 
     Raises:
-        OverloadedError, DeadlineError, NotReadyError: for the request as a whole.
+        OverloadedError, DeadlineError, NotReadyError: the whole request failed.
 
     """
     try:
@@ -59,9 +58,9 @@ async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:
 
 
 class ForwardingGraph:
-    """A graph that hands on what it cannot answer to the other replicas of its Gateway.
+    """A graph that forwards requests it cannot answer to other replicas of its Gateway.
 
-    Some of them may be newer, and their stages of the set that this one's no longer are of.
+    In a rolling update, newer replicas serve the set that this replica's stages have changed to.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -70,7 +69,7 @@ class ForwardingGraph:
         self._hedge_budget = HedgeBudget()
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
-        """Send a request through the graph; while that has stages of another set, try again.
+        """Run the graph; while its stages serve another set, forward the request and retry.
 
         The caller limits the time.
         """
@@ -78,7 +77,7 @@ class ForwardingGraph:
             try:
                 return await self._graph.run(request)
             except OtherSetError as error:
-                # A probe asks after this Gateway's own stages.
+                # A probe is about this Gateway's own stages.
                 if request.is_probe or (handle := self._peer()) is None:
                     raise error
             try:
@@ -92,7 +91,7 @@ class ForwardingGraph:
                 forwarded = request.forwarded()
                 answers: RequestAnswers = await handle.handle_forwarded.remote(forwarded)
             except (TandemError, *OF_RAY) as error:
-                return as_tandem(error)  # an answer too: no other one is waited for
+                return as_tandem(error)  # an error is an answer too, and ends the attempts
             return answers
 
         after_s = min(PATIENCE_S, HEDGE_AFTER_SHARE * request.left_s)
@@ -102,7 +101,7 @@ class ForwardingGraph:
         return answers
 
     def _peer(self) -> Any:
-        """Return a handle of this deployment; None outside of Serve."""
+        """Return a handle of this deployment, or None outside of Serve."""
         if self._handle is None:
             try:
                 context = serve.get_replica_context()

@@ -1,4 +1,4 @@
-"""One gRPC call: its metadata, its status, and its record in trace and metrics."""
+"""A gRPC call: its metadata, its status, and its record in trace and metrics."""
 
 import asyncio
 import logging
@@ -26,9 +26,9 @@ M = TypeVar("M")
 logger = logging.getLogger("ray.serve")
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
-# Clients with a retry policy wait that long (gRPC proposal A6): what Retry-After is over HTTP.
+# Clients with a retry policy wait this long (gRPC proposal A6), as with HTTP's Retry-After.
 RETRY, RETRY_AFTER_MS = "grpc-retry-pushback-ms", "1000"
-# 413 is not RESOURCE_EXHAUSTED, which clients are told to try again: the same bytes stay too many.
+# 413 is not RESOURCE_EXHAUSTED, which clients retry: the same bytes would be too many again.
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -45,50 +45,57 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 OK = 200
+MODEL_SET = "model-set"  # names the set before the message is read, for the call's place
 
 
 class GrpcCall:
-    """Made when the call arrives; ``ended`` tells everyone how it went.
+    """A gRPC call, from its arrival to :meth:`ended`.
 
-    Errors are set on the context and not raised: Serve would log each with its traceback, and drop
-    the trailing metadata.
+    Errors are set on the context, not raised: Serve would log each with its traceback, and drop the
+    trailing metadata.
     """
 
     def __init__(self, service: str, method: str, context: RayServegRPCContext) -> None:
         self._service, self._method, self._context = service, method, context
         self._started = time.perf_counter()
         self._trailing: list[tuple[str, str]] = []
-        self.status = OK  # in HTTP's numbers, as everywhere in the application
+        self.status = OK  # as an HTTP status, like everywhere in the application
         sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
         self.metadata, self._sent = dict(sent), sent
         self.authorization = [value for key, value in sent if key == "authorization"]
-        known = dict(context.trailing_metadata())  # Serve's, be it the client's or made by it
+        known = dict(context.trailing_metadata())  # Serve's request id, from the client or new
         self.request_id = known.get("request_id") or uuid.uuid4().hex
 
     @property
     def is_local(self) -> bool:
-        """Whether it is known to come from a program on this machine.
+        """Whether the call is known to come from a program on this machine.
 
-        Its peer may be HAProxy, which listens on loopback then (:mod:`app.launch.front`).
+        The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.front`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
 
     @property
     def logged(self) -> dict[str, str]:
-        """What lines of the log about it have beside their text."""
+        """The fields of log lines about the call."""
         return {"request_id": self.request_id}
 
     @property
     def announced_bytes(self) -> int | None:
         return announced_bytes(self.metadata)
 
-    def options(self) -> RequestOptions:
+    def options(self, traffic_header: str | None = None) -> RequestOptions:
+        """Return the options in the metadata.
+
+        ``traffic_header`` is the name of the metadata by which a version is chosen; None: by image.
+        """
         return RequestOptions(
             self.request_id,
             timeout_s=timeout_s_of(self.metadata),
             priority=self.metadata.get("priority"),
             refused_before=self.metadata.get(REFUSED_HEADER),
             cache_control=self.joined(CACHE_CONTROL),
+            model_set=self.metadata.get(MODEL_SET),
+            traffic_key=self.metadata.get(traffic_header) if traffic_header else None,
         )
 
     def joined(self, name: str) -> str | None:
@@ -97,7 +104,6 @@ class GrpcCall:
         return ", ".join(values) if values else None
 
     def refuse(self, fault: Fault) -> None:
-        """Answer with an error instead of a reply."""
         self.status = fault.status
         self._context.set_code(code_of(fault.status))
         self._context.set_details(fault.message)
@@ -106,12 +112,12 @@ class GrpcCall:
             self._trailing.append((RETRY, RETRY_AFTER_MS))
 
     def ended(self) -> None:
-        """Name the request's span, give the client the trace's identity, count the request."""
+        """Finish the request's span and metrics, and send the client the trace id."""
         span = trace.get_current_span()
         if span.is_recording():
             span.update_name(f"{self._service}/{self._method}")
-            # Serve writes its own rpc.* afterwards; rpc.grpc.status_code says OK of every call that
-            # does not raise.
+            # Serve writes its own rpc.* attributes later; its rpc.grpc.status_code is OK for every
+            # call that does not raise.
             span.set_attribute(STATUS, code_of(self.status).name)
             trace_id = format_trace_id(span.get_span_context().trace_id)
             self._trailing.append((TRACE_ID, trace_id))
@@ -121,14 +127,14 @@ class GrpcCall:
 
 
 async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Callable[[], M]) -> M:
-    """Return the reply to a call; an error is the context's status, and the reply is empty."""
+    """Return the reply to a call; after an error it is empty, and the context has the status."""
     try:
         return await answer()
     except TandemError as error:
         if error.status == UNEXPECTED.status:
             logger.error("request %s: %s", call.request_id, error.message, extra=call.logged)
         call.refuse(Fault.of(error))
-    except asyncio.CancelledError:  # the client hung up, or its deadline is over
+    except asyncio.CancelledError:  # the client hung up, or its deadline passed
         call.status = CLIENT_WENT
         raise
     except Exception:
@@ -140,17 +146,17 @@ async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Ca
 
 
 def code_of(status: int) -> grpc.StatusCode:
-    """Return the gRPC status for an HTTP one; INTERNAL for what nobody should see."""
+    """Return the gRPC status for an HTTP status; INTERNAL for unknown ones."""
     return grpc.StatusCode.OK if status == OK else CODES.get(status, grpc.StatusCode.INTERNAL)
 
 
 def number_of(status: int) -> int:
-    """Return :func:`code_of`'s number, as it travels."""
+    """Return the number of :func:`code_of`'s status on the wire."""
     return int(code_of(status).value[0])
 
 
 def is_loopback_peer(peer: str) -> bool:
-    """Whether a peer, as gRPC writes it, has an address of this machine."""
+    """Whether a peer address in gRPC's form is on this machine."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return False

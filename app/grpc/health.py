@@ -1,7 +1,7 @@
-"""gRPC's own health protocol, ``grpc.health.v1``, which Kubernetes and load balancers ask.
+"""gRPC's health protocol, ``grpc.health.v1``, which Kubernetes and load balancers use.
 
-``Check`` alone: the protocol has clients take a server without ``Watch`` for one that serves, and a
-call that never ends would hold up a replica that stops.
+Only ``Check``: clients take a server without ``Watch`` for a serving one, by the protocol. A
+``Watch`` call never ends, and would delay a replica that stops.
 """
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -19,7 +19,7 @@ NAMES = ("", SERVICE, OPEN_INFERENCE)  # "" is the server as a whole
 
 
 class HealthInterface:
-    """Says SERVING exactly when ``/readyz`` is 200; asks for no key, as that does."""
+    """Answers SERVING exactly when ``/readyz`` is 200, and needs no key either."""
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
@@ -42,7 +42,7 @@ class HealthInterface:
                 f"no service {name[:MAX_SHOWN]!r} is here; ask for {known}, or for ''"
             )
         try:
-            await self._service.check_ready()
+            await self._service.check_all_ready()
         except TandemError:
             return HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
         return HealthCheckResponse(status=HealthCheckResponse.SERVING)

@@ -19,7 +19,7 @@ from app.oip.request import (
 )
 from app.oip.tensors import RegionSlice, Tensor, checked_tensor, shown
 
-# Where a datatype's typed contents are; FP16 and BF16 have no field.
+# The field of each datatype's typed contents; FP16 and BF16 have none.
 CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -37,7 +37,7 @@ CONTENTS = {
 
 
 def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
-    """Return a message's request; :class:`BadTensorError`: its parts do not fit each other."""
+    """Return a message's request; raise :class:`BadTensorError` if its parts do not fit."""
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
     return InferRequest(
@@ -49,7 +49,7 @@ def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
 
 
 def _inputs(message: messages.ModelInferRequest) -> tuple[Tensor, ...]:
-    """Return the inputs; raw contents, if there are any, are those of all that have no region."""
+    """Return the inputs; raw contents belong, in order, to the inputs that have no region."""
     regions = [
         region_slice(f"input {shown(each.name)}", _parameters(each.parameters))
         for each in message.inputs
@@ -77,7 +77,7 @@ def _input(
     is_base64 = has_base64(_parameters(message.parameters))
     if region is not None:
         if filled:
-            raise BadTensorError(f"{where} has data beside its region; give one of them")
+            raise BadTensorError(f"{where} has data and a region; give one of them")
         return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64)
     if raw is not None:
         if filled:
@@ -114,7 +114,7 @@ def infer_response_of(answer: InferAnswer, *, is_raw: bool) -> messages.ModelInf
         id=answer.id,
         parameters=_named(answer.parameters),
         outputs=[_tensor(output, is_raw=is_raw) for output in answer.outputs],
-        # One in a region has an entry too, an empty one: clients count them.
+        # An output in shared memory has an empty entry, since clients count the entries.
         raw_output_contents=[
             b"" if output.region else output.packed() for output in answer.outputs if is_raw
         ],

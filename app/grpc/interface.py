@@ -18,13 +18,13 @@ from app.queueing.byte_budget import Share
 from app.responses import Classified, as_values
 from app.settings import Settings
 
-# A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or that was received
-# before anybody was asked (the generated function in its place).
+# A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or with the generated
+# function one that was received before the call.
 Incoming = gRPCInputStream[Message] | messages.ClassifyRequest
 
 
 class GrpcInterface:
-    """Answers calls with ``service``."""
+    """Answers ``Classify`` calls with ``service``."""
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)
@@ -40,7 +40,8 @@ class GrpcInterface:
         observer, service = RequestObserver(), self._service
         service.keys.check(call.authorization)
         body = GrpcBody(incoming, call.announced_bytes, self._receiver, service.settings)
-        answers = await service.answer(body, call.options(), observer)
+        options = call.options(service.settings.traffic_header)
+        answers = await service.answer(body, options, observer)
         with observer.stage("encode"):
             return reply_of(answers, call.request_id)
 
@@ -66,11 +67,12 @@ class GrpcBody:
             images,
             request.top_k if request.HasField("top_k") else None,
             threshold=request.threshold if request.HasField("threshold") else None,
+            model_set=request.model_set if request.HasField("model_set") else None,
         )
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
-    """Dress every image's answer, or its own error, in order."""
+    """Return the reply with every image's answer or error, in order."""
     rows = [
         messages.Result(error=_error(result, request_id))
         if isinstance(result, Fault)

@@ -22,13 +22,13 @@ from app.queueing.byte_budget import Share
 from models.errors import TandemError
 
 Stream = gRPCInputStream[Message]
-OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # a load balancer's probes have no key
-# Nothing in their messages counts, so they are answered without one.
-WITHOUT_MESSAGE = OPEN_METHODS | {"ServerMetadata", "RepositoryIndex"}
+OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # load balancers check these without a key
+# Their messages have no content, so they are answered without reading one.
+WITHOUT_MESSAGE = OPEN_METHODS | {"ServerMetadata"}
 
 
 class OpenInferenceInterface:
-    """Answers calls with ``inference``; errors are the context's status, the reply empty."""
+    """Answers calls with ``inference``; an error is the context's status, with an empty reply."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference, self._service = inference, inference.service
@@ -48,7 +48,9 @@ class OpenInferenceInterface:
         if method not in WITHOUT_MESSAGE:
             data = await self._receiver.receive_short(incoming, call.announced_bytes)
             request = parsed(data, type(request))
-        if "SharedMemory" in method:
+        if method.startswith("Repository"):
+            fields = await self._of_repository(method, request, call)
+        elif "SharedMemory" in method:
             fields = self._of_region(method, request, call)
         elif method.startswith("Model"):
             fields = await self._of_model(method, request)
@@ -60,7 +62,8 @@ class OpenInferenceInterface:
         observer = RequestObserver()
         self._service.keys.check(call.authorization)
         body = InferMessage(self._inference, self._receiver, incoming, call)
-        answer = await self._inference.answer(body, call.options(), observer)
+        options = call.options(self._service.settings.traffic_header)
+        answer = await self._inference.answer(body, options, observer)
         if isinstance(answer, Fault):
             call.refuse(answer)
             return messages.ModelInferResponse()
@@ -72,26 +75,34 @@ class OpenInferenceInterface:
         if method == "ServerLive":
             return {"live": True}
         if method == "ServerReady":
-            return {"ready": await self._is_ready()}
-        if method == "ServerMetadata":
-            has_memory = self._inference.shared_memory.is_on
-            return asdict(server_metadata(has_shared_memory=has_memory))
-        return {"models": [asdict(entry) for entry in self._inference.models.index()]}
+            return {"ready": await _is_ready(self._service.check_all_ready())}
+        has_memory = self._inference.shared_memory.is_on
+        return asdict(server_metadata(has_shared_memory=has_memory))
+
+    async def _of_repository(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
+        """Load or unload a set, or list the repository; return the reply's fields."""
+        if method == "RepositoryIndex":
+            entries = self._inference.index(only_ready=request.ready)
+            return {"models": [asdict(entry) for entry in entries]}
+        repository = self._inference.repository
+        change = repository.load if method == "RepositoryModelLoad" else repository.unload
+        await change(request.model_name, request.parameters, is_local=call.is_local)
+        return {}
 
     async def _of_model(self, method: str, request: Any) -> dict[str, Any]:
-        """Return the fields of a reply about a model, or about all."""
+        """Return the fields of a reply about a model, or about all models."""
         if method == "ModelStatistics" and not request.name:
             return asdict(self._inference.statistics.of())
         model = self._inference.models.find(request.name, request.version)
         if method == "ModelReady":
-            return {"ready": await self._is_ready()}
+            return {"ready": await _is_ready(self._service.of_set(model.model_set).check_ready())}
         if method == "ModelMetadata":
             return asdict(model.metadata())
         return asdict(self._inference.statistics.of(model.name))
 
     def _of_region(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
         """Return the fields of a reply about regions of shared memory."""
-        if method.startswith("Cuda"):  # there are none; clients clean up before they begin
+        if method.startswith("Cuda"):  # there are none; clients unregister them at their start
             if method == "CudaSharedMemoryRegister":
                 raise BadRegionError(NO_CUDA)
             return {}
@@ -105,14 +116,6 @@ class OpenInferenceInterface:
             regions.unregister(request.name)
         return {}
 
-    async def _is_ready(self) -> bool:
-        """Whether every member answers; over HTTP that it does not is an error."""
-        try:
-            await self._service.check_ready()
-        except TandemError:
-            return False
-        return True
-
 
 class InferMessage:
     """The message of an inference call, which is still to come."""
@@ -122,7 +125,7 @@ class InferMessage:
     ) -> None:
         self._inference, self._receiver = inference, receiver
         self._incoming, self._call = incoming, call
-        self.is_raw = False  # whether its tensors are raw bytes, as the answer's are then
+        self.is_raw = False  # whether the tensors are raw bytes; then the answer's are too
 
     async def read(self, share: Share) -> ModelRequest:
         data = await self._receiver.receive_into(share, self._incoming, self._call.announced_bytes)
@@ -133,6 +136,15 @@ class InferMessage:
             regions = self._inference.shared_memory.for_caller(is_local=self._call.is_local)
         self.is_raw = any(tensor.raw is not None or tensor.region for tensor in request.inputs)
         return ModelRequest(model, request, regions)
+
+
+async def _is_ready(checking: Awaitable[None]) -> bool:
+    """Whether every member answers; the protocol's gRPC form is False, where HTTP has an error."""
+    try:
+        await checking
+    except TandemError:
+        return False
+    return True
 
 
 def _method(name: str) -> Callable[..., Awaitable[Any]]:
@@ -146,7 +158,7 @@ def _method(name: str) -> Callable[..., Awaitable[Any]]:
 
 
 class OpenInferenceMethods:
-    """The methods as the ingress has them: Serve finds each, and ``grpc_context``, by its name."""
+    """The methods of the ingress: Serve finds each, and ``grpc_context``, by name."""
 
     _open_inference: OpenInferenceInterface
 
@@ -158,6 +170,8 @@ class OpenInferenceMethods:
     ModelInfer = _method("ModelInfer")
     ModelStatistics = _method("ModelStatistics")
     RepositoryIndex = _method("RepositoryIndex")
+    RepositoryModelLoad = _method("RepositoryModelLoad")
+    RepositoryModelUnload = _method("RepositoryModelUnload")
     SystemSharedMemoryStatus = _method("SystemSharedMemoryStatus")
     SystemSharedMemoryRegister = _method("SystemSharedMemoryRegister")
     SystemSharedMemoryUnregister = _method("SystemSharedMemoryUnregister")

@@ -1,4 +1,4 @@
-"""Receives the messages of calls, no more of them at a time than there is memory for."""
+"""Receives the messages of calls, with a limit on the memory of messages under way."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,27 +20,27 @@ from app.queueing.byte_budget import Share
 from app.queueing.uploads import Uploads
 from app.settings import Settings
 
-# On a cluster HAProxy gives up a Gateway that has taken nothing of a request for 5 s.
+# On a cluster HAProxy gives up on a Gateway that reads nothing of a request for 5 s.
 WAIT_AT_MOST_S = 2.0
-MARGIN_BYTES = MIB  # of a message beside its images: field headers, and what is a little too much
-# Of a question about the server, a model or a region: the names in it have some hundred bytes.
+MARGIN_BYTES = MIB  # for a message's field headers, and some tolerance
+# For questions about the server, a model or a region, whose names have some hundred bytes.
 SHORT_BYTES = 16 * KIB
-SHORT_PLACES = 64  # of the 512 that Serve has for all calls under way
+SHORT_PLACES = 64  # of the 512 places that Serve has for all calls under way
 SHORT_WITHIN_S = 2.0
-SHORT_IS_SLOW_AFTER_S = 0.1  # then its place may be another's; its bytes fit into one packet
+SHORT_IS_SLOW_AFTER_S = 0.1  # then it may lose its place; its bytes fit into one packet
 
 
 def max_message_bytes(max_body_bytes: int) -> int:
-    """Return the most that a message may have: its images, and some bytes more."""
+    """Return the limit of a message: its images, and some bytes for headers."""
     return max_body_bytes + MARGIN_BYTES
 
 
 class Receiver:
     """Receives one message of each call.
 
-    What is being received has at most ``max_bytes_in_flight`` in all. Half of that is the small
-    messages', in equal parts for all requests that may be under way, so that they wait for nobody;
-    the large ones share the other half (:class:`ReceiveRoom`).
+    All messages being received have at most ``max_bytes_in_flight``. Half of that is for small
+    messages, divided equally among all requests that may be under way, so small messages never
+    wait. Large ones share the other half (:class:`ReceiveRoom`).
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -52,14 +52,16 @@ class Receiver:
         self._short = Uploads(slow_after_s=SHORT_IS_SLOW_AFTER_S)
 
     async def receive(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
-        """Return the call's message; until there is room for it the client keeps it.
+        """Return the call's message; until there is memory for it the client keeps it.
 
-        One that announces no length is taken for the longest.
+        A call that announces no length reserves memory for the longest message.
 
         Raises:
-            BodyTooLargeError: it is longer than any may be; nothing of it was received.
-            OverloadedError, SlowBodyError: there is no room for it, or others waited for its room.
-            BadParameterError, ClientGoneError: there is none.
+            BodyTooLargeError: the message is over the limit; nothing was received.
+            OverloadedError: there is no memory for it.
+            SlowBodyError: it arrived slowly while others waited for its memory.
+            BadParameterError: the call has no message.
+            ClientGoneError: the client hung up before.
 
         """
         num_bytes = self._max_bytes if announced is None else announced
@@ -83,16 +85,16 @@ class Receiver:
         return message
 
     async def receive_short(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
-        """Return the message of a question, which nobody admits: it has a place of its own.
+        """Return the message of a question, which takes a place of its own instead of admission.
 
-        A client that never sends the rest of its message would otherwise hold one of Serve's
-        places, which all other requests need, for as long as it likes.
+        Otherwise a client that never sends the rest of its message would hold one of Serve's places
+        for all requests, for any time.
 
         Raises:
-            BodyTooLargeError: it is longer than any question.
-            OverloadedError: too many are awaited, and all have just begun.
-            SlowBodyError: it was not there in time.
-            BadParameterError, ClientGoneError: there is none.
+            BodyTooLargeError: the message is longer than any question.
+            OverloadedError: too many questions are being received, all just begun.
+            SlowBodyError: the message did not arrive in time.
+            BadParameterError, ClientGoneError: the call has no message.
 
         """
         _check_short(announced or 0)
@@ -111,10 +113,11 @@ class Receiver:
 
 
 class ReceiveRoom:
-    """Bytes of memory that messages take while they arrive; first come, first served.
+    """Memory for messages while they arrive, in bytes; first come, first served.
 
-    Unlike a :class:`~app.queueing.byte_budget.ByteBudget` it counts what a message may come to, not
-    what has arrived: nobody sees how far grpcio is with one. So a place must not be held for ever.
+    It counts the length that a message may reach, unlike
+    :class:`~app.queueing.byte_budget.ByteBudget`, since grpcio does not show how much has arrived.
+    So slow messages must be cut off.
     """
 
     def __init__(self, limit: int) -> None:
@@ -124,11 +127,11 @@ class ReceiveRoom:
 
     @asynccontextmanager
     async def taken(self, num_bytes: int) -> AsyncIterator[None]:
-        """Take ``num_bytes`` while the block runs. One alone may take more than there are.
+        """Reserve ``num_bytes`` during the block; a single call may exceed the limit.
 
         Raises:
-            OverloadedError: others held them for too long.
-            SlowBodyError: the block took long, and others waited.
+            OverloadedError: other calls held the bytes for too long.
+            SlowBodyError: the block took long while others waited.
 
         """
         await self._take(num_bytes)
@@ -152,10 +155,10 @@ class ReceiveRoom:
             ) from error
 
     async def _wait_or_cut(self, num_bytes: int) -> None:
-        """Return when a message has left, or the slowest was cut."""
+        """Return when a message has left, or the slowest one was cut off."""
         slowest = self._uploads.slowest
         if self._uploads.num_bytes + num_bytes <= self._limit:
-            slowest = None  # who was cut already leaves room enough
+            slowest = None  # one was cut off already, which frees enough
         self._someone_left.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(slowest.slow_from if slowest else None):

@@ -1,6 +1,6 @@
-"""gRPC's reflection as ``grpc.reflection.v1``, which clients ask first; grpcio has v1alpha alone.
+"""gRPC's reflection as ``grpc.reflection.v1``, which clients try first; grpcio has only v1alpha.
 
-The messages of both versions are the same on the wire, so v1alpha's servicer answers both.
+The messages of both versions are equal on the wire, so v1alpha's servicer answers both.
 """
 
 from collections.abc import Iterable
@@ -24,13 +24,13 @@ def add_reflection_v1(server: Any, services: Iterable[str]) -> None:
         reflection_pb2.ServerReflectionRequest.FromString,
         reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    server.add_passthrough_service(V1)  # answered here, and by no deployment
+    server.add_passthrough_service(V1)  # answered in the server, without a deployment
     handlers = grpc.method_handlers_generic_handler(V1, {METHOD: handler})
     server.add_generic_rpc_handlers((handlers,))
 
 
 def _described() -> bytes:
-    """Return v1's own description: v1alpha's under the other name."""
+    """Return v1's own description: v1alpha's under the new name."""
     file = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     text = json_format.MessageToJson(file).replace("v1alpha", "v1")

@@ -1,4 +1,4 @@
-"""Reads images and metadata of a gRPC request under the same limits as over HTTP."""
+"""Reads images and metadata of a gRPC request, with the same limits as over HTTP."""
 
 import re
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ M = TypeVar("M", bound=ProtobufMessage)
 DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
 PREFIX_FORM = re.compile(r"00([0-9A-Fa-f]{8})")
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-# The client's clock began when it sent the request, and its answer has to travel.
+# The client's clock started when it sent the request, and the answer has to travel.
 SHARE_OF_DEADLINE = 0.9
 
 
 def announced_bytes(metadata: Mapping[str, str]) -> int | None:
     """Return the length of the message that is still to come.
 
-    None: nobody says so, or it is compressed and may come to any length.
+    None if the length is unknown, or if the message is compressed and may become any length.
     """
     prefix = PREFIX_FORM.fullmatch(metadata.get(PREFIX_METADATA, ""))
     return int(prefix[1], 16) if prefix else None
 
 
 def parsed(message: bytes, kind: type[M]) -> M:
-    """Parse a message of a ``kind``; :class:`BadParameterError`: it is something else."""
+    """Parse a message of a ``kind``; raise :class:`BadParameterError` if it does not parse."""
     request: M = kind()
     try:
         request.ParseFromString(message)
@@ -45,7 +45,12 @@ def parsed(message: bytes, kind: type[M]) -> M:
 def images_of(
     request: messages.ClassifyRequest, max_files: int, max_body_bytes: int
 ) -> list[bytes]:
-    """Return the images' bytes, in order; raise an error if there are none, or too many."""
+    """Return the images' bytes, in order.
+
+    Raises:
+        TandemError: there are no images, too many of them, or too many bytes.
+
+    """
     if not request.images:
         raise BadParameterError("the request has no image; put its bytes into images")
     if len(request.images) > max_files:
@@ -64,7 +69,12 @@ def images_of(
 
 
 def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
-    """Return the client's time in s, or None; :class:`BadParameterError`: no number above 0."""
+    """Return the client's time limit in s, or None.
+
+    Raises:
+        BadParameterError: the value is not a number above 0.
+
+    """
     seconds = []
     if (header := metadata.get(TIMEOUT_HEADER)) is not None:
         seconds.append(parse_timeout_s(header))

@@ -1,9 +1,9 @@
 """Registers the interfaces with Serve's gRPC server, so that a call begins before its message.
 
-On the wire a call with one request message and one with a stream of them are the same. Registered
-as the second kind, a method is called when the headers are there and receives the message itself:
-key, admission and byte budget come before it. What nobody receives stays with the client, but for
-one flow control window (HTTP/2).
+On the wire, a call with one request message equals a call with a stream of them. A method
+registered for streams is called when the headers are there, and receives the message itself. So the
+key, admission and the byte budget are checked first. Until a message is received it stays with the
+client, except for one flow control window (HTTP/2).
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ HEALTH, CHECK = "grpc.health.v1.Health", "Check"
 
 
 class Message:
-    """A message's bytes, for one who takes them.
+    """A message's bytes, which :meth:`take` hands over once.
 
-    grpcio keeps a stream's last message, in a cycle of references, until Python looks for those:
-    at a bad moment that would be dozens, of as many MB each. So it is given something to keep.
+    grpcio keeps a stream's last message in a reference cycle until the garbage collector runs. That
+    could be dozens of messages of many MB. So grpcio keeps only this object.
     """
 
     __slots__ = ("_data",)
@@ -40,17 +40,17 @@ class Message:
         return Message, (self._data,)  # Serve's own proxy sends it to the replica
 
     def take(self) -> bytes:
-        """Return the bytes, and keep none."""
+        """Return the bytes and drop the reference to them."""
         data, self._data = self._data, b""
         return data
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
-    """Add all services as the generated functions do, but with messages still to come.
+    """Add all services as the generated functions do, but without receiving the messages.
 
-    Messages are handed over unparsed: one that is something else then has an answer too.
-    Serve calls this (``grpc_servicer_functions``) with a servicer of its own, and with servers that
-    put its own handlers in place of the servicer's methods.
+    Messages are passed on unparsed, so that an invalid one gets an answer too. Serve calls this
+    (``grpc_servicer_functions``) with its own servicer, and with servers that replace the
+    servicer's methods by Serve's handlers.
     """
     services = {
         SERVICE: [METHOD],

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("images", "top_k", "threshold")
+    __slots__ = ("images", "top_k", "threshold", "model_set")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SET_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
     top_k: int
     threshold: float
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ...) -> None: ...
+    model_set: str
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ...) -> None: ...
 
 class ClassifyReply(_message.Message):
     __slots__ = ("results", "request_id")

@@ -46,14 +46,14 @@ class EnsembleServicer:
 
     def Classify(self, request, context):
         """Classifies every image of a request. A bad image has an error in its place and spoils no other;
-        the call fails only as a whole: too many bytes (INVALID_ARGUMENT), full (RESOURCE_EXHAUSTED), not
-        ready (UNAVAILABLE), past its deadline (DEADLINE_EXCEEDED).
+        the call fails only as a whole: too many bytes (INVALID_ARGUMENT), full (RESOURCE_EXHAUSTED),
+        not ready (UNAVAILABLE), past its deadline (DEADLINE_EXCEEDED).
 
         Metadata that is read: traceparent and tracestate (W3C), request_id, priority (RFC 9218),
         x-request-timeout-seconds, cache-control (no-cache, no-store: RFC 9111), application (Serve's,
-        when there are several).
-        Trailing metadata of the answer: request_id, x-trace-id; of a call that failed also error-code, and
-        grpc-retry-pushback-ms where trying again helps.
+        when there are several), model-set (as the field: the call then takes a place of that set).
+        Trailing metadata of the answer: request_id, x-trace-id; of a call that failed also error-code,
+        and grpc-retry-pushback-ms where trying again helps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

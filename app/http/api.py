@@ -1,4 +1,4 @@
-"""The HTTP interface: what every request passes, and the routes."""
+"""The HTTP interface: the middlewares that every request passes, and the routes."""
 
 import asyncio
 import time
@@ -11,17 +11,22 @@ from opentelemetry.trace import Span, format_trace_id
 from pydantic.json_schema import SkipJsonSchema
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.graph.served_models import ServedModels
 from app.graph.service import EnsembleService
 from app.http.auth import KeyedRequests, describe_keys
 from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
+from app.http.feedback import add_feedback
 from app.http.open_inference import add_open_inference
 from app.http.origins import AllowedOrigins
 from app.http.pages import add_pages
+from app.http.traffic import add_traffic
 from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.inference import Inference
-from app.responses import Classified, Ready, Results, ServedModels
+from app.responses import Classified, Ready, Results
+from app.samples.feedback import Feedback
+from app.traffic.control import TrafficControl
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -32,23 +37,25 @@ FORM = {
     }
 }
 BODY = {"content": {**dict.fromkeys(IMAGE_TYPES, BINARY), "multipart/form-data": FORM}}
+ModelSetName = Annotated[
+    str | SkipJsonSchema[None], Query(description="of a service with several sets: which one")
+]
 TRACE_ID_HEADER = b"x-trace-id"
-NO_ROUTE = "other"  # paths that are no route are one, however many a scanner tries
+NO_ROUTE = "other"  # the name of unknown paths in metrics, so that a scanner adds no tags
 
 
 class ObservedRequests:
-    """Stands before the interface; Serve has begun the span of a request that is sampled."""
+    """ASGI middleware that records requests; Serve has begun the span of a sampled request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and hear of its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         span = trace.get_current_span()
-        started, status = time.perf_counter(), 500  # what an exception becomes, further out
+        started, status = time.perf_counter(), 500  # the status if an exception is raised
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -69,12 +76,12 @@ class ObservedRequests:
 
 
 def _route_of(scope: Scope) -> str | None:
-    """Return the path of the route that answers, with its parameters' names."""
+    """Return the path template of the route that answers."""
     return getattr(scope.get("route"), "path", None)
 
 
 def _name_span(span: Span, scope: Scope, answer: Message) -> None:
-    """Name a request's span, give it the status, and add its trace id to the answer's headers."""
+    """Name a request's span, set its status, and add the trace id to the answer's headers."""
     route, status = _route_of(scope), answer["status"]
     span.update_name(f"{scope['method']} {route}" if route else scope["method"])
     span.set_attribute("http.response.status_code", status)
@@ -83,19 +90,19 @@ def _name_span(span: Span, scope: Scope, answer: Message) -> None:
 
 
 class TandemAPI(FastAPI):
-    """The HTTP interface: one route that takes images, and FastAPI for all others.
+    """The HTTP interface: an own route for images, and FastAPI for all other routes.
 
-    FastAPI only describes the first one. Every request passes the same middlewares, which observe
-    it, answer pages of other origins and ask for a key.
+    FastAPI only describes the route for images. All requests pass the same middlewares, which
+    record them, handle cross-origin requests and check keys.
     """
 
     def __init__(self, service: EnsembleService) -> None:
         super().__init__(
             title="Tandem",
-            openapi_url=None,  # app.http.pages has both
+            openapi_url=None,  # app.http.pages serves the description and its page
             docs_url=None,
             redoc_url=None,
-            redirect_slashes=False,  # a redirect would not know the scheme that the client used
+            redirect_slashes=False,  # redirects would not know the client's scheme
             separate_input_output_schemas=False,
             telemetry={
                 "tracing": False,
@@ -103,7 +110,7 @@ class TandemAPI(FastAPI):
                 "logs": False,
             },  # Serve has the request's
         )
-        self.openapi_version = "3.0.3"  # what the bundled Swagger UI reads
+        self.openapi_version = "3.0.3"  # the version that the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
         keys = service.keys
         keyed = KeyedRequests(self._dispatch, keys) if keys else self._dispatch
@@ -112,7 +119,6 @@ class TandemAPI(FastAPI):
         self._front = ClosedUnread(ObservedRequests(front))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
         await self._front(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,26 +130,38 @@ class TandemAPI(FastAPI):
             await super().__call__(scope, receive, send)
 
     async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as to GET, without the content."""
+        """Answer a HEAD request as GET, without the content."""
         asked = {**scope, "method": "GET"}
 
         async def send_head(message: Message) -> None:
-            scope["route"] = asked.get("route")  # for who observes the request
+            scope["route"] = asked.get("route")  # for the metrics of the request
             await send({**message, "body": b""} if "body" in message else message)
 
         await super().__call__(asked, receive, send_head)
 
 
-def create_api(service: EnsembleService, inference: Inference | None = None) -> TandemAPI:
-    """Return the ASGI application in front of ``service``.
+def create_api(
+    service: EnsembleService,
+    inference: Inference | None = None,
+    feedback: Feedback | None = None,
+    traffic: TrafficControl | None = None,
+) -> TandemAPI:
+    """Return the ASGI application for ``service``.
 
-    ``inference`` is the service's by the Open Inference Protocol, if gRPC has it too.
+    Args:
+        service: answers the requests.
+        inference: the Open Inference Protocol's service, if gRPC shares it.
+        feedback: takes labels, if the settings allow it.
+        traffic: controls the traffic between versions, if the settings have any.
+
     """
     api = TandemAPI(service)
     describe_keys(api, service.keys)
     add_error_handlers(api)
     _describe_classify(api)
     _add_state(api, service)
+    add_feedback(api, service, feedback)
+    add_traffic(api, service, traffic)
     add_open_inference(api, inference or Inference(service))
     add_pages(api)
     return api
@@ -165,6 +183,7 @@ def _describe_classify(api: TandemAPI) -> None:
             float | SkipJsonSchema[None],
             Query(description="of a multi-label set: the least score of a label in the answer"),
         ] = None,
+        model_set: ModelSetName = None,
     ) -> Response:
         raise NotImplementedError("ClassifyRoute answers the requests of this route")
 
@@ -173,10 +192,13 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
     @api.get(
         "/v1/models",
         response_model_exclude_none=True,
-        summary="The served set: members, classes, accuracy record",
+        responses={404: ERRORS[404]},
+        summary="A served set: members, classes, accuracy record",
     )
-    async def models() -> ServedModels:
-        return service.served_models()
+    async def models(model_set: ModelSetName = None) -> ServedModels:
+        served = service.of_set(model_set).served_models()
+        served.model_sets = service.names
+        return served
 
     @api.get("/healthz", summary="The Gateway lives")
     async def healthz() -> Ready:
@@ -188,5 +210,5 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         summary="As many members answer as answer_policy wants",
     )
     async def readyz() -> Ready:
-        await service.check_ready()
+        await service.check_all_ready()
         return Ready(ready=True)

@@ -1,4 +1,4 @@
-"""Authentication by bearer keys (RFC 6750), before any of the body is read."""
+"""Authentication by bearer keys (RFC 6750), before the body is read."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from app.http.errors import ERRORS, error_response, is_protocol
 from app.http.headers import Headers
 from app.messages import Fault
 
-# Everything else wants a key, so that a new route does too. A load balancer's probes have none; the
-# page must be there before it can ask for one; what these tell is in the public repository.
+# All other routes need a key, so new routes do too. Load balancers probe without a key. The page
+# must load before it can ask for a key, and its contents are public.
 PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
@@ -21,7 +21,7 @@ SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service
 
 
 def describe_keys(api: FastAPI, keys: Keys) -> None:
-    """Say in the interface's description that it wants one of the ``keys``, if there are any."""
+    """Add the key to the OpenAPI description, if there are ``keys``."""
     if not keys:
         return
     describe = api.openapi
@@ -29,11 +29,11 @@ def describe_keys(api: FastAPI, keys: Keys) -> None:
     def openapi() -> dict[str, Any]:
         return _with_security(describe())
 
-    api.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's manual does it
+    api.openapi = openapi  # type: ignore[method-assign]  # as in FastAPI's manual
 
 
 class KeyedRequests:
-    """ASGI middleware: answers 401 itself, before the body is read."""
+    """ASGI middleware that answers 401 before the body is read."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys
@@ -58,17 +58,17 @@ def _is_open(scope: Scope) -> bool:
 
 
 def check_keys(keys: Keys, scope: Scope) -> None:
-    """Let a request with one of the ``keys`` in, and take its key out of the headers.
+    """Admit a request that has one of the ``keys``, and remove the key from its headers.
 
     Raises:
-        UnauthorizedError: it has none of them.
+        UnauthorizedError: the request has no valid key.
 
     """
     headers = scope["headers"]
-    given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-    # Nothing further in can log what is not there.
+    sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+    # So that no later code can log it.
     scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
-    keys.check(given)
+    keys.check(sent)
 
 
 def refusal(error: UnauthorizedError, request_id: str, *, is_protocol: bool = False) -> Response:
@@ -80,7 +80,7 @@ def refusal(error: UnauthorizedError, request_id: str, *, is_protocol: bool = Fa
 
 
 def _with_security(description: dict[str, Any]) -> dict[str, Any]:
-    """Say in the interface's description which operations want a key."""
+    """Add the key to the operations of the OpenAPI description that need it."""
     description["components"].setdefault("securitySchemes", {})["key"] = SCHEME
     for path, operations in description["paths"].items():
         if path not in OPEN_PATHS:

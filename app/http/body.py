@@ -1,4 +1,4 @@
-"""Reads request bodies under their limits; ends connections whose body nobody reads to its end."""
+"""Reads request bodies within limits; closes connections whose body is not read to the end."""
 
 import asyncio
 import zlib
@@ -18,22 +18,22 @@ from app.http.headers import Headers
 from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import CLOSE_HEADER
 
-# A body over its limit is still read (and dropped) up to this many times the limit: a client that
-# is cut off while it sends sees a broken connection, not the 413 that says why.
+# A body over its limit is still read and dropped, up to this many times the limit: a client that is
+# cut off while sending would see a broken connection instead of the 413.
 DRAIN_FACTOR = 4
-# zlib's windowBits: 31 reads gzip's header and trailer, 15 zlib's, which HTTP calls deflate.
+# zlib's windowBits: 31 for gzip's header and trailer, 15 for zlib's, which HTTP calls deflate.
 WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 LENGTH = b"content-length"
 SENT_AS = "send one gzip or deflate stream, or the body as it is"
-STEP_BYTES = 2**18  # inflated at a time; the event loop has its turn in between
+STEP_BYTES = 2**18  # inflated at a time, between turns of the event loop
 CLOSING = [(b"connection", b"close"), (CLOSE_HEADER.encode("ascii"), b"1")]
 NO_BODY = (b"", b"0")
-MAX_READS = 8  # of what has come
-NOT_READ = (401, 408)  # whose bodies are of no use to anybody
+MAX_READS = 8  # of data that has already arrived
+NOT_READ = (401, 408)  # statuses after which the body is not needed
 
 
 def too_large(announced: int, limit: int) -> BodyTooLargeError:
-    """Return the error of a body of so many bytes."""
+    """Return the error for a body of ``announced`` bytes."""
     return BodyTooLargeError(
         f"the body has {announced} bytes or more, the limit is {limit}; "
         "send a smaller image (1,000 pixels a side are plenty) or fewer files per request"
@@ -41,8 +41,8 @@ def too_large(announced: int, limit: int) -> BodyTooLargeError:
 
 
 def announced_bytes(content_length: str) -> int:
-    """Return what a Content-Length header announces; 0 if it is no number."""
-    return int(content_length) if content_length.isdecimal() else 0  # isdigit would take "²" too
+    """Return the length in a Content-Length header; 0 if it is not a number."""
+    return int(content_length) if content_length.isdecimal() else 0  # isdigit would accept "²" too
 
 
 async def read_chunks(
@@ -52,12 +52,12 @@ async def read_chunks(
     share: Share,
     take: Callable[[bytes], Any],
 ) -> None:
-    """Read the body to its end and give each chunk, which counts in ``share``, to ``take``.
+    """Read the body to its end; pass each chunk to ``take`` and count it in ``share``.
 
     Raises:
-        BodyTooLargeError: ``max_bytes`` are passed.
+        BodyTooLargeError: the body has more than ``max_bytes``.
         ClientGoneError: the client hung up.
-        OverloadedError: the bodies of all requests together hold too much.
+        OverloadedError: the bodies of all requests together are too large.
 
     """
     seen, announced = 0, announced_bytes(content_length)
@@ -106,13 +106,13 @@ async def read_coded_chunks(
     share: Share,
     take: Callable[[bytes], Any],
 ) -> None:
-    """Read the body to its end and give each chunk to ``take``, inflated if the body is coded.
+    """Read the body to its end; pass each chunk to ``take``, inflated if the body is coded.
 
-    Coded and inflated it has ``max_bytes``; all of it counts in ``share``.
+    ``max_bytes`` limits the coded and the inflated length; both count in ``share``.
 
     Raises:
-        BodyTooLargeError: it has more, as it comes, inflated, or as a client announces that waits
-            to be told to send it.
+        BodyTooLargeError: the body is longer, coded or inflated, or a client that waits for "100
+            Continue" announces more.
         UnsupportedCodingError: another content coding.
         BadCodingError: the coded bytes are damaged.
 
@@ -156,17 +156,16 @@ async def _inflate(
 
 
 class ClosedUnread:
-    """Stands before the interface.
+    """ASGI middleware that closes connections whose body was not read to its end.
 
-    Else nobody would bound the time that the rest takes, be it a byte a minute: the server drops
-    it as it comes. What has already come is read, so that who sent little keeps the connection.
+    Otherwise the server would drop the rest as it comes, for any time, at any rate. Bytes that have
+    already arrived are read first, so that short bodies keep the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and hear of its answer."""
         if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
@@ -205,5 +204,5 @@ def _has_body(scope: Scope) -> bool:
 
 
 def asks_to_continue(scope: Scope) -> bool:
-    """Whether the client sends no body before it is told to; to read tells it."""
+    """Whether the client waits for "100 Continue", which reading the body sends."""
     return any(name == b"expect" for name, _ in scope["headers"])

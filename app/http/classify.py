@@ -25,7 +25,8 @@ from app.responses import Results, as_json, error_answer
 from app.settings import Settings
 from models.errors import NotAnImageError, TandemError
 
-# How texts begin that are sent in place of an image: JSON, and base64 of JPEG, PNG and WebP.
+# The first bytes of texts that clients send in place of images: JSON, and base64 of JPEG, PNG and
+# WebP.
 WRAPPINGS = (
     (b"{", "JSON"),
     (b"[", "JSON"),
@@ -33,40 +34,40 @@ WRAPPINGS = (
     *((start, "base64") for start in (b"/9j/", b"iVBORw0KGgo", b"UklGR")),
 )
 VERB, PATH = "POST", "/v1/classify"
-# Without HAProxy, which moves it, Serve counts the same header from a moment earlier and would
-# answer 408 in plain text: be first. And the answer has some way to go.
+# Without HAProxy, which renames the header, Serve applies the same limit from a moment earlier and
+# would answer 408 in plain text. The answer also takes time to travel.
 CLIENT_TIME_SHARE = 0.9
 CACHE, REFUSED = CACHE_CONTROL.encode("ascii"), REFUSED_HEADER.encode("ascii")
 MOVED, TIMEOUT = TIMEOUT_COPY.encode("ascii"), TIMEOUT_HEADER.encode("ascii")
 
 
 class ClassifyRoute:
-    """Answers the requests of the route with ``service``."""
+    """The route for images, which answers with ``service``."""
 
-    path = PATH  # as routes have it: who observes the request names it so
+    path = PATH  # read by the middleware that records requests
 
     def __init__(self, service: EnsembleService) -> None:
         self._service = service
         self.default_top_k = min(service.settings.default_top_k, service.num_classes)
         self._has_cache = service.settings.cache != "none"
+        self._traffic_header = traffic_header_of(service.settings)
         self._watch = DisconnectWatch()
 
     def takes(self, scope: Scope) -> bool:
-        """Whether a request is of this route."""
+        """Whether a request is for this route."""
         if scope["type"] != "http" or scope["method"] != VERB:
             return False
         path: str = scope["path"]
         return path.removeprefix(scope.get("root_path", "")) == PATH
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
         scope["route"] = self
         headers = Headers(scope)
         try:
             response = await self._response(scope, headers, receive)
         except Exception as error:
             await unexpected_response(error, headers.request_id)(scope, receive, send)
-            raise  # the server's log is to have it
+            raise  # so that the server logs it
         await response(scope, receive, send)
 
     async def _response(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
@@ -79,7 +80,7 @@ class ClassifyRoute:
         return Response(answer, media_type="application/json")
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Fault:
-        """Return the answer as JSON, or why the one image of the body has none."""
+        """Return the answer as JSON, or the fault of the body's only image."""
         observer = RequestObserver()
         options = self._options(headers, _query(scope["query_string"]))
         with self._watch.request(receive) as watched:
@@ -100,12 +101,14 @@ class ClassifyRoute:
             headers.get(REFUSED),
             headers.joined(CACHE) if self._has_cache else None,
             _number("threshold", query["threshold"]) if "threshold" in query else None,
+            query.get("model_set"),
+            headers.get(self._traffic_header) if self._traffic_header else None,
         )
 
 
 @dataclass(slots=True)
 class HttpBody:
-    """The body of a request that is still to be read: one image, or a multipart form of them."""
+    """The unread body of a request: an image, or a multipart form of images."""
 
     headers: Headers
     receive: Receive
@@ -113,11 +116,9 @@ class HttpBody:
 
     @property
     def is_form(self) -> bool:
-        """Whether it is a multipart form."""
         return self.headers.text(b"content-type")[:10].lower() == "multipart/"
 
     async def read(self, share: Share) -> RequestBody:
-        """Return the files; see :class:`app.graph.request.BodyReader`."""
         most = self.settings.max_body_bytes
         if not self.is_form:
             body = await read_coded_body(self.receive, self.headers, most, share)
@@ -129,7 +130,7 @@ class HttpBody:
 
 
 def _check_no_text(body: bytes) -> None:
-    """Raise :class:`NotAnImageError` for an image in a wrapping, and say what to send."""
+    """Raise :class:`NotAnImageError` if the body is a text that contains an image."""
     begins = body[:24].lstrip()
     for start, wrapping in WRAPPINGS:
         if begins.startswith(start):
@@ -140,8 +141,14 @@ def _check_no_text(body: bytes) -> None:
             )
 
 
+def traffic_header_of(settings: Settings) -> bytes | None:
+    """Return the header by which versions are chosen; None if they are chosen by image."""
+    name = settings.traffic_header
+    return None if name is None else name.encode("ascii")
+
+
 def timeout_s_of(headers: Headers) -> float | None:
-    """Return the time that the client gives its request, in seconds; None if it does not."""
+    """Return the client's time limit in seconds; None without one."""
     text = headers.get(MOVED)
     if text is None:
         text = headers.get(TIMEOUT)
@@ -149,7 +156,7 @@ def timeout_s_of(headers: Headers) -> float | None:
 
 
 def _query(text: bytes) -> dict[str, str]:
-    """Return the parameters of a query; of one that is given twice the last counts."""
+    """Return the query parameters; of repeated ones the last."""
     if not text:
         return {}
     return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
@@ -159,7 +166,7 @@ def _whole(name: str, text: str) -> int:
     digits = text.strip()
     if not (digits.removeprefix("-").isascii() and digits.removeprefix("-").isdigit()):
         raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give a whole number; see /docs")
-    return int(digits[:MAX_SHOWN])  # as long as that no number of classes is
+    return int(digits[:MAX_SHOWN])  # longer than any number of classes
 
 
 def _number(name: str, text: str) -> float:

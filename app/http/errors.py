@@ -19,13 +19,14 @@ from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
-RETRY_AFTER_S = 1  # of a service that is full, or not ready
-# Of the Open Inference Protocol, and all below it; KServe's V1 has the same form of errors.
+RETRY_AFTER_S = 1  # for a service that is full or not ready
+# Paths of the Open Inference Protocol and of KServe's V1, which have the same error form.
 PROTOCOL_PATH, V1_MODEL = "/v2", "/v1/models/"
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
     401: {"model": ErrorAnswer, "description": "no key of a service that wants one"},
+    404: {"model": ErrorAnswer, "description": "no such model set"},
     408: {"model": ErrorAnswer, "description": "the body came too slowly"},
     413: {"model": ErrorAnswer, "description": "too many bytes or files"},
     415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},
@@ -37,7 +38,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """Turn whatever a request raises into the one JSON form of errors."""
+    """Render every error of a request in the service's JSON form."""
 
     async def tandem(request: Request, error: Exception) -> Response:
         assert isinstance(error, TandemError)
@@ -46,7 +47,7 @@ def add_error_handlers(api: FastAPI) -> None:
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        where = str(first["loc"][:2][-1])  # query, its name, and of several kinds the kind
+        where = str(first["loc"][:2][-1])  # for example "query" and the parameter's name
         text = f"{where} is {str(first.get('input'))[:MAX_SHOWN]!r}: {first['msg']}; see /docs"
         fault = Fault(422, BadParameterError.code, text)
         return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))
@@ -58,7 +59,7 @@ def add_error_handlers(api: FastAPI) -> None:
         answer = error_response(
             fault, request_id_of(request), is_protocol=is_protocol(request.scope)
         )
-        answer.headers.update(error.headers or {})  # Allow, for a wrong method
+        answer.headers.update(error.headers or {})  # the Allow header of a wrong method
         return answer
 
     async def unexpected(request: Request, error: Exception) -> Response:
@@ -72,7 +73,7 @@ def add_error_handlers(api: FastAPI) -> None:
 
 
 def is_protocol(scope: Scope) -> bool:
-    """Whether a request is of one of KServe's protocols, which have errors of their own form."""
+    """Whether a request belongs to one of KServe's protocols, which have their own error form."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == PROTOCOL_PATH or path.startswith((f"{PROTOCOL_PATH}/", V1_MODEL))
 
@@ -90,7 +91,7 @@ def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) 
 
 
 def response_of(error: TandemError, request_id: str, *, is_protocol: bool = False) -> Response:
-    """Return the answer for a request that raised ``error``; one that is ours to mend is logged."""
+    """Return the response for ``error``; internal errors are logged."""
     if error.status == UNEXPECTED.status:
         logger.error("request %s: %s", request_id, error.message, extra={"request_id": request_id})
     answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
@@ -102,7 +103,7 @@ def response_of(error: TandemError, request_id: str, *, is_protocol: bool = Fals
 def unexpected_response(
     error: Exception, request_id: str, *, is_protocol: bool = False
 ) -> Response:
-    """Return the answer for an error that is ours, and log it."""
+    """Return the response for an unexpected error, and log it."""
     extra = {"request_id": request_id}
     logger.error("request %s failed", request_id, exc_info=error, extra=extra)
     return error_response(UNEXPECTED, request_id, is_protocol=is_protocol)

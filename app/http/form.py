@@ -11,27 +11,27 @@ from app.errors import MAX_SHOWN, BadParameterError, TooManyFilesError
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-# The file name in RFC 5987's form, which some clients send alone when it is not ASCII.
+# A file name in RFC 5987's form, which some clients send alone if it is not ASCII.
 EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
-# A form may hold texts beside its files, as pages and gateways add them. They have no effect, but
-# a parameter of ours among them was meant to have one.
+# Pages and gateways may add text fields to a form, which are ignored. A field with the name of our
+# parameter is an error, since the client meant it to have an effect.
 MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
 PARAMETERS = (b"top_k", b"threshold")
 
 
 class FileForm:
-    """Collects the files of one form as its bytes arrive.
+    """Collects the files of a form while its bytes arrive.
 
-    Field names and file names are not used, so they are not decoded either, and a ``charset``
-    beside the boundary has no effect: a codec of the client's choice may raise anything.
+    Field names and file names are not used or decoded, and a ``charset`` parameter is ignored: a
+    codec that the client chooses might raise anything.
     """
 
     def __init__(self, content_type: str, max_files: int) -> None:
         """Read the boundary from the request's Content-Type.
 
         Raises:
-            BadParameterError: there is none, or it cannot be used.
+            BadParameterError: there is no boundary, or it is invalid.
 
         """
         _, parameters = parse_options_header(content_type)
@@ -45,10 +45,10 @@ class FileForm:
             raise _broken(str(error)) from error
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes of the body.
+        """Parse the next bytes of the body.
 
         Raises:
-            BadParameterError: they are no multipart form, or hold more than files and small texts.
+            BadParameterError: the bytes are not a multipart form, or it has large or many texts.
             TooManyFilesError: there are more files than the limit.
 
         """
@@ -58,10 +58,10 @@ class FileForm:
             raise _broken(str(error)) from error
 
     def files(self) -> list[bytes]:
-        """Return the contents of the files, once the whole body was written.
+        """Return the contents of the files, after the whole body was written.
 
         Raises:
-            BadParameterError: the form breaks off, or has no file.
+            BadParameterError: the form is incomplete, or has no file.
 
         """
         if not self._parts.are_all:
@@ -74,22 +74,22 @@ class FileForm:
 
 
 class _Parts:
-    """What the parser has found. It does not know the parser, which knows it.
+    """The parsed parts, without a reference to the parser, which refers to this object.
 
-    In a circle of references the files of a form would stay until the garbage collector comes.
+    A reference cycle would keep a form's files until the garbage collector runs.
     """
 
     def __init__(self, max_files: int) -> None:
         self._max_files = max_files
         self.are_all = False
         self.files: list[bytes] = []
-        self._name, self._value = bytearray(), bytearray()  # of the header that is being read
-        self._headers: dict[str, str] = {}  # of the part that is being read
-        self._content = bytearray()  # of the part that is being read
+        self._name, self._value = bytearray(), bytearray()  # of the current header
+        self._headers: dict[str, str] = {}  # of the current part
+        self._content = bytearray()  # of the current part
         self._is_file, self._num_texts = True, 0
 
     def callbacks(self) -> "MultipartCallbacks":
-        """Return what the parser calls."""
+        """Return the parser's callbacks."""
         return {
             "on_part_begin": self._begin_part,
             "on_header_field": self._add_name,

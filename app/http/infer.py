@@ -1,4 +1,4 @@
-"""POST /v2/models/MODEL/infer: reads an inference request, renders its answer."""
+"""POST /v2/models/MODEL/infer: reads an inference request and renders its answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope
 from app.graph.observer import RequestObserver
 from app.graph.request import RequestOptions
 from app.http.body import read_coded_body
-from app.http.classify import CACHE, REFUSED, timeout_s_of
+from app.http.classify import CACHE, REFUSED, timeout_s_of, traffic_header_of
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response
 from app.http.headers import Headers
@@ -28,9 +28,9 @@ Render = Callable[[InferAnswer], tuple[bytes, int | None]]
 
 
 class InferEndpoint:
-    """Answers the requests of the route, or of another with the ``parse`` and ``render`` of that.
+    """Answers the route's requests, or another protocol's with its own ``parse`` and ``render``.
 
-    ``render`` returns the body and, if tensors come after its JSON, the length of that.
+    ``render`` returns the body, and the length of its JSON if tensors follow it.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class InferEndpoint:
         self._parse, self._render = parse, render
         self._inference, self._watch = inference, DisconnectWatch()
         self._has_cache = inference.service.settings.cache != "none"
+        self._traffic_header = traffic_header_of(inference.service.settings)
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response.
@@ -54,6 +55,8 @@ class InferEndpoint:
             priority=headers.get(b"priority"),
             refused_before=headers.get(REFUSED),
             cache_control=headers.joined(CACHE) if self._has_cache else None,
+            model_set=model.model_set,
+            traffic_key=headers.get(self._traffic_header) if self._traffic_header else None,
         )
         with self._watch.request(receive) as watched:
             body = InferBody(self._inference, model, scope, headers, watched, self._parse)
@@ -69,7 +72,7 @@ class InferEndpoint:
 
 @dataclass(slots=True)
 class InferBody:
-    """The body of a request for a model that is still to be read."""
+    """The unread body of a request for a model."""
 
     inference: Inference
     model: ServedModel

@@ -8,11 +8,11 @@ from fastapi.responses import Response
 from app.http.errors import ERRORS
 from app.http.infer import InferEndpoint
 from app.http.predict import add_predict
+from app.http.repository import add_repository
 from app.http.shared_memory import NOT_LOCAL, add_shared_memory
 from app.metrics.requests import INFER, INFER_VERSION
 from app.oip.documents import (
     AllStatistics,
-    IndexEntry,
     Live,
     ModelMetadata,
     ModelReady,
@@ -91,6 +91,7 @@ def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
     _add_server(api, inference)
     add_shared_memory(api, inference, TAGS)
+    add_repository(api, inference, TAGS)
     _add_statistics(api, inference)
     _add_models(api, inference)
     _add_infer(api, InferEndpoint(inference), inference)
@@ -110,32 +111,28 @@ def _add_server(api: FastAPI, inference: Inference) -> None:
 
     @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary="Every member answers")
     async def ready() -> ServerReady:
-        await service.check_ready()
+        await service.check_all_ready()
         return ServerReady(ready=True)
 
 
 def _add_models(api: FastAPI, inference: Inference) -> None:
-    models, service = inference.models, inference.service
-
-    @api.post("/v2/repository/index", tags=TAGS, summary="The models, all of which are ready")
-    async def index() -> list[IndexEntry]:
-        return models.index()  # whatever the body asks for: {"ready": true} means the same
+    service = inference.service
 
     @api.get(MODEL, tags=TAGS, responses=NO_MODEL, summary="A model's inputs and outputs")
     @api.get(VERSION, tags=TAGS, responses=NO_MODEL, summary="A version's inputs and outputs")
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
-        return models.find(model_name, model_version).metadata()
+        return inference.models.find(model_name, model_version).metadata()
 
     @api.get(f"{MODEL}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
     async def model_ready(model_name: str, model_version: str = "") -> ModelReady:
-        models.find(model_name, model_version)
-        await service.check_ready()
+        model = inference.models.find(model_name, model_version)
+        await service.of_set(model.model_set).check_ready()
         return ModelReady(model_name, ready=True)
 
 
 def _add_statistics(api: FastAPI, inference: Inference) -> None:
-    """Add them, before the routes of models: ``stats`` is no model's name."""
+    """Add the statistics before the models' routes: ``stats`` must not be taken for a model."""
 
     @api.get("/v2/models/stats", tags=TAGS, summary="What every model answered by this protocol")
     async def all_statistics() -> AllStatistics:

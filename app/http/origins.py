@@ -1,6 +1,6 @@
-"""Cross-origin requests of browsers (CORS): other sites' pages may call, and read what is answered.
+"""Cross-origin requests of browsers (CORS): pages of allowed sites can call and read answers.
 
-Starlette's middleware does it. HAProxy adds the same headers to answers of its own
+Starlette's middleware implements it. HAProxy adds the same headers to its own answers
 (:mod:`app.launch.haproxy.answers`).
 """
 
@@ -19,13 +19,13 @@ METHODS = ("GET", "HEAD", "POST")
 
 
 class AllowedOrigins(CORSMiddleware):
-    """Answers preflights, which have no key, and marks every other answer, errors too."""
+    """Answers preflight requests, which have no key, and adds headers to all other answers."""
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
         super().__init__(app, origins, METHODS, allow_headers=("*",), expose_headers=EXPOSED)
 
     def preflight_response(self, request_headers: RequestHeaders) -> Response:
-        """Return Starlette's answer; a refusal has the service's own form."""
+        """Return Starlette's answer; refusals get the service's error form."""
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
             return answer

@@ -1,7 +1,6 @@
-"""Serves the web page and the interface's description, with all assets from this machine.
+"""Serves the web page and the API description, with all assets from this machine.
 
-None of them wants a key, so they cost little: bytes that are kept, an ETag, and so many answers at
-a time.
+They need no key, so they must be cheap: cached bytes, an ETag, and a limit on concurrent answers.
 """
 
 import base64
@@ -25,13 +24,13 @@ PAGE_DIR = Path(__file__).parent / "page"
 SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
-# Answers that are being sent: a client that reads slowly holds what it has not read of 1.4 MB.
+# Answers being sent: a slow client holds the unsent part of 1.4 MB.
 MAX_AT_ONCE = 32
-ROUTES_KEPT = 4  # prefixes that the description is kept for; Serve has one
+ROUTES_KEPT = 4  # path prefixes for which the description is cached; Serve has one
 
 
 def _headers(scripts: str) -> dict[str, str]:
-    """Return what keeps a page from asking for anything elsewhere; ``scripts`` may run."""
+    """Return the headers that keep a page from loading anything elsewhere; ``scripts`` may run."""
     policy = (
         f"default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self' blob: data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,16 +43,16 @@ def _headers(scripts: str) -> dict[str, str]:
 
 
 class Document:
-    """Bytes, and the headers of their answers."""
+    """Bytes with their response headers."""
 
     def __init__(self, data: bytes, media_type: str, headers: Mapping[str, str]) -> None:
         self.data, self._media_type = data, media_type
         self.etag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-        # They are asked for again: no old script meets a new page after an upgrade.
+        # Revalidated each time, so that no old script meets a new page after an upgrade.
         self._headers = {**headers, "cache-control": "no-cache", "etag": self.etag}
 
     def answer(self, request: Request) -> "BoundedResponse":
-        """Return the answer; without a body if the client has these bytes."""
+        """Return the response, without a body if the client already has these bytes."""
         known = request.headers.get("if-none-match", "")
         if known == "*" or self.etag in (
             tag.strip().removeprefix("W/") for tag in known.split(",")
@@ -63,15 +62,15 @@ class Document:
 
 
 class BoundedResponse(Response):
-    """An answer of which :data:`MAX_AT_ONCE` are sent at a time by this process."""
+    """A response of which a process sends at most :data:`MAX_AT_ONCE` at a time."""
 
     num_sending = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it.
+        """Send the response.
 
         Raises:
-            OverloadedError: so many are being sent; nothing of this one was.
+            OverloadedError: the limit is reached; nothing was sent.
 
         """
         if BoundedResponse.num_sending >= MAX_AT_ONCE:
@@ -89,10 +88,10 @@ class BoundedResponse(Response):
 def _page(name: str) -> Document:
     """Return a page; its inline script is allowed by its hash.
 
-    Its addresses are relative: nobody here knows all of the path that browsers have it below.
+    Its addresses are relative, since the path at which browsers see the service is unknown here.
     """
     data = (PAGE_DIR / name).read_bytes()
-    if ".heic" in SUFFIXES:  # else phones convert what is chosen
+    if ".heic" in SUFFIXES:  # otherwise phones convert the chosen photos
         data = data.replace(b"image/webp", b"image/webp,image/heic,image/heif,image/avif")
     scripts = INLINE_SCRIPT.findall(data.decode())
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
@@ -101,7 +100,7 @@ def _page(name: str) -> Document:
     )
 
 
-@cache  # of the files that there are
+@cache  # limited by the number of files
 def _file(path: Path) -> Document:
     media_type, _ = mimetypes.guess_type(path.name)
     return Document(path.read_bytes(), media_type or "application/octet-stream", {})
@@ -112,7 +111,7 @@ def _root(request: Request) -> str:
 
 
 def add_pages(api: FastAPI) -> None:
-    """Add ``/``, ``/docs``, their files and the description; nothing is asked for elsewhere."""
+    """Add ``/``, ``/docs``, their files and the description; all are served from here."""
     files = {f"/page/{path.name}": path for path in PAGE_DIR.iterdir() if path.is_file()}
     files |= {f"/docs/assets/{name}": SWAGGER_DIR / name for name in SWAGGER_FILES}
 

@@ -28,7 +28,7 @@ PREDICTION = {
     "type": "object",
     "properties": {
         "probabilities": {"type": "array", "items": {"type": "number"}},
-        "label": {},  # a text; a list of a multi-label set, or where top_k is given
+        "label": {},  # a text; with several labels a list
     },
 }
 ANSWER = {
@@ -40,7 +40,7 @@ EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
 
 
 def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
-    """Add the routes; ``errors`` are those of inference."""
+    """Add the routes; ``errors`` are the responses documented for inference."""
     endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
     tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
     described: dict[str, Any] = {
@@ -66,8 +66,8 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
 
     @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="It answers")
     async def state(model_name: str) -> ModelReady:
-        if model_name.endswith(":predict"):  # the other routes', with the wrong method
+        if model_name.endswith(":predict"):  # another route's path with a wrong method
             raise HTTPException(405, headers={"allow": "POST"})
-        inference.models.find(model_name, "")
-        await inference.service.check_ready()
+        model = inference.models.find(model_name, "")
+        await inference.service.of_set(model.model_set).check_ready()
         return ModelReady(model_name, ready=True)

@@ -1,25 +1,21 @@
-"""The routes of Triton's shared memory extensions, and which requests come from this machine."""
+"""The routes of Triton's shared memory extensions, which only serve local callers."""
 
-import asyncio
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
-from app.errors import BadRegionError, SlowBodyError
-from app.http.body import read_body
+from app.errors import BadRegionError
 from app.http.errors import ERRORS
 from app.http.headers import Headers
+from app.http.json_fields import read_fields
 from app.oip.documents import ProtocolError, RegionStatus
 from app.oip.inference import Inference
 from app.oip.regions import Regions
 from app.oip.shared_memory import NO_CUDA, asks_for_itself, is_loopback
-from app.queueing.byte_budget import ByteBudget
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-MAX_DESCRIPTION_BYTES = 64 * 2**10  # of the JSON that describes a region
 NOT_LOCAL: dict[int | str, dict[str, Any]] = {
     403: {
         "model": ProtocolError,
@@ -56,8 +52,7 @@ REGION = {
 def is_local(scope: Scope) -> bool:
     """Whether a request is known to come from a program on this machine.
 
-    Its connection may be HAProxy's, which listens on loopback then
-    (:mod:`app.launch.front`).
+    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.front`).
     """
     client, headers = scope.get("client"), Headers(scope)
     if client is None or not is_loopback(client[0]):
@@ -66,7 +61,7 @@ def is_local(scope: Scope) -> bool:
 
 
 def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    """Add the routes; where shared memory is off they say so."""
+    """Add the routes; if shared memory is off they answer with an error."""
     _add_status(api, inference, tags)
     _add_register(api, inference, tags)
     _add_unregister(api, inference, tags)
@@ -105,7 +100,13 @@ def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     )
     async def register(request: Request, region_name: str) -> Response:
         regions = _regions(inference, request)
-        fields = await _fields(request.receive, Headers(request.scope), settings.request_timeout_s)
+        fields = await read_fields(
+            request.receive,
+            Headers(request.scope),
+            settings.request_timeout_s,
+            BadRegionError,
+            "key, offset and byte_size",
+        )
         numbers = fields.get("offset", 0), fields.get("byte_size")
         regions.register(region_name, fields.get("key"), *numbers)
         return Response()
@@ -135,26 +136,8 @@ def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None
         return Response()
 
 
-async def _fields(receive: Receive, headers: Headers, timeout_s: float) -> dict[str, Any]:
-    """Return the JSON object in a body."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            with ByteBudget(MAX_DESCRIPTION_BYTES).share() as share:
-                length = headers.text(b"content-length")
-                body = await read_body(receive, length, MAX_DESCRIPTION_BYTES, share)
-    except TimeoutError as error:
-        raise SlowBodyError(f"the body was not there after {timeout_s:g} s") from error
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRegionError(f"the body is no JSON: {error.msg}") from error
-    if not isinstance(fields, dict):
-        raise BadRegionError("the body is no object; send key, offset and byte_size")
-    return fields
-
-
 def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
-    """Add CUDA's routes, since clients clean up before they begin: there are no such regions."""
+    """Add CUDA's routes without any regions, since clients unregister them at their start."""
 
     @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
     async def all_regions() -> list[RegionStatus]:

@@ -1,27 +1,25 @@
-"""What Serve would take in silence, and the service would stumble over: refused before Ray starts.
+"""Refuses, before Ray starts, configurations that Serve accepts but this service cannot run with.
 
-Each of these functions raises :class:`ConfigError`.
+The functions raise :class:`ConfigError`, which names the offending values and a remedy.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from app.errors import ConfigError
-from app.setting_values import QueueConfig, check_form_fits
+from app.setting_values import QueueConfig
 from app.settings import Settings
 
-IMPORT_PATH = "app.main:build"  # of our application; a file may have others beside it
-SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that gives none
-SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that gives none
-ALL_CORES = ("Gateway",)  # below one CPU these use every core of the machine
+IMPORT_PATH = "app.main:build"  # of our application; a file may have other applications too
+SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none
+SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that sets none
+ALL_CORES = ("Gateway",)  # with less than one CPU, these use every core of the machine
 WITHOUT_USER_CONFIG = ("Decoder", "Combiner")
 
 
 def own_index(content: Mapping[str, Any]) -> int:
-    """Return which application of a configuration is ours: the first of this import_path."""
+    """Return the index of our application in a configuration: the first with our import_path."""
     applications = content["applications"]
     for index, application in enumerate(applications):
         if application["import_path"] == IMPORT_PATH:
@@ -38,7 +36,7 @@ def own_application(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_listeners(content: Mapping[str, Any], settings: Settings) -> None:
-    """Check the options of what listens for clients, which all applications share."""
+    """Check the options of the HTTP and gRPC listeners, which all applications share."""
     if content.get("proxy_location") == "Disabled":
         raise ConfigError(
             "proxy_location: Disabled: nobody would listen for clients; take EveryNode or HeadOnly"
@@ -69,7 +67,7 @@ def check_application(application: Mapping[str, Any], settings: Settings) -> Non
 
 
 def check_route_prefix(prefix: str | None) -> None:
-    """Check where the application's paths begin."""
+    """Check the route prefix, below which the application's paths are."""
     if prefix is None:
         raise ConfigError("route_prefix: null: nobody could reach the service; leave it out, or /")
     if not prefix.startswith("/") or (prefix != "/" and prefix.endswith("/")):
@@ -82,7 +80,7 @@ def check_route_prefix(prefix: str | None) -> None:
 
 
 def _check_grace(deployments: list[Mapping[str, Any]], settings: Settings) -> None:
-    """Refuse deployments whose replicas, in an update, would end before their requests' time."""
+    """Refuse deployments whose grace period is shorter than the time limit of a request."""
     grace_s = {"Gateway": None} | {
         deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
         for deployment in deployments
@@ -99,7 +97,7 @@ def _check_grace(deployments: list[Mapping[str, Any]], settings: Settings) -> No
 
 
 def _check_ongoing(gateway: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse a Gateway that Serve would call full before the Gateway says so itself."""
+    """Refuse a Gateway for which Serve's max_ongoing_requests is below our own request limit."""
     ongoing, ours = gateway.get("max_ongoing_requests"), settings.max_concurrent_requests
     if ongoing is not None and ongoing < ours:
         raise ConfigError(
@@ -114,22 +112,20 @@ def _check_user_config(deployment: Mapping[str, Any], settings: Settings) -> Non
     if name in WITHOUT_USER_CONFIG:
         raise ConfigError(f"{name} takes no user_config: give it to the Gateway or to a member")
     try:
-        asked = QueueConfig.model_validate(deployment["user_config"])
-        if asked.max_queued_images is not None:
-            check_form_fits(asked.max_queued_images, settings.max_files)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        known = ", ".join(QueueConfig.model_fields)
-        raise ConfigError(f"{name}: user_config.{where}: {first['msg']}; it has {known}") from error
-    except ValueError as error:
-        raise ConfigError(f"{name}: user_config: {error}") from error
+        QueueConfig.of(deployment["user_config"], settings.max_files)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}") from error
 
 
 def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
     """Raise :class:`ConfigError` if the initial replicas do not fit one machine.
 
-    They may need ``cpus`` CPUs at most, and be no more than ``max_replicas_per_node`` of each.
+    A deployment may also have at most ``max_replicas_per_node`` of them.
+
+    Args:
+        deployments: the options of each deployment.
+        cpus: the CPUs of the machine, which the replicas' ``num_cpus`` must not exceed together.
+
     """
     for deployment in deployments:
         name, least = deployment["name"], _num_replicas(deployment)
@@ -149,7 +145,7 @@ def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
 
 
 def oversubscribed(deployments: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say which replicas would use the same cores; None if none would."""
+    """Return a sentence on replicas that would use the same cores; None if there are none."""
     for deployment in deployments:
         name, replicas = deployment["name"], _num_replicas(deployment)
         share = _num_cpus(deployment)
@@ -165,7 +161,7 @@ def _num_replicas(deployment: Mapping[str, Any]) -> int:
     scaling = deployment.get("autoscaling_config") or {}
     least = scaling.get("initial_replicas") or scaling.get("min_replicas", 1)
     asked = deployment.get("num_replicas")
-    return int(asked) if isinstance(asked, int) else int(least)  # "auto" scales
+    return int(asked) if isinstance(asked, int) else int(least)  # for "auto", the minimum
 
 
 def _num_cpus(deployment: Mapping[str, Any]) -> float:

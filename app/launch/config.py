@@ -1,9 +1,10 @@
-"""The configuration that is served: a serve_config.yaml, read and checked once, then immutable.
+"""The configuration to serve: a serve_config.yaml, read and checked once, then immutable.
 
-Importing this module must not import ray, which reads its environment at that moment (see
-:mod:`app.launch.isolated_environment`): only reading a configuration does.
+Importing this module must not import ray, which reads its environment when it is imported (see
+:mod:`app.launch.isolated_environment`). Reading a configuration does import ray.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +21,24 @@ from models.strict_yaml import YamlError, read_yaml
 
 CONFIG_NAME = "serve_config.yaml"
 ADD_SERVICER = "app.grpc.servicer.add_servicer"
-# What a file may name instead: with it a message is received before anybody is asked.
+# The generated function, which a file may name instead. With it, Serve receives a message before
+# the application can refuse the call.
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
-ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # where the file says nothing
+ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # defaults of http_options
 
 
 def default_config() -> Path:
-    """Return the folder's own serve_config.yaml, or else the project's."""
+    """Return the serve_config.yaml of the working folder, or else the project's."""
     here = Path(CONFIG_NAME)
     return here if here.is_file() else PROJECT / CONFIG_NAME
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Ray Serve's options and the application's settings; every change returns another one.
+    """Ray Serve's options and the application's settings; every change returns a new object.
 
-    ``content`` is what Serve takes (:meth:`as_dict`), read-only however deep; the other fields are
-    parsed from it. The application is Tandem's: a file may have others beside it.
+    ``content`` is Serve's configuration, read-only at every depth (:meth:`as_dict` copies it). The
+    other fields are parsed from it. A file may also have applications that are not Tandem's.
     """
 
     content: Mapping[str, Any]
@@ -49,7 +51,7 @@ class ServeConfig:
         """Read and check a file.
 
         Raises:
-            ConfigError: it cannot be read, is not YAML, or has an unknown key or a bad value.
+            ConfigError: the file cannot be read, is not YAML, or has an unknown key or a bad value.
 
         """
         try:
@@ -64,9 +66,13 @@ class ServeConfig:
 
     @classmethod
     def of(cls, content: Any, source: str = "the configuration") -> Self:
-        """Check content that was read from ``source``; raise :class:`ConfigError` as :meth:`read`.
+        """Check content that was read from ``source``.
 
-        Where it names no host, the service is on loopback; Serve's own default is all interfaces.
+        Without a host the service listens on loopback; Serve's own default is all interfaces.
+
+        Raises:
+            ConfigError: as :meth:`read`.
+
         """
         from app.launch.config_check import checked_content  # it imports ray
 
@@ -89,18 +95,16 @@ class ServeConfig:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content as a copy of one's own, as YAML and Serve's schema take it."""
+        """Return a mutable copy of the content, for YAML and for Serve's schema."""
         thawed: dict[str, Any] = _thawed(self.content)
         return thawed
 
     @property
     def application_names(self) -> list[str]:
-        """The names of all applications, as Serve has them."""
         return [application.get("name", "default") for application in self.content["applications"]]
 
     @property
     def name(self) -> str:
-        """The application's name, as Serve has it."""
         return str(self._application().get("name", "default"))
 
     @property
@@ -114,18 +118,16 @@ class ServeConfig:
 
     @property
     def has_tracing(self) -> bool:
-        """Whether requests are traced."""
         return bool((self.content.get("tracing_config") or {}).get("enabled"))
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the application."""
+        """The URL at which this machine reaches the application."""
         where = self.http.address(self.http.port)
         return f"{self.http.scheme}://{where}{self.route_prefix.rstrip('/')}"
 
     @property
     def route_prefix(self) -> str:
-        """What the application's paths begin with."""
         return str(self._application().get("route_prefix") or "/")
 
     def with_overrides(
@@ -136,21 +138,22 @@ class ServeConfig:
         port: int | None = None,
         grpc_port: int | None = None,
     ) -> Self:
-        """Put what the command line asks for in its place; None leaves the file's own."""
+        """Return the configuration with the command line's values; None keeps the file's value."""
         asked = {"host": host, "port": port}
         http = {name: value for name, value in asked.items() if value is not None}
         content = self.with_http_options(**http).as_dict()
         changed = self._parsed(with_grpc(content, grpc_port))
-        return changed if model_set is None else changed.with_arguments(model_set=model_set)
+        if model_set is None:
+            return changed
+        return changed.with_arguments(**_sets_of(model_set))
 
     def with_http_options(self, **options: Any) -> Self:
-        """Change Serve's http_options."""
         content = self.as_dict()
         content["http_options"] |= options
         return self._parsed(content)
 
     def with_json_log(self) -> Self:
-        """Let Serve log JSON, whatever the file says of the form."""
+        """Make Serve log JSON, in place of the file's log format."""
         content = self.as_dict()
         content["logging_config"] = {**content.get("logging_config", {}), "encoding": "JSON"}
         return self._parsed(content)
@@ -158,15 +161,17 @@ class ServeConfig:
     def with_arguments(self, **arguments: Any) -> Self:
         """Change settings of the application (its ``args``)."""
         application = self._application()
-        return self._with_application(args={**application.get("args", {}), **arguments})
+        return self._with_application(
+            args=changed_arguments(application.get("args", {}), arguments)
+        )
 
     def deployment(self, name: str) -> dict[str, Any]:
-        """Return a copy of a deployment's options; of one without any, its name."""
-        given = (d for d in self._application().get("deployments", []) if d["name"] == name)
-        return next(given, {"name": name})
+        """Return a copy of a deployment's options; only its name if the file has none for it."""
+        named = (d for d in self._application().get("deployments", []) if d["name"] == name)
+        return next(named, {"name": name})
 
     def with_deployment(self, options: Mapping[str, Any]) -> Self:
-        """Give the deployment of this name other options; it is added where there was none."""
+        """Replace or add the options of the deployment that ``options`` names."""
         deployments = self._application().get("deployments", [])
         names = [d["name"] for d in deployments]
         if options["name"] in names:
@@ -176,17 +181,20 @@ class ServeConfig:
         return self._with_application(deployments=deployments)
 
     def fitted_to(self, manifest: Manifest) -> Self:
-        """Fit the deployments to the set's members and to where the stages run.
+        """Fit the deployments to the set's members and to the places where the stages run.
 
-        Serve refuses options of what is not there. So those of stages in the Gateway's process go,
-        and those of members that the set lacks. A member without options takes those of the first
-        member that went, so a set of any members is served with the file's intentions.
+        Serve refuses options of deployments that do not exist. So this removes the options of
+        stages that run in the Gateway's process, and of members that the set lacks. A member
+        without options takes those of the first member removed, so that the file's intentions hold
+        for any set.
         """
         stages, members = self._stages(), self._members(manifest)
+        if self.settings.feedback:
+            stages |= {"Feedback"}
         deployments = [
             d
             for d in self._application().get("deployments", [])
-            if d["name"] not in {"Decoder", "Combiner"} - stages
+            if d["name"] not in {"Decoder", "Combiner", "Feedback"} - stages
         ]
         kept = [d for d in deployments if d["name"] in members | stages]
         gone = [d for d in deployments if d["name"] not in members | stages]
@@ -196,13 +204,13 @@ class ServeConfig:
         return self._with_application(deployments=kept)
 
     def all_deployments(self, manifest: Manifest) -> list[Mapping[str, Any]]:
-        """Return the options of all deployments, also of those that are left to Serve's."""
+        """Return the options of all deployments, those with Serve's defaults included."""
         names = {deployment["name"] for deployment in self.deployments}
         unnamed = sorted((self._stages() | self._members(manifest)) - names)
         return [*self.deployments, *({"name": name} for name in unnamed)]
 
     def _stages(self) -> set[str]:
-        """Return the stages beside members that are deployments of their own."""
+        """Return the stages, without members, that are deployments of their own."""
         places = {"Decoder": self.settings.decoder, "Combiner": self.settings.combiner}
         return {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
 
@@ -212,10 +220,10 @@ class ServeConfig:
         return {member.name for member in manifest.members} if is_apart else set()
 
     def without_tls(self) -> Self:
-        """Take the ssl options away: what Serve gets where HAProxy speaks TLS in its place.
+        """Remove the ssl options, for a Serve behind a HAProxy that speaks TLS.
 
-        Serve would hand them to the replicas, which then speak TLS, while its HAProxy speaks to
-        them without and to clients without.
+        With them Serve's replicas would speak TLS, but its HAProxy would speak without TLS to
+        replicas and clients.
         """
         content = self.as_dict()
         for name in SSL_OPTIONS:
@@ -232,8 +240,25 @@ class ServeConfig:
         return self._parsed(content)
 
 
+def _sets_of(asked: str) -> dict[str, Any]:
+    """Return the argument for ``a`` or ``a,b``; an existing folder's name may contain a comma."""
+    names = [name.strip() for name in asked.split(",")]
+    if len(names) == 1 or os.path.isdir(asked):  # noqa: PTH112  # Path's raises for a long line
+        return {"model_set": asked}
+    if not all(names):
+        raise ConfigError(f"--model-set {asked!r} has an empty name; separate names by one comma")
+    return {"model_sets": names}
+
+
+def changed_arguments(args: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with ``changes``; ``model_set`` and ``model_sets`` replace each other."""
+    sets = {"model_set", "model_sets"}
+    gone = sets if sets & changes.keys() else set()
+    return {name: value for name, value in args.items() if name not in gone} | dict(changes)
+
+
 def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
-    """Return the configuration with the interface on ``port``; None leaves the file's own."""
+    """Return the configuration with gRPC on ``port``; None keeps the file's port."""
     options = dict(content.get("grpc_options", {}))
     functions = options.get("grpc_servicer_functions", [])
     if port is not None:
@@ -247,7 +272,7 @@ def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
 
 
 def grpc_port(content: dict[str, Any]) -> int | None:
-    """Return the port that gRPC will have; None if it is off."""
+    """Return the port of gRPC; None if gRPC is off."""
     from ray.serve.schema import gRPCOptionsSchema
 
     options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))

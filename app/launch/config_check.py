@@ -13,7 +13,8 @@ from app.launch.application_check import check_application, check_listeners, own
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 
-# Options of a newer Ray, which an older one leaves out (app/calls/ray_features.py warns of it).
+# Options of newer versions of Ray. An older version drops them with a warning
+# (app/calls/ray_features.py).
 NEWER_OPTIONS = ("max_surge_percent",)
 POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 
@@ -21,10 +22,11 @@ POLICY = "app.scaling.serve_policy:EnsemblePolicy"
 def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Check every key and value against Serve's schema and ours.
 
-    Return what the schema made of it: a number that was written as text is a number there.
+    Returns:
+        The content with the schema's types: a number that was written as text is a number.
 
     Raises:
-        ConfigError: it names ``source``, and every surprise at once.
+        ConfigError: it names ``source`` and lists all unknown keys and bad values.
 
     """
     if unknown := unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content):
@@ -47,12 +49,12 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content as Serve's schema has it, without what the file leaves to defaults."""
+    """Return the validated content, limited to the keys that the file sets."""
     schema = ServeDeploySchema.model_validate(content)
     checked = schema.model_dump(mode="json", exclude_unset=True)
     for application in checked["applications"]:
         for deployment in application.get("deployments", []):
-            if scaling := deployment.get("autoscaling_config"):  # the schema takes any mapping too
+            if scaling := deployment.get("autoscaling_config"):  # any mapping is valid here
                 is_auto = deployment.get("num_replicas") == "auto"
                 auto: AutoscalingConfig = AutoscalingConfig.default()  # type: ignore[no-untyped-call]
                 defaults = auto.model_dump(exclude_unset=True) if is_auto else {}
@@ -75,7 +77,7 @@ def _mistakes(error: ValidationError) -> str:
 
 
 def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
-    """Return the surprises in autoscaling_policy, which Serve's schema leaves open."""
+    """Return the unknown keys in autoscaling_policy, which Serve's schema does not check."""
     return [
         line
         for index, application in enumerate(content.get("applications") or [])
@@ -89,7 +91,7 @@ def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
 
 
 def _policy_kwargs(application: Mapping[str, Any]) -> Any:
-    """Return what our own autoscaling policy is given; {} where another one decides."""
+    """Return the arguments of our autoscaling policy; {} if the file names another policy."""
     policy = application.get("autoscaling_policy") or {}
     return policy.get("policy_kwargs", {}) if policy.get("policy_function") == POLICY else {}
 
@@ -101,24 +103,24 @@ def _suggestion(key: object, *models: type[BaseModel]) -> str:
 
 
 def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[str]:
-    """Compare a parsed file with a pydantic model, however deep; return one line per surprise."""
+    """Compare a parsed file with a pydantic model at every depth; return a line per unknown key."""
     if not isinstance(content, dict):
         return []
     known = dict(model.model_fields)
-    found = []
+    problems = []
     for key, value in content.items():
         place = f"{where}.{key}" if where else str(key)
         if key not in known and key in NEWER_OPTIONS:
             continue
         if key not in known:
-            found.append(f"{place} is no option{_suggestion(key, model)}")
+            problems.append(f"{place} is no option{_suggestion(key, model)}")
             continue
         for inner in _models_in(known[key].annotation):
             rows = value if isinstance(value, list) else [value]
             for index, row in enumerate(rows):
                 spot = f"{place}[{index}]" if isinstance(value, list) else place
-                found += unknown_keys(row, inner, spot)
-    return found
+                problems += unknown_keys(row, inner, spot)
+    return problems
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,15 +14,17 @@ from app.launch.ray_internals import ServeClient
 from app.launch.stop_request import StopRequest
 
 ReportProgress = Callable[[str], None]
-# A traceback's last line; nothing but the message is said of our own errors.
+# The last line of a traceback. For our own errors only the message is shown.
 RAISED = re.compile(
     r"^(?:models|app)\.[\w.]+: (?P<ours>.*)|^(?P<other>[\w.]+(?:Error|Exception): .*)", re.MULTILINE
 )
-# What does not get there: HAProxy knows no replica yet (NOT_FOUND), or none that listens.
+# Statuses of calls that did not reach the application: HAProxy knows no replica yet (NOT_FOUND), or
+# the replica does not listen yet.
 ON_THE_WAY = ("NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN")
 GRPC_ANSWERS_WITHIN_S = 5.0
-# Beside tandem.proto's: a replica's server answers UNIMPLEMENTED before the application hears of
-# it, so nothing is counted. HAProxy itself answers Healthz while it knows of no replica.
+# No method of tandem.proto: a replica's server answers UNIMPLEMENTED without calling the
+# application, so that no request is counted. Healthz would not do, since HAProxy answers it itself
+# as long as it knows of no replica.
 READY_METHOD = "/tandem.v1.Ensemble/Ready"
 
 
@@ -33,15 +35,8 @@ def deploy(config: ServeConfig) -> None:
     start_serve(config).deploy(ServeDeploySchema.model_validate(config.as_dict()))
 
 
-@contextlib.contextmanager
-def deployed(config: ServeConfig) -> Iterator[None]:
-    """Deploy on a Ray of our own, which takes all of it along when it stops."""
-    deploy(config)
-    yield
-
-
 def start_serve(config: ServeConfig) -> ServeClient:
-    """Start Serve with the configuration's options; one that runs keeps its own."""
+    """Start Serve with the configuration's options; a Serve that already runs keeps its own."""
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
@@ -59,30 +54,33 @@ def start_serve(config: ServeConfig) -> ServeClient:
 
 
 def client_of(url: str, socket: Path | None = None) -> httpx.Client:
-    """Return a client of the service on this machine.
+    """Return an HTTP client of the service on this machine.
 
-    With ``socket`` it asks HAProxy there, in clear: at the service's own port HAProxy may ask for a
-    certificate, which this command has not.
+    With ``socket`` it connects to HAProxy's Unix socket, without TLS. The service's public port may
+    require a client certificate, which this command does not have.
     """
     transport = None if socket is None else httpx.HTTPTransport(uds=str(socket))
     return httpx.Client(
         base_url=url if socket is None else httpx.URL(url).copy_with(scheme="http"),
         transport=transport,
         timeout=10,
-        trust_env=False,  # HTTP_PROXY is not for it
-        verify=False,  # nothing is sent, and the certificate has the name others know it by
-        limits=httpx.Limits(max_keepalive_connections=0),  # HAProxy is reloaded meanwhile
+        trust_env=False,  # HTTP_PROXY does not apply to this machine
+        verify=False,  # nothing secret is sent; the certificate names the public host
+        limits=httpx.Limits(max_keepalive_connections=0),  # HAProxy may be reloaded meanwhile
     )
 
 
 class GrpcProbe:
-    """A call of a method that does not exist, to ``target`` as grpcio names addresses."""
+    """Calls a method that does not exist, to see whether gRPC calls reach the application.
+
+    ``target`` is an address in grpcio's form.
+    """
 
     def __init__(self, target: str, application: str) -> None:
         self._target, self._metadata = target, (("application", application),)
 
     def reaches_application(self) -> bool:
-        """Ask once, on a connection of its own, since HAProxy is reloaded meanwhile."""
+        """Make one call on a new connection, since HAProxy may be reloaded meanwhile."""
         import grpc
 
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -103,12 +101,12 @@ def wait_ready(
     *,
     grpc: GrpcProbe | None = None,
 ) -> bool:
-    """Wait until /readyz says so; return False when asked to stop first.
+    """Wait until /readyz reports ready; return False if ``stop`` is asked for first.
 
     With ``grpc`` a gRPC call must reach the application too.
 
     Raises:
-        ConfigError: a deployment failed (with its message), or ``timeout_s`` passed.
+        ConfigError: a deployment failed (the message says why), or ``timeout_s`` passed.
 
     """
     deadline = time.monotonic() + timeout_s
@@ -125,14 +123,14 @@ def wait_ready(
 
 
 def wants_key(client: httpx.Client) -> bool:
-    """Ask the service whether it lets in callers without a key: it knows, its settings only say."""
+    """Return whether the service requires a key, by calling it without one."""
     with contextlib.suppress(httpx.HTTPError):
         return client.get("/v1/models").status_code == 401
     return False
 
 
 def _progress() -> str:
-    """Say how far the deployments are; raise when one has failed for good."""
+    """Return the progress of the deployments; raise :class:`ConfigError` if one failed for good."""
     from ray import serve
 
     waiting = []
@@ -143,13 +141,13 @@ def _progress() -> str:
                 for stage, status in application.deployments.items()
                 if (reason := reason_in(status.message))
             ]
-            told = "; ".join(reasons) or application.message
-            raise ConfigError(f"{name} could not be deployed: {told}")
+            why = "; ".join(reasons) or application.message
+            raise ConfigError(f"{name} could not be deployed: {why}")
         waiting += [n for n, d in application.deployments.items() if d.status != "HEALTHY"]
     return f"loading {', '.join(waiting)}" if waiting else "starting"
 
 
 def reason_in(message: str) -> str | None:
-    """Return the error that ended a replica, without the traceback that Serve wraps it in."""
-    found = list(RAISED.finditer(message))
-    return (found[-1]["ours"] or found[-1]["other"]) if found else None
+    """Return the error that ended a replica, without the traceback that Serve adds to it."""
+    raised = list(RAISED.finditer(message))
+    return (raised[-1]["ours"] or raised[-1]["other"]) if raised else None

@@ -1,7 +1,7 @@
-"""Files and folders that a configuration names: absolute, and those that can be written to.
+"""Paths in a configuration: makes them absolute, and drops folders that cannot be written to.
 
-Ray's processes work in another folder than the command, so what a user names relatively is made
-absolute. Nor has every account a home that can be written to: a container's root may be read-only.
+Ray's processes run in another working folder than the command, so relative paths are made absolute.
+Some accounts have no writable home: a container's root may be read-only.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import Any
 from app.environment import REGIONS_FOLDER, set_environment
 from app.launch.config import ServeConfig
 from app.launch.http_options import SSL_FILES
+from models.stores import is_url
 
 WITHOUT = {
     "compile_cache": "networks are compiled at each start",
@@ -19,32 +20,46 @@ WITHOUT = {
 
 
 def with_absolute_paths(config: ServeConfig) -> ServeConfig:
-    """Return the configuration with the paths that it names made absolute."""
+    """Return the configuration with absolute paths."""
     settings = config.settings
     paths: dict[str, Any] = {
         name: str(path.absolute())
         for name in (*WITHOUT, "api_keys_file")
         if (path := getattr(settings, name)) is not None and name in settings.model_fields_set
     }
+    if settings.sample_dir is not None and not is_url(settings.sample_dir):
+        paths["sample_dir"] = str(Path(settings.sample_dir).expanduser().absolute())
     if settings.model_dirs:
         paths["model_dirs"] = [str(folder.absolute()) for folder in settings.model_dirs]
-    if "/" in settings.model_set:  # a folder, no name
-        paths["model_set"] = str(Path(settings.model_set).expanduser().absolute())
+    if settings.traffic is not None:
+        paths["traffic"] = {_absolute_set(name): of for name, of in settings.traffic.items()}
+    if settings.shadow is not None:
+        paths["shadow"] = _absolute_set(settings.shadow)
+    if settings.model_sets is not None:
+        paths["model_sets"] = list(map(_absolute_set, settings.model_sets))
+    elif "/" in settings.model_set:
+        paths["model_set"] = _absolute_set(settings.model_set)
     files = {name: file for name in SSL_FILES if (file := getattr(config.http, name))}
     return config.with_arguments(**paths).with_http_options(
         **{name: str(Path(file).absolute()) for name, file in files.items()}
     )
 
 
+def _absolute_set(name: str) -> str:
+    """Return a set's folder as an absolute path; a name or a store's URL stays unchanged."""
+    is_folder = "/" in name and not is_url(name)
+    return str(Path(name).expanduser().absolute()) if is_folder else name
+
+
 def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Leave out what cannot be written, and say for each what is missed; serving needs neither."""
+    """Remove folders that cannot be written to; return the configuration and a warning for each."""
     lost = {name: reason for name in WITHOUT if (reason := _why_not(config, name)) is not None}
     warnings = [f"{name}: {reason}: {WITHOUT[name]}" for name, reason in lost.items()]
     return config.with_arguments(**dict.fromkeys(lost)), warnings
 
 
 def _why_not(config: ServeConfig, name: str) -> str | None:
-    """Return why a setting's folder cannot be written; None if it can, or none is wanted."""
+    """Return why a setting's folder cannot be written to; None if it can, or is not set."""
     folder: Path | None = getattr(config.settings, name)
     if name == "trace_dir" and not config.has_tracing:
         return None
@@ -59,10 +74,10 @@ def _why_not(config: ServeConfig, name: str) -> str | None:
 
 
 def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
-    """Make the folder that all Gateways of this run share, and tell them by the environment.
+    """Make the folder of shared-memory regions for all Gateways, and name it in the environment.
 
-    It is in the run's own folder, which only this user enters and which goes with the run. Must be
-    called before Ray starts.
+    It is in the run's folder, which only this user can enter and which is removed after the run.
+    Call this before Ray starts.
     """
     if config.settings.shared_memory:
         folder = run_dir / "regions"

@@ -1,4 +1,4 @@
-"""What HAProxy does in Serve's place: TLS, the address that clients reach, and who they may be."""
+"""Configures HAProxy before Serve starts: TLS, the public address, and client certificates."""
 
 from app.environment import has_haproxy
 from app.errors import ConfigError
@@ -8,25 +8,28 @@ from app.launch.haproxy.command import HaproxyCommand
 from app.launch.http_options import Tls, tls_of
 from app.oip.region_files import FOLDER
 
-# Of Serve's own proxy: what HAProxy does beside handing requests on.
+# Protections of HAProxy that Serve's own proxy lacks.
 UNPROTECTED = (
     "without HAProxy (portable mode) nothing limits connections, slow headers or slow bodies, and "
     "overload is refused later: for this machine's own callers, on loopback"
 )
-GATEWAYS_HOST = "127.0.0.1"  # where HAProxy reaches them on one machine
+GATEWAYS_HOST = "127.0.0.1"  # the address at which HAProxy on this machine reaches the Gateways
 
 
 def put_haproxy_in_front(
     config: ServeConfig, haproxy: HaproxyCommand, *, is_joining: bool
 ) -> ServeConfig:
-    """Tell HAProxy what it does in Serve's place; return the configuration that is left to Serve.
+    """Configure HAProxy; return the configuration for Serve without HAProxy's part.
 
     Raises:
-        ConfigError: nobody would do the TLS that http_options ask for, or not for gRPC.
+        ConfigError: http_options ask for TLS that neither HAProxy nor Serve would provide.
 
     """
     http, tls = config.http, tls_of(config.http)
-    max_requests, origins = config.settings.max_concurrent_requests, config.settings.allowed_origins
+    settings, origins = config.settings, config.settings.allowed_origins
+    # With several sets the Gateway applies each set's limit; requests that it refuses count as
+    # under way for a moment.
+    max_requests = settings.max_concurrent_requests * len(settings.of_each_set())
     if is_joining or not has_haproxy():
         if tls is not None:
             _check_without_ours(config, tls)
@@ -40,7 +43,7 @@ def put_haproxy_in_front(
 
 
 def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
-    """Refuse TLS that Serve's own proxy, or a cluster's HAProxy, does not do."""
+    """Refuse TLS options that Serve's own proxy, or a cluster's HAProxy, would ignore."""
     if has_haproxy():
         raise ConfigError(
             "http_options.ssl_... with --address: the HAProxy of a cluster's Serve does no TLS; "
@@ -60,10 +63,10 @@ def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
 
 
 def check_unprotected(config: ServeConfig) -> str | None:
-    """Return the warning about a service of this machine without HAProxy; None if there is one.
+    """Return a warning if a local service runs without HAProxy, else None.
 
     Raises:
-        ConfigError: others would reach it.
+        ConfigError: other machines could reach the service.
 
     """
     if has_haproxy():
@@ -77,10 +80,10 @@ def check_unprotected(config: ServeConfig) -> str | None:
 
 
 def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
-    """Raise :class:`ConfigError` if it is on, and callers need not be on this machine.
+    """Raise :class:`ConfigError` if shared memory is on and callers on other machines are possible.
 
-    A Gateway behind HAProxy sees HAProxy's address alone, for both protocols: what is known of
-    callers is known by where HAProxy listens.
+    Behind HAProxy a Gateway sees only HAProxy's address, over HTTP and gRPC. So HAProxy's own
+    address decides who can call.
     """
     if not config.settings.shared_memory:
         return
@@ -97,3 +100,11 @@ def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
             "machines have no memory in common with it; use --host 127.0.0.1, or leave the setting "
             "out"
         )
+
+
+def with_open_traffic(config: ServeConfig, *, is_joining: bool) -> ServeConfig:
+    """Let callers on this machine change the traffic, unless the file says who may."""
+    settings = config.settings
+    if not settings.has_versions or settings.open_traffic is not None:
+        return config
+    return config.with_arguments(open_traffic=config.http.is_on_loopback and not is_joining)

@@ -1,4 +1,4 @@
-"""The part of Serve's ``http_options`` that ``tandem serve`` acts on itself: address and TLS."""
+"""The ``http_options`` that ``tandem serve`` itself acts on: address and TLS."""
 
 import ipaddress
 import re
@@ -14,16 +14,16 @@ from app.launch.ports import joined
 
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
-CHAIN = "tls.pem"  # HAProxy's name for the certificate, in the run's folder
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches all interfaces
+CHAIN = "tls.pem"  # the certificate's file name in the run's folder
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches all interfaces
 HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
 
 class HttpOptions(BaseModel):
-    """Where the service listens and whether it speaks TLS: of Serve's options what is needed here.
+    """The address of the service and its TLS files, from Serve's ``http_options``.
 
     Raises:
-        ConfigError: a host that is none.
+        ConfigError: the host is not a valid address or name.
 
     """
 
@@ -38,7 +38,7 @@ class HttpOptions(BaseModel):
 
     @field_validator("host")
     @classmethod
-    def _host_is_one(cls, host: str) -> str:
+    def _is_an_address(cls, host: str) -> str:
         if not HOST.fullmatch(host):
             raise ConfigError(
                 f"http_options.host is {host!r}: give an address, as 127.0.0.1 or ::1; "
@@ -48,7 +48,6 @@ class HttpOptions(BaseModel):
 
     @property
     def scheme(self) -> str:
-        """What clients speak."""
         return "https" if self.ssl_certfile and self.ssl_keyfile else "http"
 
     @property
@@ -60,28 +59,28 @@ class HttpOptions(BaseModel):
             return self.host == "localhost"
 
     def address(self, port: int) -> str:
-        """Return the address and a port under which this machine reaches the service."""
+        """Return ``port`` with the address at which this machine reaches the service."""
         return joined(LOOPBACK.get(self.host, self.host), port)
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM: certificate (and what is between it and its root), its key, who may connect."""
+    """PEM files: the certificate with its intermediates, its key, and the clients' CA."""
 
     certificate: Path
     key: Path
-    clients: Path | None  # those whose certificates clients must have; None: any client
+    clients: Path | None  # CA of the clients' certificates; None: any client may connect
 
     def link(self, folder: Path) -> str:
-        """Return HAProxy's words for it; it looks for the key beside the certificate, so link both.
+        """Link the files into the run's folder; return HAProxy's ``bind`` arguments for them.
 
-        Links, not copies: a key has one place, and an HAProxy that Serve starts anew has what was
-        renewed (:mod:`app.launch.haproxy.renewal`).
+        HAProxy looks for the key next to the certificate. Links, not copies: the key exists once,
+        and a restarted HAProxy reads renewed files (:mod:`app.launch.haproxy.renewal`).
         """
         chain = folder / CHAIN
         for link, target in ((chain, self.certificate), (folder / f"{CHAIN}.key", self.key)):
             link.symlink_to(target.absolute())
-        # HTTP/2 would save browsers a connection or two, and has a slow loris of its own.
+        # HTTP/2 would save browsers a connection or two, but has its own form of slow loris.
         words = f"crt {chain} alpn http/1.1"
         if self.clients:
             roots = folder / "clients.pem"
@@ -91,10 +90,10 @@ class Tls:
 
 
 def tls_of(http: HttpOptions) -> Tls | None:
-    """Return what the options ask for, None without TLS.
+    """Return the TLS files of the options, or None without TLS.
 
     Raises:
-        ConfigError: a file is missing or no PEM, the key is another certificate's or encrypted.
+        ConfigError: a file is missing or not PEM, or the key is encrypted or does not match.
 
     """
     certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs

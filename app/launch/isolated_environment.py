@@ -24,7 +24,7 @@ from app.launch.run_folder import run_folder
 
 STARTER = Path(__file__).with_name("haproxy") / "start.sh"
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
-HAPROXY_SCRIPT = "haproxy.sh"  # in the run's folder; STARTER looks for it there
+HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 
 
 @contextlib.contextmanager
@@ -34,27 +34,31 @@ def fast_serve(
     is_portable: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[HaproxyCommand]:
-    """Set the environment that makes Serve fast, with a folder of its own for HAProxy's files.
+    """Set the environment that makes Serve fast, with an own folder for HAProxy's files.
 
-    Must be entered before ray is imported: Serve reads its environment once, at import, and
-    whatever Ray starts inherits it. Who ``is_joining`` a cluster is not on loopback alone. What
-    ``is_portable`` has Serve's own proxy in front, which is everywhere.
+    Enter this before ray is imported: Serve reads its environment once, at import, and the
+    processes that Ray starts inherit it.
+
+    Args:
+        is_joining: whether a running cluster is joined, which is not on loopback only.
+        is_portable: whether Serve's own proxy is used, which runs on every platform.
+        warn: called with a line for each variable that Ray does not read.
 
     Raises:
         ConfigError: the installed Ray is too old, or does not read a variable that protects the
-            service. Others that it does not read are a warning.
+            service.
 
     """
     with run_folder() as run_dir:
         ports = (free_port(), free_port())
-        # Where Serve's own proxy answers what HAProxy has no replica for. Two services would share
-        # the usual port (SO_REUSEPORT) and answer each other's requests.
+        # Serve's own proxy listens on this port and answers requests while HAProxy has no replica.
+        # Two services would share the usual port (SO_REUSEPORT) and answer each other's requests.
         fallback = {
             f"RAY_SERVE_FALLBACK_PROXY_{protocol}_PORT": str(free_port())
             for protocol in ("HTTP", "GRPC")
         }
-        # The same holds for the replicas' own ports of gRPC, whatever Serve says of reuse: each run
-        # has its own hundred.
+        # The same holds for the replicas' gRPC ports, whatever Serve says of reuse. So each run has
+        # its own hundred ports.
         first = min(free_port(), 65_400)
         fallback |= {
             "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first),
@@ -71,8 +75,8 @@ def fast_serve(
             del values[RAY_ON_ALL_INTERFACES]
         else:
             values |= _own_token(run_dir)
-        # A shell may have a cluster's (tandem environment), or another program's: not with the
-        # limits of this run.
+        # The shell may have a HAPROXY_PATH of a cluster (tandem environment) or of another program,
+        # without this run's limits. So it is replaced.
         portable = {HA_PROXY: "0"} if is_portable else {}
         set_environment(values | portable, ours=(HAPROXY_PATH, *portable))
         add_import_path(PROJECT)
@@ -87,9 +91,10 @@ def fast_serve(
 
 
 def _own_token(run_dir: Path) -> dict[str, str]:
-    """Return where the secret of this run's Ray is; nothing if the user has one for Ray.
+    """Return the variable for the secret of this run's Ray; {} if the user has set one for Ray.
 
-    Without it Ray makes one for all clusters of the user, in a home that there may not be.
+    Without it Ray stores one secret for all clusters of the user in the home folder, which may not
+    be writable.
     """
     if environment_value("RAY_AUTH_TOKEN", TOKEN_PATH):
         return {}

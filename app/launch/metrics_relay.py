@@ -1,4 +1,4 @@
-"""Relays the metrics, which Ray's agent serves on loopback, to an address that others reach."""
+"""Relays the metrics from Ray's agent on loopback to an address that other machines can reach."""
 
 import contextlib
 import socket
@@ -12,12 +12,12 @@ import httpx
 from app.launch.ports import joined
 
 PATH = "/metrics"
-MAX_CONNECTIONS = 8  # a Prometheus or two, and people
-TIMEOUT_S = 10.0  # Prometheus' own
+MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
+TIMEOUT_S = 10.0  # the default of Prometheus
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers a few connections at a time, and closes those beyond."""
+    """Serves ``MAX_CONNECTIONS`` at a time, and closes further connections."""
 
     daemon_threads = True
 
@@ -65,15 +65,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a scrape comes every few seconds."""
+        """Log nothing, since scrapes come every few seconds."""
 
 
 @contextlib.contextmanager
 def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
-    """Hand ``GET /metrics`` of ``host:port`` on to loopback's ``source_port``; yield the address.
+    """Relay ``GET /metrics`` of ``host:port`` to ``source_port`` on loopback; yield the address.
 
     Raises:
-        OSError: ``host:port`` cannot be listened on.
+        OSError: the process cannot listen on ``host:port``.
 
     """
     with _Server(host, port, f"http://127.0.0.1:{source_port}{PATH}") as server:

@@ -1,4 +1,4 @@
-"""Tells systemd how the service is: sd_notify's protocol, datagrams to a socket that it names."""
+"""Reports the service's state to systemd with sd_notify: datagrams to the socket that it names."""
 
 import contextlib
 import socket
@@ -9,12 +9,12 @@ SOCKET_VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify_systemd(state: str) -> None:
-    """Send a state, as ``READY=1``, where systemd waits for one (``Type=notify``); else do nothing.
+    """Send a state like ``READY=1`` if systemd waits for it (``Type=notify``); else do nothing.
 
-    A failure is systemd's to notice: it ends a service that is not ready in ``TimeoutStartSec``.
+    Failures need no report: systemd ends a service that is not ready within ``TimeoutStartSec``.
     """
     if address := environment_value(SOCKET_VARIABLE):
-        name = f"\0{address[1:]}" if address.startswith("@") else address  # Linux's abstract names
+        name = f"\0{address[1:]}" if address.startswith("@") else address  # Linux's abstract socket
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to_systemd,

@@ -1,4 +1,4 @@
-"""TCP ports: checks that one is free, names its owner, finds a free one."""
+"""TCP ports: checks that a port is free, names its owner, or chooses a free one."""
 
 import contextlib
 import random
@@ -10,19 +10,19 @@ import psutil
 
 from app.errors import ConfigError
 
-METRICS_PORT = 9464  # OpenTelemetry's for a Prometheus to scrape
+METRICS_PORT = 9464  # OpenTelemetry's default for Prometheus scrapes
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and MAX, from below
+OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT to MAX, ascending
 _given: set[int] = set()
 
 
 def joined(host: str, port: int) -> str:
-    """Return a host and a port as addresses have them: IPv6 in brackets."""
+    """Return ``host:port``, with IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_distinct(ports: Mapping[str, int | None]) -> None:
-    """Raise :class:`ConfigError` if two options, by name, have the same port; None has none."""
+    """Raise :class:`ConfigError` if two options have the same port; None means that it is off."""
     owners: dict[int, str] = {}
     for option, port in ports.items():
         if port is not None and (other := owners.setdefault(port, option)) != option:
@@ -46,10 +46,10 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
 
 
 def metrics_port(asked: int | None) -> int:
-    """Return the port asked for, or else the usual one, or a free one if another service has it.
+    """Return the requested port; without one the usual port, or a free one if that is in use.
 
     Raises:
-        ConfigError: the port asked for cannot be listened on.
+        ConfigError: the process cannot listen on the requested port.
 
     """
     port = METRICS_PORT if asked is None else asked
@@ -63,7 +63,7 @@ def metrics_port(asked: int | None) -> int:
 
 
 def _owner(port: int) -> str:
-    """Name the process that listens on ``port``, where the system tells."""
+    """Return the name of the process that listens on ``port``, if the system reveals it."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             is_listening = connection.status == psutil.CONN_LISTEN
@@ -74,11 +74,10 @@ def _owner(port: int) -> str:
 
 
 def free_port(range_file: Path = LOCAL_PORT_RANGE) -> int:
-    """Return a port of the loopback interface that nobody listens on now; each only once.
+    """Return a free port of the loopback interface; each call returns another one.
 
-    Not one that the kernel hands out by itself: Ray takes some forty of those while it starts, and
-    one could be ours before we listen on it. Ray's workers have 10002 to 19999, Serve's replicas
-    ``OF_REPLICAS``.
+    The port is outside of the kernel's ephemeral range: Ray takes about forty of those while it
+    starts, perhaps this one. Ray's workers use 10002 to 19999, Serve's replicas ``OF_REPLICAS``.
     """
     try:
         first, last = (int(part) for part in range_file.read_text("ascii").split())
@@ -91,6 +90,6 @@ def free_port(range_file: Path = LOCAL_PORT_RANGE) -> int:
             probe.bind(("127.0.0.1", port))
             _given.add(port)
             return port
-    with socket.socket() as probe:  # every port from 20000 up is the kernel's to hand out
+    with socket.socket() as probe:  # the ephemeral range covers all ports from 20000 up
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

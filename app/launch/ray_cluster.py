@@ -20,7 +20,7 @@ from app.launch.forks.running import CLIENT
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import (
     ServeClient,
-    errors_told_to,
+    errors_passed_to,
     init_ray,
     only_what_one_machine_needs,
 )
@@ -28,27 +28,28 @@ from app.launch.stop_request import ending_on_signal
 from models.cpus import available_cpus
 from models.errors import TandemError
 
-# Serve waits 30 s for a controller that got the signal too, as systemd sends it, and hangs.
+# Serve waits 30 s for its controller, and hangs if that received the signal too, as from systemd.
 STOP_PATIENCE_S = 12.0
 TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
-# A service of 13 processes has 274 threads on two cores, and more on more.
+# A service of 13 processes has 274 threads on two cores, and more on more cores.
 MIN_PROCESSES = 250
 DIED = re.compile(r"Worker PID: (\d+).*?Worker exit detail: ([^.]*)", re.DOTALL)
 LONGEST_LINE = 200
-MIN_CPUS = 2  # what Ray is told at least: a machine with one serves configs/separate.yaml too
-ANSWERS_WITHIN_S = 3.0  # a controller that is well
+MIN_CPUS = 2  # Ray gets at least this, so that one core serves configs/separate.yaml too
+ANSWERS_WITHIN_S = 3.0  # time limit for a healthy controller
 POLL_EVERY_S = 0.1
 LOCAL, AUTO = "local", "auto"  # Ray's own names for addresses
+CLIENT_SCHEME = "ray://"
 HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 CONNECTS_WITHIN_S = 5.0
-CURRENT = "ray_current_cluster"  # the file in which Ray keeps where this machine's cluster is
+CURRENT = "ray_current_cluster"  # the file in which Ray keeps the address of this machine's cluster
 
 
 def _init_ray(**options: Any) -> None:
-    """Connect to Ray, quietly, from the project's own folder.
+    """Connect to Ray without its log output, from the project's folder.
 
-    Ray's workers import from the working folder of who connects before all others: in a user's
-    there may be another "app", or a "requests.py".
+    Ray's workers import from the connecting process's working folder first. A user's folder may
+    have another "app", or a "requests.py".
     """
     with contextlib.chdir(PROJECT):
         init_ray(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -56,7 +57,7 @@ def _init_ray(**options: Any) -> None:
 
 
 def check_processes() -> None:
-    """Raise :class:`ConfigError` if Ray cannot start within this process's limits of processes."""
+    """Raise :class:`ConfigError` if this process's limit of processes is too low for Ray."""
     limits = {"the control group's pids.max": tightest_pids_limit(), "ulimit -u": user_limit()}
     for name, limit in limits.items():
         if limit.left < MIN_PROCESSES:
@@ -71,33 +72,38 @@ def check_processes() -> None:
 def local_ray(
     metrics_port: int, forks: Child | None, folder: Path, warn: Callable[[str], None]
 ) -> Iterator[None]:
-    """Start a Ray of our own and stop all of it after, whatever happens in between.
+    """Start a local Ray, and stop all of it at the end, even after an error.
 
-    ``forks`` starts its Python processes; None: Ray does. Its files are in ``folder``; ``warn``
-    gets a line for each of its processes that dies.
+    Args:
+        metrics_port: where Ray's agent serves its metrics.
+        forks: the fork server that starts Ray's Python processes; None: Ray starts them.
+        folder: for Ray's files.
+        warn: called with a line for each of Ray's processes that dies.
+
     """
     try:
         if forks is not None and not FORKS.fits():
             forks.end()
         client = CLIENT if forks is not None else None
-        with only_what_one_machine_needs(client), _start_failures_told():
+        with only_what_one_machine_needs(client), _start_failures_reported():
             _init_ray(
                 address=LOCAL,
                 num_cpus=max(MIN_CPUS, available_cpus()),
                 include_dashboard=False,
                 _temp_dir=str(folder),
                 _metrics_export_port=metrics_port,
-                # Those would be nobody's job's, and so none of the fork server's.
+                # Workers that are started ahead belong to no job, so the fork server would not
+                # start them.
                 _system_config={"prestart_worker_first_driver": False},
             )
-        with errors_told_to(lambda text: warn(in_a_line(text))):
+        with errors_passed_to(lambda text: warn(in_a_line(text))):
             yield
     finally:
         _stop_ray(forks)
 
 
 def in_a_line(text: str) -> str:
-    """Return what Ray says of a process that died, 900 characters and more, in a line."""
+    """Shorten Ray's report of a dead process, 900 characters and more, to a line."""
     if died := DIED.search(text):
         pid, why = died.groups()
         return f"process {pid} of Ray died: {why}; of a replica Serve starts another one"
@@ -105,8 +111,8 @@ def in_a_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _start_failures_told() -> Iterator[None]:
-    """Turn what Ray raises when it does not start, a bare Exception, into a line for the user."""
+def _start_failures_reported() -> Iterator[None]:
+    """Turn the bare Exception of a failed start of Ray into a :class:`ConfigError` of a line."""
     try:
         yield
     except TandemError:
@@ -120,11 +126,11 @@ def _start_failures_told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined_ray(address: str) -> Iterator[None]:
-    """Connect to a cluster that somebody else started."""
+def joined_ray(address: str, may_be_client: bool = False) -> Iterator[None]:
+    """Connect to a running cluster; with ``may_be_client`` an address ray:// is accepted too."""
     import ray
 
-    check_address(address)
+    check_address(address, may_be_client)
     try:
         with ending_on_signal("stopped; the cluster did not answer, and nothing was deployed"):
             _init_ray(address=address)
@@ -132,25 +138,30 @@ def joined_ray(address: str) -> Iterator[None]:
         raise ConfigError(
             f"no Ray cluster at {address}: {error}; start one with ray start --head"
         ) from error
+    except RuntimeError as error:  # the cluster has another version of Ray or Python
+        raise ConfigError(f"cannot join the Ray cluster at {address}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def check_address(address: str) -> None:
-    """Raise :class:`ConfigError` if an address is none, or nobody listens there.
+def check_address(address: str, may_be_client: bool = False) -> None:
+    """Raise :class:`ConfigError` if an address is malformed, or nothing listens there.
 
-    Ray itself waits for minutes for a cluster that is not there, and hears no signal meanwhile.
+    Ray itself waits minutes for a cluster that does not exist, and ignores signals meanwhile.
     """
     where = _of_auto() if address == AUTO else address
     if where is None:
-        return  # Ray looks at the processes of this machine, and says so if there is none
-    parts = HOST_AND_PORT.fullmatch(where)
+        return  # Ray searches the processes of this machine, and reports if there is no cluster
+    parts = HOST_AND_PORT.fullmatch(where.removeprefix(CLIENT_SCHEME) if may_be_client else where)
     if parts is None:
+        further = (
+            f", or {CLIENT_SCHEME}HOST:10001 from outside the cluster" if may_be_client else ""
+        )
         raise ConfigError(
             f"--address {address}: {where} is no address; give auto, or HOST:PORT of the cluster's "
-            "head node, as ray start --head prints it"
+            f"head node, as ray start --head prints it{further}"
         )
     try:
         host, port = parts["host"].strip("[]"), int(parts["port"])
@@ -164,7 +175,7 @@ def check_address(address: str) -> None:
 
 
 def _of_auto() -> str | None:
-    """Return what Ray takes for ``auto``: a variable, or the last cluster of this machine."""
+    """Return Ray's address for ``auto``: a variable's, or this machine's last cluster."""
     if (named := environment_value("RAY_ADDRESS")) not in (None, AUTO):
         return named
     place = environment_value("RAY_TMPDIR", "TMPDIR") or "/tmp"
@@ -174,7 +185,7 @@ def _of_auto() -> str | None:
 
 
 def metrics_urls() -> list[str]:
-    """Return where Prometheus finds the metrics, of each node: Ray's, Serve's and ours."""
+    """Return the URLs of each node's metrics for Prometheus: Ray's, Serve's and ours."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -186,11 +197,11 @@ def _stop_ray(forks: Child | None) -> None:
 
     ours = psutil.Process().children(recursive=True)
     if ray.is_initialized():
-        # Ray reports on stdout that the controller, which was asked to end, has ended.
+        # Ray prints to stdout that the controller, which was asked to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()):
-            with contextlib.suppress(Exception):  # a dead cluster cannot shut down in order
+            with contextlib.suppress(Exception):  # a dead cluster cannot be shut down in order
                 client = ServeClient.running()
-                # One that does not answer would not hear that either.
+                # A controller that does not answer would not obey a shutdown either.
                 if client and CONTROLLER.fits() and drain(client, STOP_PATIENCE_S):
                     client.shut_down(STOP_PATIENCE_S)
             ours += psutil.Process().children(recursive=True)
@@ -205,17 +216,18 @@ def _stop_ray(forks: Child | None) -> None:
 
 
 def drain(client: ServeClient, timeout_s: float) -> bool:
-    """Delete the applications while HAProxy is still there to hand the answers on.
+    """Delete the applications while HAProxy still runs and can pass their last answers on.
 
-    Return whether the controller answered.
-
-    Serve's shutdown ends both at the same time. A controller that got the signal too answers
-    nothing: every question here has a time limit of its own. ``serve.status()`` has none, and a
-    thread that is still in it when Ray is shut down is a segmentation fault.
+    Serve's shutdown ends both at the same time. A controller that received the signal too does not
+    answer, so every call here has a time limit. ``serve.status()`` has none, and a thread still in
+    it when Ray shuts down crashes with a segmentation fault.
 
     Args:
-        client: its controller is asked.
-        timeout_s: how long the replicas may take, once the controller has answered.
+        client: of Serve's controller.
+        timeout_s: the time for the replicas, once the controller has answered.
+
+    Returns:
+        Whether the controller answered.
 
     """
     ends = time.monotonic() + timeout_s
@@ -224,7 +236,7 @@ def drain(client: ServeClient, timeout_s: float) -> bool:
         left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
         return list(client.details(left_s)["applications"])
 
-    # It may be slow or dead, and so may Ray: then there is nobody to wait for.
+    # The controller or Ray may be slow or dead: then there are no replicas to wait for.
     with contextlib.suppress(Exception):
         client.delete(applications())
         while applications() and time.monotonic() < ends:

@@ -1,7 +1,7 @@
-"""What ``tandem serve`` leans on of Ray that it does not promise to keep, feature by feature.
+"""The private features of Ray that ``tandem serve`` depends on, each with a check of its presence.
 
-What Ray has a public option, variable or function for is used through that instead (the decision
-record says which was looked for). :mod:`app.launch.ray_internals` uses the names.
+If Ray has a public option, variable or function, that is used instead (the decision record lists
+those considered). :mod:`app.launch.ray_internals` uses the names.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ DEPLOY = Feature(
     ),
     is_required=True,
 )
-# What Serve's controller says it serves, with a time limit, and how its replicas are drained.
+# The controller's state, read with a time limit, and the draining of its replicas.
 CONTROLLER = Feature(
     "asking Serve's controller",
     "at the end of tandem serve the requests that are under way are cut off",
@@ -30,11 +30,6 @@ CONTROLLER = Feature(
         RayName(CLIENT, "ServeControllerClient.shutdown", ("timeout_s",)),
         RayName("ray.serve._private.controller", "ServeController.get_serve_instance_details"),
     ),
-)
-SIGNALS = Feature(
-    "keeping SIGTERM from Ray while it starts",
-    "a SIGTERM meanwhile ends the command with another status",
-    (RayName("ray._private.utils", "set_sigterm_handler", ("sigterm_handler",)),),
 )
 LOG_MONITOR = Feature(
     "no log monitor",
@@ -46,7 +41,7 @@ ERRORS = Feature(
     "each prints some 900 characters",
     (RayName("ray._private.worker", "print_to_stdstream", ("data",)),),
 )
-# A Ray of one machine has no use for its dashboard, nor for the autoscaler of nodes.
+# A Ray on one machine needs neither the dashboard nor the autoscaler of nodes.
 ONE_MACHINE = Feature(
     "no dashboard and no autoscaler of nodes",
     "Ray starts both, and starts later",
@@ -68,15 +63,15 @@ FORKS = Feature(
         RayName("ray._private.workers.default_worker", "parser"),
     ),
 )
-LAUNCH_FEATURES = (DEPLOY, CONTROLLER, SIGNALS, LOG_MONITOR, ERRORS, ONE_MACHINE, FORKS)
+LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, ERRORS, ONE_MACHINE, FORKS)
 
 
 def check_installed_ray(*, is_joining: bool = False) -> list[str]:
     """Look up every private name that the service uses; return warnings, as check_ray does.
 
     Raises:
-        ConfigError: as check_ray. Who ``is_joining`` a cluster needs to know whose applications are
-            there already: to deploy deletes those that are not named.
+        ConfigError: as check_ray. With ``is_joining`` also if the controller's state cannot be
+            read: deploying deletes applications that are not listed, so the others must be known.
 
     """
     others = [feature for feature in LAUNCH_FEATURES if feature is not CONTROLLER]

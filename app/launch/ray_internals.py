@@ -1,7 +1,7 @@
-"""The private names of Ray that ``tandem serve`` uses: no other module of this package touches one.
+"""The private names of Ray that ``tandem serve`` uses; no other module of this package uses them.
 
-Each is used only where its feature fits (:mod:`app.launch.ray_features`). ray is imported only
-inside functions: it reads its environment at that moment (:mod:`app.launch.isolated_environment`).
+Each is used only if its feature fits (:mod:`app.launch.ray_features`). Functions import ray inside
+their bodies, since it reads its environment at import (:mod:`app.launch.isolated_environment`).
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from app.launch.ray_features import ERRORS, FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
+from app.launch.ray_features import ERRORS, FORKS, LOG_MONITOR, ONE_MACHINE
 
-NOBODY = b"127.0.0.1:9"  # the port of the discard protocol
+NOBODY = b"127.0.0.1:9"  # an address where nothing listens: the port of the discard protocol
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Give an attribute another value for a while; AttributeError if there is none of that name."""
+    """Replace an attribute during the block; raise AttributeError if it does not exist."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -29,19 +29,15 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 def init_ray(**options: Any) -> None:
-    """Call ``ray.init`` without two things that it does unasked and has no option for.
+    """Call ``ray.init`` without two side effects for which it has no option.
 
-    It would take SIGTERM, and a StopRequest would hear of it no more. And its log monitor would use
-    0.01 of a core to send us what replicas print, which we do not ask for.
+    It would replace the handler of SIGTERM, so that a StopRequest would miss the signal. And its
+    log monitor would use 0.01 of a core to send the replicas' output, which is not shown.
     """
     import ray
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_kept_sigterm())
-        if SIGNALS.fits():
-            import ray._private.utils
-
-            stack.enter_context(replaced(ray._private.utils, "set_sigterm_handler", lambda _: None))
         if LOG_MONITOR.fits():
             import ray._private.node
 
@@ -53,39 +49,46 @@ def init_ray(**options: Any) -> None:
 
 @contextlib.contextmanager
 def _kept_sigterm() -> Iterator[None]:
-    """Let SIGTERM have the handler after that it had before."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Keep the handler of SIGTERM: ignore changes from Python, and undo those from C at the end."""
+    set_handler, before = signal.signal, signal.getsignal(signal.SIGTERM)
+
+    def set_others(number: int, handler: Any) -> Any:
+        if number == signal.SIGTERM:
+            return signal.getsignal(number)
+        return set_handler(number, handler)
+
     try:
-        yield
+        with replaced(signal, "signal", set_others):
+            yield
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
-def errors_told_to(tell: Callable[[str], None]) -> Iterator[None]:
-    """Hand on what Ray would print of its processes' deaths; on a thread of Ray's."""
+def errors_passed_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Pass Ray's messages on dead processes to ``tell``, which a thread of Ray's calls."""
     if not ERRORS.fits():
         yield
         return
     from ray._private import worker
 
-    def told(data: Mapping[str, Any], *_: object, **__: object) -> None:
+    def print_error(data: Mapping[str, Any], *_: object, **__: object) -> None:
         for line in data["lines"]:
             tell(line)
 
-    with replaced(worker, "print_to_stdstream", told):
+    with replaced(worker, "print_to_stdstream", print_error):
         yield
 
 
 @contextlib.contextmanager
 def only_what_one_machine_needs(client: Path | None) -> Iterator[None]:
-    """Let ``ray.init`` start no dashboard, and Python processes by way of ``client``.
+    """Let ``ray.init`` start no dashboard, and start Python processes through ``client``.
 
-    What the installed Ray has no place for is left out.
+    Changes that do not fit the installed Ray are left out.
 
     Args:
-        client: a script that is given what Ray would have run (:mod:`app.launch.forks.client`);
+        client: a script that gets Ray's command as arguments (:mod:`app.launch.forks.client`);
             None: Ray starts its processes itself.
 
     """
@@ -99,7 +102,7 @@ def only_what_one_machine_needs(client: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started_by(client: Path) -> Iterator[None]:
-    """Let the raylet start Python processes by way of ``client``."""
+    """Let the raylet start Python processes through ``client``."""
     from ray._private import services
 
     python = services._build_python_executable_command_memory_profileable
@@ -123,15 +126,15 @@ def _started_by(client: Path) -> Iterator[None]:
 def _without_dashboard() -> Iterator[None]:
     """Let ``ray.init`` start neither the dashboard nor the autoscaler of nodes.
 
-    Without a dashboard (``include_dashboard=False``) Ray starts its process all the same, for usage
-    statistics, and waits for it.
+    With ``include_dashboard=False`` Ray still starts the process, for usage statistics, and waits
+    for it.
     """
     from ray._private import ray_constants
     from ray._private.node import Node
 
     def no_dashboard(node: Any, **_: Any) -> None:
-        node._webui_url = ""  # as it is without one
-        # The agent asks every second until it knows where to report errors of nodes.
+        node._webui_url = ""  # as without a dashboard
+        # Otherwise the agent asks every second where to report errors of nodes.
         key, namespace = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
         node.get_gcs_client().internal_kv_put(key.encode(), NOBODY, True, namespace)
 
@@ -143,7 +146,7 @@ def _without_dashboard() -> Iterator[None]:
 
 
 class ServeClient:
-    """Serve's own client of its controller, as far as it is needed."""
+    """Serve's own client of its controller, with the methods that are needed here."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -157,19 +160,19 @@ class ServeClient:
         return None if client is None else cls(client)
 
     def deploy(self, schema: Any) -> None:
-        """Apply a ``ServeDeploySchema``; what was applied before and is not in it is deleted."""
+        """Apply a ``ServeDeploySchema``; applications that it does not list are deleted."""
         self._client.deploy_apps(schema)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Begin to delete applications; their replicas answer what is under way."""
+        """Begin to delete applications; their replicas answer the requests under way."""
         self._client.delete_apps(list(names), blocking=False)
 
     def shut_down(self, timeout_s: float) -> None:
-        """End Serve: its controller and proxies too."""
+        """End Serve, its controller and proxies included."""
         self._client.shutdown(timeout_s)
 
     def details(self, timeout_s: float) -> dict[str, Any]:
-        """Return what the controller knows, as Serve's ``ServeInstanceDetails`` has it.
+        """Return the controller's state, in the form of Serve's ``ServeInstanceDetails``.
 
         Raises:
             RayError: the controller is dead, or did not answer in time.

@@ -1,6 +1,6 @@
-"""The files of the installed Ray that are read as text, before anything imports ray.
+"""Files of the installed Ray that are read as text, before anything imports ray.
 
-Which variables of the environment it reads, and Serve's template of HAProxy's configuration.
+They show which environment variables Ray reads, and contain Serve's HAProxy template.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from pathlib import Path
 from app.calls.ray_compatibility import check_ray_version, left_out, mismatch
 from app.environment import PROTECTING
 
-# Where Ray reads its environment.
+# The files in which Ray reads its environment.
 VARIABLES = (
     "serve/_private/constants.py",
     "_private/ray_constants.py",
@@ -23,10 +23,10 @@ HAPROXY_TEMPLATE = "serve/_private/haproxy_templates.py"
 
 
 def check_variables(names: Iterable[str]) -> list[str]:
-    """Check that Ray reads these variables: one that it does not know it ignores in silence.
+    """Check that Ray reads these variables: it ignores unknown variables without a message.
 
     Returns:
-        A warning that names those that it does not read, if there are any.
+        A warning that names the variables not read, if any.
 
     Raises:
         ConfigError: one of them protects the service.
@@ -50,7 +50,7 @@ def haproxy_template() -> str:
 
 
 def _is_in_gcs(name: str) -> bool:
-    """Whether the GCS, which is no Python, knows a variable: its name is in the program's text."""
+    """Whether the GCS reads a variable: then its binary contains the variable's name."""
     try:
         with _installed(GCS).open("rb") as file:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -61,7 +61,7 @@ def _is_in_gcs(name: str) -> bool:
 
 
 def _source(file: str) -> str | None:
-    """Return a file's text; None if the installed Ray does not have it."""
+    """Return a file's text; None if the installed Ray lacks the file."""
     try:
         return _installed(file).read_text("utf-8")
     except OSError:
@@ -69,7 +69,7 @@ def _source(file: str) -> str | None:
 
 
 def _installed(file: str) -> Path:
-    package = importlib.util.find_spec("ray")  # finds it without importing it
-    assert package is not None  # its version is known
+    package = importlib.util.find_spec("ray")  # finds the package without importing it
+    assert package is not None  # Ray's version was checked before
     assert package.origin is not None
     return Path(package.origin).parent / file

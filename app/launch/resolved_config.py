@@ -1,6 +1,7 @@
-"""The configuration as ``tandem serve`` resolves it: a flag, else a variable, else the file.
+"""Resolves each option of ``tandem serve``: a flag, else a variable, else the file.
 
-``TANDEM_<SETTING>`` is written as in the file. It is read here alone: replicas get the result.
+``TANDEM_<SETTING>`` is written as in the file. Only this module reads these variables; replicas get
+the result.
 """
 
 import difflib
@@ -15,20 +16,28 @@ from app.environment import (
     CALLERS_KEY_VARIABLE,
     GATEWAY_TIMEOUT,
     KEYS_VARIABLE,
+    ON_LOOPBACK,
     REGIONS_FOLDER,
     whole_environment,
 )
 from app.launch.application_check import own_application, own_index
-from app.launch.config import ServeConfig, default_config
+from app.launch.config import ServeConfig, changed_arguments, default_config
 from app.launch.service_log import LogFormat
 from app.settings import Settings
 from models.strict_yaml import parse_yaml, read_yaml
 
 PREFIX = "TANDEM_"
-NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, REGIONS_FOLDER, GATEWAY_TIMEOUT} | {
-    "TANDEM_FORK_SERVER",  # and of tests:
+OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT}
+NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
+    "TANDEM_FORK_SERVER",  # and variables of tests:
     *("TANDEM_CHROMIUM", "TANDEM_REDIS_SERVER", "TANDEM_KSERVE_PYTHON", "TANDEM_TEST_DATA"),
-    *("TANDEM_TEST_BASE_IMAGE", "TANDEM_PHOTOS", "TANDEM_KEY_FILE", "TANDEM_LOAD_NETWORK"),
+    *(
+        "TANDEM_TEST_BASE_IMAGE",
+        "TANDEM_PHOTOS",
+        "TANDEM_KEY_FILE",
+        "TANDEM_LOAD_NETWORK",
+        "TANDEM_URL",
+    ),
 }
 UNIONS = (UnionType, Union)
 PASSWORD = re.compile(r"//[^/@\s]*@")
@@ -36,32 +45,32 @@ PASSWORD = re.compile(r"//[^/@\s]*@")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the command line asks for; None leaves the configuration's own."""
+    """The options of the command line; None keeps the configuration's value."""
 
     model_set: str | None = None
     config: Path | None = None
     host: str | None = None
     port: int | None = None
-    address: str | None = None  # of a running cluster; None starts a Ray of our own
+    address: str | None = None  # of a running cluster; None starts a local Ray
     allow_unverified: bool | None = None
-    metrics_port: int | None = None  # of a Ray of our own; None: the usual one, or else a free one
-    metrics_host: str | None = None  # where others reach that port; None: on loopback
+    metrics_port: int | None = None  # of a local Ray; None: the usual port, or a free one
+    metrics_host: str | None = None  # an address that other machines reach; None: loopback
     api_keys_file: Path | None = None
     grpc_port: int | None = None
-    portable: bool | None = None  # without HAProxy; None: where Ray brings none, not on Linux
-    log_format: LogFormat | None = None  # None: text in a terminal, else JSON
+    portable: bool | None = None  # without HAProxy; None: if Ray has none, as on macOS
+    log_format: LogFormat | None = None  # None: text in a terminal, JSON otherwise
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A setting's value, without a password that it may hold, and where it came from."""
+    """A setting's value, with passwords removed, and its origin."""
 
     value: Any
     source: str
 
 
 def read_config(options: ServeOptions) -> ServeConfig:
-    """Read the file, and put the variables and then the command line's options into it.
+    """Read the file, then apply the variables, then the options of the command line.
 
     Raises:
         ConfigError: the file or a variable has a bad value; the message names both.
@@ -72,7 +81,7 @@ def read_config(options: ServeOptions) -> ServeConfig:
     if variables := settings_of_environment():
         content = config.as_dict()
         ours = content["applications"][own_index(content)]
-        ours["args"] = {**ours.get("args", {}), **variables}
+        ours["args"] = changed_arguments(ours.get("args", {}), variables)
         config = ServeConfig.of(content, f"{path} with {', '.join(map(variable_of, variables))}")
     config = config.with_overrides(
         model_set=options.model_set,
@@ -88,7 +97,7 @@ def read_config(options: ServeOptions) -> ServeConfig:
 
 
 def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolved]:
-    """Return every option and setting; ``flags`` are the options of the command line's own."""
+    """Return every option and setting with its origin; ``flags`` are the options given as flags."""
     config, path = read_config(options), options.config or default_config()
     content: dict[str, Any] = read_yaml(path)
     in_file = {**(content.get("http_options") or {}), **own_application(content).get("args", {})}
@@ -110,12 +119,12 @@ def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolve
 
 
 def variable_of(name: str) -> str:
-    """Return the variable of an option or a setting."""
+    """Return the name of the variable for an option or a setting."""
     return f"{PREFIX}{name.upper()}"
 
 
 def settings_of_environment() -> dict[str, Any]:
-    """Return the settings that variables name; one that is empty counts as not set."""
+    """Return the settings that variables set; an empty variable counts as not set."""
     environment = whole_environment()
     return {
         name: _value(name, text)
@@ -125,7 +134,7 @@ def settings_of_environment() -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return what the file would hold: texts and paths as they are, the rest as YAML."""
+    """Parse a variable's value: texts and paths as they are, everything else as YAML."""
     annotation = Settings.model_fields[name].annotation
     kinds = get_args(annotation) if get_origin(annotation) in UNIONS else (annotation,)
     if text == "null" and NoneType in kinds:
@@ -134,7 +143,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def unknown_variables() -> list[str]:
-    """Return a warning for each variable that looks like a setting and is none."""
+    """Return a warning for each variable with our prefix that is not a setting."""
     names = (*Settings.model_fields, *(field.name for field in fields(ServeOptions)))
     settings = {name.upper() for name in names}
     warnings = []

@@ -1,7 +1,7 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
@@ -10,16 +10,21 @@ from pathlib import Path
 from rich.markup import escape
 
 from app.compute.child_process import Child
-from app.environment import has_haproxy
+from app.environment import ON_LOOPBACK, has_haproxy, set_environment
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
-from app.graph.set_checks import check_accuracy, check_task
+from app.graph.set_checks import check_task
 from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
-from app.launch.deploy import GrpcProbe, client_of, deployed, wait_ready, wants_key
+from app.launch.deploy import GrpcProbe, client_of, deploy, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
-from app.launch.front import check_shared_memory, check_unprotected, put_haproxy_in_front
+from app.launch.front import (
+    check_shared_memory,
+    check_unprotected,
+    put_haproxy_in_front,
+    with_open_traffic,
+)
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.renewal import RENEWAL_EVERY_S, CertificateRenewal
 from app.launch.isolated_environment import fast_serve
@@ -42,6 +47,8 @@ from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import StopRequest
 from app.launch.trace_variables import leave_out_unusable
 from app.setting_values import check_redis_client
+from app.settings import Settings
+from app.traffic.versions import accuracy_warnings, loaded_sets
 from models.cpus import available_cpus
 from models.extras import DISTRIBUTION
 from models.memory import give_back_memory
@@ -49,13 +56,13 @@ from models.model_set import ModelSet
 
 
 def run_service(options: ServeOptions) -> None:
-    """Serve until a signal asks to stop; say on stderr how it goes."""
+    """Serve until a signal asks to stop; print the progress on stderr."""
     with service_log(options.log_format) as log_format:
         _run(replace(options, log_format=log_format))
 
 
 def _run(options: ServeOptions) -> None:
-    if options.address == LOCAL:  # Ray's own name for one that is started
+    if options.address == LOCAL:  # Ray's own name for a Ray that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
     is_portable = sys.platform != "linux" if options.portable is None else options.portable
@@ -74,18 +81,22 @@ def _run(options: ServeOptions) -> None:
         config = _checked_config(options)
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
+        is_local = config.http.is_on_loopback and not is_joining
+        set_environment({ON_LOOPBACK: str(int(is_local))}, ours=(ON_LOOPBACK,))
         ray = _ray(options, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
-            stack.enter_context(followed(haproxy.path.parent / RAY))  # of a cluster: nothing
+            stack.enter_context(followed(haproxy.path.parent / RAY))  # with a cluster: no files
 
             def report(progress: str) -> None:
                 haproxy.check_started()
                 status.update(escape(progress))
 
             with haproxy.check_started_on_error():
-                deploying = deployed_beside_others if is_joining else deployed
-                stack.enter_context(deploying(behind_haproxy))
-            is_ours = has_haproxy() and not is_joining  # HAProxy, in which there are sockets for us
+                if is_joining:
+                    stack.enter_context(deployed_beside_others(behind_haproxy))
+                else:
+                    deploy(behind_haproxy)
+            is_ours = has_haproxy() and not is_joining  # only our own HAProxy has these sockets
             with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
                 grpc = _grpc_probe(config, haproxy if is_ours else None)
                 if is_ready := wait_ready(client, stop, report, grpc=grpc):
@@ -93,7 +104,7 @@ def _run(options: ServeOptions) -> None:
                     _welcome(config, metrics, has_keys=wants_key(client))
                     notify_systemd("READY=1")
             if is_ready:
-                give_back_memory()  # nothing is left to do but to wait
+                give_back_memory()  # from here on the process only waits
                 renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
                 while not stop.wait(
                     RENEWAL_EVERY_S if is_ours and config.http.scheme == "https" else None
@@ -106,7 +117,7 @@ def _run(options: ServeOptions) -> None:
 
 
 def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProbe | None:
-    """Return what asks by way of our own HAProxy's socket, or else of the port."""
+    """Return a probe that uses our own HAProxy's socket, or else the public port."""
     if config.grpc_port is None:
         return None
     address = config.http.address(config.grpc_port)
@@ -116,7 +127,7 @@ def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProb
 
 @contextmanager
 def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[list[str]]:
-    """Start Ray, or join a running one; yield where Prometheus finds the metrics."""
+    """Start Ray or join a running one; yield the URLs of the metrics for Prometheus."""
     if options.address is not None:
         with joined_ray(options.address):
             yield metrics_urls()
@@ -134,31 +145,29 @@ def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[
 
 
 def _checked_config(options: ServeOptions) -> ServeConfig:
-    """Return the configuration to deploy; every mistake is found before Ray starts."""
+    """Return the configuration to deploy; finds every mistake before Ray starts."""
     config = read_config(options)
     if options.log_format == "json":
         config = config.with_json_log()
-    if options.address is None:  # a cluster that serves already has the ports, and may keep them
+    if options.address is None:  # on a cluster that already serves, the ports may be in use
         _check_ports(config, options)
-        read_keys(config.settings)  # on a cluster its nodes have the keys
+        read_keys(config.settings)  # on a cluster the nodes have the key files
     check_shared_memory(config, is_joining=options.address is not None)
+    config = with_open_traffic(config, is_joining=options.address is not None)
     settings = config.settings
     check_redis_client(settings.cache)
-    model_set = settings.load_set()
-    if settings.precision == "auto" and options.address is None:  # a cluster's own machine decides
-        config = _with_precision(config, model_set)
+    model_sets = loaded_sets(settings)
+    if settings.precision == "auto" and options.address is None:  # on a cluster each node decides
+        config = _with_precision(config, model_sets)
         settings = config.settings
-    _ = model_set.labels  # reading it and finding the networks compares the files' hashes
-    for member in model_set.manifest.members:
-        model_set.network_path(member.name, settings.served_precision)
-    check_task(settings, model_set.manifest)
-    check_functions(settings, model_set.manifest)
-    verdict = check_accuracy(model_set, settings)
-    if verdict.status != "verified":
-        _warn(verdict.message)
-    config = config.fitted_to(model_set.manifest)
+    for model_set in model_sets:
+        _check_set(model_set, settings)
+    for warning in accuracy_warnings(settings, model_sets):
+        _warn(warning)
+    manifest = model_sets[0].manifest  # members are deployments only if there is a single set
+    config = config.fitted_to(manifest)
     if options.address is None:
-        deployments = config.all_deployments(model_set.manifest)
+        deployments = config.all_deployments(manifest)
         check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
         config, warnings = without_unwritable(with_absolute_paths(config))
@@ -169,10 +178,19 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     return config
 
 
-def _with_precision(config: ServeConfig, model_set: ModelSet) -> ServeConfig:
-    from app.precision import decided  # it brings the runtimes of networks
+def _check_set(model_set: ModelSet, settings: Settings) -> None:
+    """Refuse a set with a modified file, or a set that does not fit the settings."""
+    _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes
+    for member in model_set.manifest.members:
+        model_set.network_path(member.name, settings.served_precision)
+    check_task(settings, model_set.manifest)
+    check_functions(settings, model_set.manifest)
 
-    settings, warning = decided(config.settings, model_set)
+
+def _with_precision(config: ServeConfig, model_sets: Iterable[ModelSet]) -> ServeConfig:
+    from app.precision import decided  # it imports the inference runtimes
+
+    settings, warning = decided(config.settings, *model_sets)
     if warning is not None:
         _warn(warning)
     return config.with_arguments(precision=settings.precision)
@@ -192,11 +210,11 @@ def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
         _warn(warning)
     ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
     metrics = options.metrics_port
-    if options.metrics_host is not None:  # who scrapes it must know the port: never a free one
+    if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
         metrics = metrics or METRICS_PORT
         check_port(options.metrics_host, metrics, "--metrics-port")
     check_distinct(ports | {"--metrics-port": metrics})
-    host = config.http.host  # HAProxy's, for both
+    host = config.http.host  # the address of HAProxy, for both ports
     check_port(host, config.http.port)
     if config.grpc_port is not None:
         check_port(host, config.grpc_port, "--grpc-port")
@@ -225,9 +243,9 @@ def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None
 
 
 def _exposure(host: str, has_keys: bool, url: str) -> str:
-    """Say who can call a service that does not listen on loopback, and what they can read."""
+    """Return a warning on who can call a service beyond loopback, and what they can read."""
     text = f"listening on {host}: every machine that reaches this one may call"
     text += " with a key" if has_keys else "; --api-keys-file lets in only those with a key"
     if not url.startswith("https:"):
-        text += "; what is sent can be read on the way (http_options.ssl_certfile encrypts it)"
+        text += "; others can read it on the way (http_options.ssl_certfile encrypts it)"
     return text

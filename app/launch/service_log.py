@@ -1,7 +1,7 @@
-"""The log of ``tandem serve`` on stderr: text for people, or a JSON object a line, as Ray's own.
+"""The log of ``tandem serve`` on stderr: text, or a JSON object per line as in Ray's logs.
 
-What stages and Serve's controller log is in Serve's files alone, and followed there: in JSON all of
-it, for people its warnings and errors.
+Stages and Serve's controller log only to Serve's files, which are followed here. JSON includes all
+their lines, text only warnings and errors.
 """
 
 import json
@@ -21,21 +21,21 @@ from models.errors import TandemError
 
 LogFormat = Literal["json", "text"]
 logger = logging.getLogger("tandem")
-console = Console(stderr=True, soft_wrap=True, highlight=False)  # says nothing where JSON is logged
+console = Console(stderr=True, soft_wrap=True, highlight=False)  # silent when logging JSON
 LOOK_EVERY_S = 1.0
-FILES = "session_[0-9]*/logs/serve/*.log*"  # rotated ones too
+FILES = "session_[0-9]*/logs/serve/*.log*"  # rotated files too
 ASCTIME = logging.Formatter()
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 
 
 class JsonLines(logging.StreamHandler[TextIO]):
-    """Writes the keys that Ray's formatter does, and ``fields`` of the record.
+    """Writes the keys of Ray's formatter, and ``fields`` of the record.
 
-    It formats by itself: Ray gives handlers of its loggers formatters of its own.
+    It does not use a formatter, since Ray replaces the formatters of its loggers' handlers.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line; what is followed is one already."""
+        """Return one line; a record from a followed log already is one."""
         if (line := getattr(record, "line", None)) is not None:
             return str(line)
         content = {
@@ -53,13 +53,15 @@ class ConsoleLines(logging.Handler):
     """Prints warnings and errors in colour."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record's message."""
         console.print(escape(record.getMessage()), style=STYLES.get(record.levelno))
 
 
 @contextmanager
 def service_log(asked: LogFormat | None) -> Iterator[LogFormat]:
-    """Log in the format; None: text in a terminal, else JSON. An error is the last line there."""
+    """Configure the log during the block; an error that ends the block is the last line.
+
+    None stands for text in a terminal and JSON otherwise. Yields the format.
+    """
     log_format: LogFormat = asked or ("text" if sys.stderr.isatty() else "json")
     handler = JsonLines() if log_format == "json" else ConsoleLines(logging.WARNING)
     console.quiet = log_format == "json"
@@ -81,14 +83,14 @@ def service_log(asked: LogFormat | None) -> Iterator[LogFormat]:
 
 
 def take_over_rays_lines() -> None:
-    """Let what Ray's library logs in this process be lines of this log; Ray is imported by now."""
+    """Let messages of Ray's library in this process appear in this log; requires imported Ray."""
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).handlers = list(logger.handlers)
 
 
 @contextmanager
 def followed(folder: Path) -> Iterator[None]:
-    """Log what Serve's files below Ray's ``folder`` get, until the end."""
+    """Log the new lines of Serve's files below Ray's ``folder`` during the block."""
     is_over, logs = threading.Event(), ServeLogs(folder)
 
     def follow() -> None:
@@ -106,25 +108,25 @@ def followed(folder: Path) -> Iterator[None]:
 
 
 class ServeLogs:
-    """The files of Serve's log, known by their inodes: one that is rotated has another name."""
+    """The files of Serve's log by inode, since a rotated file changes its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[int, int] = {}  # bytes, by inode
+        self._read: dict[int, int] = {}  # bytes read, by inode
 
     def read_new(self) -> None:
-        """Log the lines that came since the last time."""
+        """Log the lines that were added since the last call."""
         for path in sorted(self._folder.glob(FILES)):
             try:
                 self._read_file(path)
-            except OSError as error:  # it was rotated away
+            except OSError as error:  # the file was rotated away
                 logger.debug("%s: %s", path, error)
 
     def _read_file(self, path: Path) -> None:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             begin = self._read.get(status.st_ino, 0)
-            begin = begin if begin <= status.st_size else 0  # another file has the inode now
+            begin = begin if begin <= status.st_size else 0  # the inode was reused for another file
             file.seek(begin)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._read[status.st_ino] = begin + len(whole + newline)
@@ -133,7 +135,7 @@ class ServeLogs:
 
 
 def record_of(line: str) -> logging.LogRecord:
-    """Return a line of Serve's as a record: JSON as it is, text as the message of an object."""
+    """Return a record for a line of Serve's: JSON unchanged, text as the message."""
     try:
         content: dict[str, Any] = dict(json.loads(line))
     except (ValueError, TypeError):
@@ -141,7 +143,7 @@ def record_of(line: str) -> logging.LogRecord:
         line = json.dumps(content)
     level = logging.getLevelNamesMapping().get(str(content.get("levelname")), logging.INFO)
     if level == logging.WARNING and "deployment" not in content:
-        level = logging.INFO  # the controller's, which supposes a cluster
+        level = logging.INFO  # for the controller's messages that assume a cluster
     who = content.get("deployment") or content.get("component_name") or "Serve"
     text = f"{who}: {content.get('message')}"
     return logging.makeLogRecord({"levelno": level, "msg": text, "line": line})

@@ -1,7 +1,7 @@
-"""Deploys beside the applications of others on a cluster's Serve, and takes only ours back.
+"""Deploys next to other applications on a cluster's Serve, and removes only our own.
 
-Serve applies a configuration declaratively: applications that were applied before and are not in it
-are deleted. So what is applied is ours and what others applied, as Serve's controller has it.
+Serve applies a configuration declaratively: it deletes applications that were applied before and
+are not listed. So ours is applied together with the others, as Serve's controller describes them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -16,13 +16,13 @@ from app.launch.ray_internals import ServeClient
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
-ANSWERS_WITHIN_S = 30.0  # a controller with much to do
-Applications = Mapping[str, Mapping[str, Any]]  # by name, as ``ServeInstanceDetails`` has them
+ANSWERS_WITHIN_S = 30.0  # for a busy controller
+Applications = Mapping[str, Mapping[str, Any]]  # by name, in the form of ``ServeInstanceDetails``
 
 
 @contextmanager
 def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
-    """Deploy while the ``with`` block runs; Serve is ended too if it was not there before.
+    """Deploy during the block; at the end also shut Serve down if it was not running before.
 
     Raises:
         ConfigError: the cluster has an application of the same name or route, and nothing was
@@ -43,13 +43,13 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
         if was_serving or _others(details["applications"], ours):
             client.deploy(_schema(details, ours))
             for name in ours:
-                serve.delete(name)  # waits until it is gone
+                serve.delete(name)  # waits until the application is deleted
         else:
             serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def check_free(config: ServeConfig, running: Applications) -> None:
-    """Raise :class:`ConfigError` if an application of the cluster has a name or route of ours."""
+    """Raise :class:`ConfigError` if another application has one of our names or routes."""
     for application in config.content["applications"]:
         name, route = application.get("name", "default"), application.get("route_prefix", "/")
         for other, details in _others(running, ()).items():
@@ -66,7 +66,7 @@ def check_free(config: ServeConfig, running: Applications) -> None:
 def _schema(
     details: Mapping[str, Any], ours: Collection[str], config: ServeConfig | None = None
 ) -> "ServeDeploySchema":
-    """Return what others have applied, and ``config`` if it is given, as one configuration."""
+    """Return the configuration of the other applications, with ``config`` added if not None."""
     from ray.serve.schema import ServeDeploySchema
 
     theirs = [
@@ -75,7 +75,7 @@ def _schema(
         if application.get("source") == "declarative" and application.get("deployed_app_config")
     ]
     content = {"applications": []} if config is None else config.as_dict()
-    # What is at the top would be given to the applications of others too.
+    # Options at the top level would also apply to the other applications.
     logging = content.pop("logging_config", None)
     own = [{"logging_config": logging, **application} for application in content["applications"]]
     applied = content | {

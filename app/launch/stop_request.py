@@ -14,9 +14,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopRequest:
     """SIGINT, SIGTERM and SIGHUP as a flag: the first asks to stop, later ones change nothing.
 
-    Cleaning up must not be cut short by an impatient second Ctrl-C, or processes stay behind. A
-    SIGHUP that is ignored stays so: nohup does that. A script's ``&`` ignores SIGINT, against the
-    terminal's Ctrl-C; who sends it to this process asks to stop all the same.
+    A second Ctrl-C must not interrupt the cleanup, which would leave processes behind. An ignored
+    SIGHUP stays ignored, as nohup sets it. An ignored SIGINT is handled: a shell's ``&`` ignores it
+    only against Ctrl-C in the terminal.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,18 @@ class StopRequest:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a signal came."""
         return self._asked.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait up to ``seconds`` (None: without end); return whether a signal came."""
+        """Wait up to ``seconds`` (None: no limit); return whether a signal arrived."""
         return self._asked.wait(seconds)
 
 
 @contextlib.contextmanager
 def ending_on_signal(say: str) -> Iterator[None]:
-    """End the process at once, with a last word, if a signal comes that it has a handler for.
+    """End the process at once, with the message ``say``, if a signal with a handler arrives.
 
-    For what hears no signal: Ray's library, while it connects. Nothing has been started then.
+    For calls that ignore signals: Ray's library while it connects. Nothing has been started then.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -64,6 +63,6 @@ def ending_on_signal(say: str) -> Iterator[None]:
 
 def _end_on_byte(reader: socket.socket, say: str) -> None:
     with reader:
-        if reader.recv(1):  # nothing: the other end was closed
+        if reader.recv(1):  # no byte: the other end was closed
             os.write(2, f"{say}\n".encode())
             os._exit(0)

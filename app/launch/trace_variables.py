@@ -1,7 +1,7 @@
-"""OpenTelemetry's own variables: one that cannot be used is left out and named.
+"""OpenTelemetry's variables: removes those with unusable values and reports them.
 
-OpenTelemetry raises where it reads them, which is when it is imported: in every process of Ray's,
-whether requests are traced or not. Tracing is no reason not to serve.
+OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
+without tracing. A tracing error must not keep the service from starting.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,10 @@ PROTOCOLS = ("grpc", "http/protobuf")
 
 
 def leave_out_unusable() -> list[str]:
-    """Take the variables that cannot be used out of the environment; return a line for each.
+    """Remove variables with unusable values from the environment; return a line for each.
 
-    One that is empty counts as not set, and goes without a line: OpenTelemetry would raise.
+    Empty variables are removed without a line: they count as not set, but OpenTelemetry would
+    raise.
     """
     lines = []
     for name, check in CHECKS.items():

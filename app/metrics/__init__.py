@@ -1,4 +1,4 @@
-"""Metrics: what a replica counts and measures, through Ray's own API: they come out where Ray's do.
+"""Metrics: counts and measurements of a replica, exported through Ray's metrics API.
 
-:mod:`app.metrics.table` names them all. Nothing is counted where no replica runs (tests, ``tune``).
+:mod:`app.metrics.table` lists them. Outside of replicas (tests, ``tune``) nothing is counted.
 """

@@ -1,4 +1,4 @@
-"""Metrics of one member: executed batches, queue length and age, golden check."""
+"""Metrics of a member: executed batches, queue length and age, golden check."""
 
 import asyncio
 import time
@@ -19,17 +19,24 @@ from app.metrics.table import (
 from app.queueing.batch_records import ExecutedBatch, QueueReport
 
 QUEUE_EVERY_S = 1.0
+Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
 
 
 class MemberMetrics:
-    """Hears of every batch; from the first one on looks at the queue every second, on its loop."""
+    """Records every batch; after the first, samples the queue every second on the event loop.
 
-    def __init__(self, member: str, report: Callable[[], QueueReport]) -> None:
+    ``alike`` are the queues of this member in all loaded versions.
+    """
+
+    def __init__(
+        self, member: str, report: Callable[[], QueueReport], alike: Reports | None = None
+    ) -> None:
         self._member, self._report = member, report
-        self._is_watching = False
+        self._alike: Reports = {} if alike is None else alike
+        self._watching: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def executed(self, batch: ExecutedBatch) -> None:
-        """Count a batch that was run."""
         if not meter.is_on:
             return
         if batch.error is not None:
@@ -38,23 +45,36 @@ class MemberMetrics:
         size = batch.size
         meter.count(BATCHES, member=self._member, size=str(size))
         meter.count(MEMBER_IMAGES, by=size, member=self._member)
-        if not self._is_watching:
-            self._is_watching = True
+        if self._watching is None and not self._is_closed:
             self._watch()
 
+    def close(self) -> None:
+        """Stop sampling; the queue has been closed with its waiting calls."""
+        self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            self._alike.pop(self, None)
+            self._record()
+
     def _watch(self) -> None:
-        report = self._report()
-        meter.set(QUEUE_LENGTH, report.num_waiting, member=self._member)
-        meter.set(QUEUE_AGE_MS, report.oldest_age_s * 1e3, member=self._member)
-        asyncio.get_running_loop().call_later(QUEUE_EVERY_S, self._watch)
+        self._alike[self] = self._report()
+        self._record()
+        self._watching = asyncio.get_running_loop().call_later(QUEUE_EVERY_S, self._watch)
+
+    def _record(self) -> None:
+        reports = self._alike.values()
+        oldest_s = max((report.oldest_age_s for report in reports), default=0.0)
+        num_waiting = sum(report.num_waiting for report in reports)
+        meter.set(QUEUE_LENGTH, num_waiting, member=self._member)
+        meter.set(QUEUE_AGE_MS, oldest_s * 1e3, member=self._member)
 
 
 @contextmanager
 def golden_recorded(member: str) -> Iterator[None]:
     """Record whether the block, a member's golden check, passed, and how long it took.
 
-    A failure is told to Ray before the error goes on, which ends the replica: what Ray knows by
-    then it exports when the process ends.
+    A failure is sent to Ray before the error is raised, since it ends the replica: Ray exports what
+    it has when the process ends.
     """
     started = time.perf_counter()
     try:

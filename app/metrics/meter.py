@@ -1,7 +1,7 @@
 """The meter of this process: aggregates counts and sends them to Ray every few seconds.
 
-A call of Ray's API costs microseconds, one of these a tenth of that. Nothing raises: trouble with
-metrics is logged once, switches them off, and is no request's trouble.
+A call of Ray's API costs microseconds, a call here a tenth of that. Nothing raises: the first error
+is logged and stops the meter, so that requests are not affected.
 """
 
 import logging
@@ -16,12 +16,12 @@ from app.metrics.table import BUCKETS_MS, METRICS, Metric
 
 logger = logging.getLogger("ray.serve")
 Tags = tuple[tuple[str, str], ...]
-Series = tuple[str, Tags]  # a metric's name, and its tags
+Series = tuple[str, Tags]  # a metric's name and tags
 BOUNDS = (*(f"{bound:g}" for bound in BUCKETS_MS), "+Inf")
 
 
 class Meter:
-    """Does nothing until it is started."""
+    """Collects metrics once :meth:`start` was called; before that, does nothing."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -33,9 +33,9 @@ class Meter:
         self._lock = threading.Lock()
 
     def start(self, make: Callable[[Metric], Any]) -> bool:
-        """Make an instrument with Ray's methods for every metric; False if they are made.
+        """Make an instrument for every metric with ``make``; return False if that was done before.
 
-        The stages of a process share the meter, and each of them starts it.
+        All stages of a process share the meter, and each of them starts it.
         """
         with self._lock:
             if self._instruments:
@@ -46,24 +46,21 @@ class Meter:
             return True
 
     def count(self, metric: Metric, by: float = 1.0, **tags: str) -> None:
-        """Add to a counter."""
         if self.is_on and by > 0:
             series = (metric.name, tuple(tags.items()))
             with self._lock:
                 self._counts[series] = self._counts.get(series, 0.0) + by
 
     def set(self, metric: Metric, value: float, **tags: str) -> None:
-        """Set a gauge."""
         if self.is_on:
             with self._lock:
                 self._levels[metric.name, tuple(tags.items())] = value
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
-        """Put a value into a histogram."""
         self.observe_all(metric, [(tuple(tags.items()), value)])
 
     def observe_all(self, metric: Metric, values: Sequence[tuple[Tags, float]]) -> None:
-        """Put values into histograms of a metric, each by its tags."""
+        """Add values to a metric's histograms, each by its tags."""
         if self.is_on:
             with self._lock:
                 for tags, value in values:
@@ -73,12 +70,11 @@ class Meter:
                     histogram.add(value)
 
     def defer(self, record: Callable[..., None], *facts: Any) -> None:
-        """Call ``record(*facts)`` later, on the thread that flushes: a request need not wait."""
+        """Call ``record(*facts)`` later, on the flushing thread, so that requests need not wait."""
         if self.is_on:
             self._deferred.append((record, facts))
 
     def work_off(self) -> None:
-        """Record what was deferred."""
         try:
             for _ in range(len(self._deferred)):
                 record, facts = self._deferred.popleft()
@@ -87,7 +83,7 @@ class Meter:
             self._give_up(error)
 
     def flush(self) -> None:
-        """Hand everything to Ray, which forgets a gauge that it is not told again and again."""
+        """Send everything to Ray; gauges too, since Ray forgets a gauge that is not set again."""
         self.work_off()
         with self._lock:
             counts, self._counts = self._counts, {}
@@ -113,7 +109,7 @@ class Meter:
 
 
 class _Histogram:
-    """How many values fell between which bounds since the process began."""
+    """Counts values by bucket since the process began."""
 
     def __init__(self) -> None:
         self._counts = [0] * len(BOUNDS)
@@ -124,7 +120,7 @@ class _Histogram:
         self._sum += value
 
     def levels(self, name: str, tags: Tags) -> dict[Series, float]:
-        """Return the parts' values, cumulative as Prometheus has them: a bucket is all below it."""
+        """Return the values of the parts; as in Prometheus a bucket includes all lower ones."""
         below = zip(BOUNDS, accumulate(self._counts), strict=True)
         levels: dict[Series, float] = {
             (f"{name}_bucket", (*tags, ("le", bound))): number for bound, number in below

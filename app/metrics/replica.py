@@ -16,17 +16,17 @@ from app.tracing.clock import clock
 from app.tracing.pipeline import pipeline
 
 WORK_OFF_EVERY_S = 1.0
-FLUSH_EVERY = 5  # times; Ray exports every 10 s, and forgets a gauge that it is not told in 20 s
+FLUSH_EVERY = 5  # seconds; Ray exports every 10 s, and forgets a gauge that was not set for 20 s
 
 
 def start_metrics() -> None:
-    """Begin to measure this process if it is a replica; its stages share the meter."""
+    """Start the meter if this process is a replica; its stages share it."""
     if is_replica() and meter.start(ray_instrument):
         Feeder(meter).start()
 
 
 def is_replica() -> bool:
-    """Whether Serve runs this process."""
+    """Whether this process is a replica of Serve."""
     try:
         serve.get_replica_context()
     except RayServeException:
@@ -35,14 +35,14 @@ def is_replica() -> bool:
 
 
 def ray_instrument(metric: Metric) -> Any:
-    """Make Ray's counter or gauge; Serve's add deployment, replica and application."""
-    tags: Any = metric.tags  # typed as tuples of one
+    """Make Ray's counter or gauge; Serve's adds the tags deployment, replica and application."""
+    tags: Any = metric.tags  # typed as 1-tuples
     kind = serve_metrics.Counter if metric.kind == "counter" else serve_metrics.Gauge
     return kind(metric.name, metric.text, tags)
 
 
 class Feeder(threading.Thread):
-    """Works off what was deferred every second, and every few of them flushes the meter."""
+    """Runs deferred calls every second, and flushes the meter every few seconds."""
 
     def __init__(self, target: Meter) -> None:
         super().__init__(name="metrics", daemon=True)
@@ -50,7 +50,7 @@ class Feeder(threading.Thread):
         self._cpu_s = time.process_time()
 
     def run(self) -> None:
-        """Feed until the process ends, or the meter gave up."""
+        """Run until the process ends or the meter stops."""
         for number in count():
             if not self._meter.is_on:
                 return
@@ -60,7 +60,7 @@ class Feeder(threading.Thread):
             time.sleep(WORK_OFF_EVERY_S)
 
     def flush(self) -> None:
-        """Hand everything to Ray, the process's own figures too."""
+        """Send everything to Ray, and the process's own figures."""
         self._meter.defer(self._record_process)
         self._meter.flush()
 

@@ -1,4 +1,4 @@
-"""Metrics of requests, of their answers, and of what the response cache had of them."""
+"""Metrics of requests, of their answers, and of look-ups in the response cache."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,8 +22,8 @@ INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
 PREDICT = "/v1/models/{model_name}:predict"
 PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
-# The routes that classify images, HTTP's and gRPC's: their latency is measured, and alerts and
-# dashboard ask for them all by the tag ``operation``.
+# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
+# dashboard select them by the tag ``operation``.
 CLASSIFY = frozenset(
     {
         "/v1/classify",
@@ -36,12 +36,12 @@ CLASSIFY = frozenset(
     }
 )
 SURE = {True: "yes", False: "no", None: "unknown"}
-CLIENT_WENT = 499  # nginx's number for it; nobody gets this answer
+CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
 StageDuration = tuple[Tags, float]  # ms
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:
-    """Count a request of either interface; gRPC's too has the status that HTTP would have."""
+    """Count a request over HTTP or gRPC; gRPC requests get the corresponding HTTP status."""
     meter.defer(_record_answered, route, status, duration_ms)
 
 
@@ -61,7 +61,7 @@ def stage_tags(stage: str, member: str | None) -> Tags:
 def record_answers(
     answers: Sequence[Classified], entropy: float, durations: list[StageDuration]
 ) -> None:
-    """Record the images of one request: ``entropy`` is the sum of theirs, 0..1 each."""
+    """Record the images of a request; ``entropy`` is the sum over its images, 0..1 each."""
     observe_stages(durations)
     for answer in answers:
         agreed = "yes" if answer.agreement else "no"
@@ -75,22 +75,22 @@ def record_answers(
 
 
 def observe_stages(durations: list[StageDuration]) -> None:
-    """Record how long stages took for a request or an image."""
+    """Record the durations of stages for a request or an image."""
     meter.observe_all(STAGE_MS, durations)
 
 
 def record_lookups(images: Mapping[str, int]) -> None:
-    """Count a request's images by what the cache had of them."""
+    """Count a request's images by the result of the look-up."""
     for result, number in images.items():
         meter.count(CACHE_LOOKUPS, number, result=result)
 
 
 def record_redis(result: str, number: int) -> None:
-    """Count images by what came of looking for them in Redis, or of writing them there."""
+    """Count images by the result of reading them from Redis or writing them there."""
     meter.count(CACHE_REDIS, number, result=result)
 
 
 def record_state(num_bytes: int, num_evicted: int) -> None:
-    """Record what a cache holds, and how many images it has evicted since it was last asked."""
+    """Record a cache's size, and the images that it evicted since the last call."""
     meter.set(CACHE_BYTES, num_bytes)
     meter.count(CACHE_EVICTIONS, num_evicted)

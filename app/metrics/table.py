@@ -1,6 +1,6 @@
-"""Every metric: its name, description and tags; dashboard and alert rules name no other.
+"""The table of all metrics: name, description and tags; dashboard and alert rules use no others.
 
-Ray adds ``ray_`` before a name and ``_total`` after a counter's, and tags of its own: deployment,
+Ray adds ``ray_`` before a name and ``_total`` after a counter's, and its own tags: deployment,
 replica, application, and the node's address.
 """
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 MetricKind = Literal["counter", "gauge", "histogram"]
-# A single photo takes 30 to 60 ms; stages down to a quarter of one, a deadline's 10 s at the end.
+# A photo takes 30 to 60 ms. The buckets reach from a quarter of a ms for stages to the 10 s of a
+# deadline.
 BUCKETS_MS = (
     *(0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0),
     *(150.0, 200.0, 300.0, 400.0, 500.0, 1000.0, 2500.0, 10_000.0),
@@ -17,7 +18,7 @@ BUCKETS_MS = (
 
 @dataclass(frozen=True)
 class Metric:
-    """One name; ``when`` says what must happen first if it has no value from the start."""
+    """A metric; ``when`` names the event after which it has values, if not from the start."""
 
     name: str
     kind: MetricKind
@@ -27,21 +28,15 @@ class Metric:
 
     @property
     def parts(self) -> tuple["Metric", ...]:
-        """What Ray is told: a histogram goes there as gauges of what it has counted so far.
+        """The metrics that Ray gets: a histogram is sent as gauges of its counts.
 
-        Ray's own histogram takes values one by one, in the replica and again in Ray's agent, which
-        costs several times as much, and its sum is not exact (app/DECISIONS.md).
+        Ray's own histogram takes values one by one, in the replica and again in Ray's agent. That
+        costs several times as much, and its sum is not exact (decision 0044).
         """
         if self.kind != "histogram":
             return (self,)
         tags = {"bucket": (*self.tags, "le"), "sum": self.tags, "count": self.tags}
         return tuple(Metric(f"{self.name}_{part}", "gauge", self.text, tags[part]) for part in tags)
-
-    @property
-    def exposed(self) -> tuple[str, ...]:
-        """The names that Prometheus sees."""
-        total = "_total" if self.kind == "counter" else ""
-        return tuple(f"ray_{part.name}{total}" for part in self.parts)
 
 
 REQUESTS = Metric(
@@ -116,7 +111,8 @@ CACHE_REDIS = Metric(
 CACHE_BYTES = Metric(
     "tandem_cache_bytes",
     "gauge",
-    "memory that a Gateway's response cache takes, at most cache_mib",
+    "memory that a Gateway's response cache takes, at most cache_mib; with several sets, that of "
+    "the set asked last, at most its share",
     when="cache is set",
 )
 CACHE_EVICTIONS = Metric(
@@ -124,6 +120,36 @@ CACHE_EVICTIONS = Metric(
     "counter",
     "images that had to leave a Gateway's response cache for others",
     when="cache is set",
+)
+TRAFFIC_SHARE = Metric(
+    "tandem_traffic_share",
+    "gauge",
+    "percent of requests that a version answers, by the plan that the Gateway serves",
+    ("model_version",),
+    when="traffic or shadow is set",
+)
+TRAFFIC_COPIES = Metric(
+    "tandem_traffic_copies",
+    "counter",
+    "images that a version was to compute in the shadow lane; result: computed, failed, or dropped "
+    "(the service was busy)",
+    ("model_version", "result"),
+    when="traffic or shadow is set",
+)
+TRAFFIC_COMPARED = Metric(
+    "tandem_traffic_compared",
+    "counter",
+    "images that a version and the one with the largest share both answered; agreed: yes if both "
+    "have the same first choice (of a multi-label set, the same labels), or no",
+    ("model_version", "agreed"),
+    when="traffic or shadow is set",
+)
+TRAFFIC_VARIATION = Metric(
+    "tandem_traffic_variation",
+    "counter",
+    "total variation between the probabilities of these two, summed; each 0 (the same) to 1",
+    ("model_version",),
+    when="traffic or shadow is set",
 )
 FAILED_FUNCTIONS = Metric(
     "tandem_failed_functions",
@@ -165,6 +191,21 @@ FAILED_GOLDEN_CHECKS = Metric(
     when="a golden check fails",
 )
 GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", ("member",))
+SAMPLES = Metric(
+    "tandem_samples",
+    "counter",
+    "images chosen by sample_ratio, or that versions disagree on; result: written, dropped (the "
+    "queue was full, or sample_mib), or failed",
+    ("result",),
+    when="sample_dir is set",
+)
+FEEDBACK = Metric(
+    "tandem_feedback",
+    "counter",
+    "labels that callers reported for their answers; right: yes, or no where the answer differed",
+    ("right", "model_version"),
+    when="feedback is reported",
+)
 DROPPED_SPANS = Metric(
     "tandem_dropped_spans",
     "gauge",

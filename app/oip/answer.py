@@ -1,7 +1,7 @@
 """The answer to an inference request: its output tensors, and its form over HTTP.
 
-Over HTTP it is JSON, and then the binary tensors. Outputs are probabilities, labels, and Triton's
-classification strings.
+Over HTTP it is JSON, followed by the binary tensors. Outputs are probabilities, labels, and
+Triton's classification strings.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ Images = Sequence[ClassifiedWithProbabilities]
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """FP32 contents are an array in the tensor's shape, BYTES a list of elements."""
+    """An output: FP32 contents are an array of the tensor's shape, BYTES contents a list."""
 
     name: str
     shape: tuple[int, ...]
     contents: npt.NDArray[np.float32] | Sequence[bytes]
     is_binary: bool = False
-    region: RegionSlice | None = None  # where the contents went, in place of the answer
+    region: RegionSlice | None = None  # where the contents were written, in place of the answer
 
     @property
     def datatype(self) -> str:
@@ -41,7 +41,7 @@ class OutputTensor:
 
     @property
     def parameters(self) -> dict[str, str | int]:
-        """Say where the contents are, if they are in a region."""
+        """The parameters that locate the contents, if they are in a region."""
         if self.region is None:
             return {}
         place: dict[str, str | int] = {REGION: self.region.region}
@@ -49,7 +49,6 @@ class OutputTensor:
         return place | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
 
     def packed(self) -> bytes:
-        """Return the contents in their binary form."""
         if isinstance(self.contents, np.ndarray):
             return np.ascontiguousarray(self.contents, "<f4").tobytes()
         return packed_elements(self.contents)
@@ -64,7 +63,7 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True)
 class InferAnswer:
-    """The outputs that were asked for, in that order."""
+    """The requested outputs, in the request's order."""
 
     model_name: str
     model_version: str
@@ -76,10 +75,10 @@ class InferAnswer:
 def check_outputs_fit(
     request: InferRequest, model: ServedModel, num_images: int, regions: Regions | None
 ) -> None:
-    """Check the regions that outputs go to before anything is computed for them.
+    """Check the shared-memory regions of outputs before anything is computed for them.
 
     Raises:
-        UnknownRegionError, BadRegionError: one is not as it was registered, or too small.
+        UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
 
     """
     if regions is None:
@@ -98,7 +97,7 @@ def check_outputs_fit(
 
 
 def answer_of(request: InferRequest, model: ServedModel, images: Images) -> InferAnswer:
-    """Return the outputs that a request asks for, an image after the other."""
+    """Return the requested outputs, with rows in the images' order."""
     asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
     parameters: dict[str, bool | str] = {}
     if missing := {
@@ -111,7 +110,8 @@ def answer_of(request: InferRequest, model: ServedModel, images: Images) -> Infe
     if all(image.cached for image in images):
         parameters["cached"] = True
     outputs = tuple(_output(output, request, model, images) for output in asked)
-    return InferAnswer(model.name, model.version, request.id, outputs, parameters)
+    version = images[0].model_version if images else model.version
+    return InferAnswer(model.name, version, request.id, outputs, parameters)
 
 
 def _output(
@@ -147,7 +147,8 @@ def _labels_of_several(
 ) -> tuple[tuple[int, ...], list[bytes]]:
     """Return the shape (N, K) and the labels of a multi-label set, row by row.
 
-    K: of the image that has most, at least one; the others' rows end in empty labels.
+    K is the largest number of labels of an image, at least 1. Shorter rows are filled with empty
+    labels.
     """
     rule = AnswerRule(model.labels, model.threshold).asked(request.threshold)
     most = request.top_k or len(model.labels)
@@ -164,7 +165,7 @@ def _best(images: Images, model: ServedModel, k: int) -> list[Prediction]:
 
 
 def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
-    """Return the body over HTTP, and how many bytes of it are JSON; None if all are."""
+    """Return the body over HTTP and the number of its bytes that are JSON, or None if all are."""
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for output in answer.outputs:

@@ -1,18 +1,18 @@
-"""What the protocol tells of server and models: dataclasses, which /docs describes.
+"""The protocol's documents on server and models, as dataclasses whose schema /docs shows.
 
 The names of the fields are the protocol's, in JSON and in protobuf messages alike.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.responses import Classified
 
-FIRST_VERSION = "1"  # of every model, to clients that name one: the version that is served
+FIRST_VERSION = "1"  # the version number of every model, for clients that require one
 
-# Of Triton's extensions, those that are served here.
+# Triton's extensions that are implemented here.
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -21,7 +21,7 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-SHARED_MEMORY = "system_shared_memory"  # where the setting shared_memory is on
+SHARED_MEMORY = "system_shared_memory"  # with the setting shared_memory
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Duration:
 
 @dataclass(slots=True)
 class InferStatistics:
-    """Of requests: whole, and their slowest image's stages (decode, queue, infer, combine).
+    """Times of requests, and of their slowest image's stages (decode, queue, infer, combine).
 
     A request whose images were all in the response cache is a hit; it has no such stages.
     """
@@ -133,15 +133,15 @@ class InferStatistics:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """What this Gateway answered by this protocol since it started."""
+    """Counts of this Gateway's answers by this protocol, since it started."""
 
     name: str
     version: str
     last_inference: int = 0  # ms since 1970
     inference_count: int = 0  # images
-    execution_count: int = 0  # requests that were computed: a batch mixes several, and /v1's
+    execution_count: int = 0  # computed requests: a batch may mix several, also of /v1
     inference_stats: InferStatistics = field(default_factory=InferStatistics)
-    batch_stats: list[dict[str, Any]] = field(default_factory=list)  # see the service's metrics
+    batch_stats: list[dict[str, Any]] = field(default_factory=list)  # in the service's metrics
 
     def succeeded(self, took_ms: float, images: Sequence[Classified]) -> None:
         self.last_inference = int(time.time() * 1e3)
@@ -171,10 +171,20 @@ class AllStatistics:
 
 
 class Statistics:
-    """Of the models ``names``, since the process started: Triton's statistics extension."""
+    """Statistics of the models since the process started, by Triton's statistics extension."""
 
-    def __init__(self, names: Iterable[str], version: str) -> None:
-        self.by_name = {name: ModelStatistics(name, version) for name in names}
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self.by_name: dict[str, ModelStatistics] = {}
+        self.now_of(versions)
+
+    def now_of(self, versions: Mapping[str, str]) -> None:
+        """Set the models' current versions; statistics of earlier models and versions are kept."""
+        before = self.by_name
+        fresh = {name: ModelStatistics(name, of) for name, of in versions.items()}
+        self.by_name = {
+            name: kept if (kept := before.get(name)) and kept.version == new.version else new
+            for name, new in fresh.items()
+        }
 
     def of(self, name: str | None = None) -> AllStatistics:
         return AllStatistics(list(self.by_name.values()) if name is None else [self.by_name[name]])

@@ -1,4 +1,4 @@
-"""Answers inference requests with the application's one service, under its limits."""
+"""Answers inference requests through the application's service, under its limits."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,9 +11,10 @@ from app.graph.request import RequestAnswers, RequestBody, RequestOptions, Tenso
 from app.graph.service import EnsembleService
 from app.messages import Fault
 from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
-from app.oip.documents import Statistics
+from app.oip.documents import IndexEntry, Statistics
 from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
+from app.oip.repository import Repository, SetLoader
 from app.oip.request import InferRequest
 from app.oip.shared_memory import SharedMemory, loaded, placed
 from app.oip.tensors import bytes_elements, uint8_array
@@ -22,33 +23,59 @@ from app.queueing.byte_budget import Share
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request that was read, and the model that it is for."""
+    """A request that was read, and the model that it names."""
 
     model: ServedModel
     request: InferRequest
-    regions: Regions | None = None  # for a request that uses some
+    regions: Regions | None = None  # if the request uses regions
 
 
 class InferReader(Protocol):
-    """Reads an inference request under its interface's limits, once it is admitted."""
+    """Reads an inference request within its interface's limits, after admission."""
 
     async def read(self, share: Share) -> ModelRequest:
-        """Return the request; what arrives counts in ``share``."""
+        """Return the request; the bytes that arrive count in ``share``."""
 
 
 class Inference:
-    """The protocol's inference, the same over HTTP and gRPC."""
+    """The protocol's inference, for HTTP and gRPC alike."""
 
-    def __init__(self, service: EnsembleService, shared_memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self,
+        service: EnsembleService,
+        shared_memory: SharedMemory | None = None,
+        loader: SetLoader | None = None,
+    ) -> None:
         self.service = service
-        self.models = Models(service.served_models())
-        self.statistics = Statistics(self.models.names, self.models.version)
+        self._sets = self._served()
+        self._models = self._models_of_sets()
+        self.statistics = Statistics(self._models.versions)
         self.shared_memory = shared_memory or SharedMemory()
+        self.repository = Repository(service, loader)
+
+    @property
+    def models(self) -> Models:
+        """The models of the sets served at present, in their main versions."""
+        if self._sets != (now := self._served()):
+            self._sets = now
+            self._models = self._models_of_sets()
+            self.statistics.now_of(self._models.versions)
+        return self._models
+
+    def _served(self) -> list[tuple[EnsembleService, str]]:
+        return [(of_set, of_set.version) for of_set in self.service.sets.values()]
+
+    def _models_of_sets(self) -> Models:
+        return Models(*(of_set.served_models() for of_set, _ in self._sets))
+
+    def index(self, *, only_ready: bool = False) -> list[IndexEntry]:
+        """List the models and their states; see :class:`Repository`."""
+        return self.repository.index(self.models, only_ready=only_ready)
 
     async def answer(
         self, reader: InferReader, options: RequestOptions, observer: RequestObserver
     ) -> InferAnswer | Fault:
-        """Return the answer, or the fault of the first bad image; raise what fails as a whole."""
+        """Return the answer, or the fault of the first bad image; raise if the request fails."""
         limits = self.service.settings
         body = _InferBody(reader, limits.max_files, limits.max_body_bytes)
         images: list[ClassifiedWithProbabilities] = []
@@ -63,8 +90,8 @@ class Inference:
             is_answered = True
             return answer
         finally:
-            if body.asked is not None:
-                statistics = self.statistics.by_name[body.asked.model.name]
+            statistics = self.statistics.by_name.get(body.asked.model.name) if body.asked else None
+            if statistics is not None:  # a set that was unloaded meanwhile has none
                 if is_answered:
                     statistics.succeeded(observer.elapsed_ms(), images)
                 else:
@@ -72,14 +99,14 @@ class Inference:
 
 
 class _InferBody:
-    """What the service reads of an inference request; keeps the rest of it."""
+    """Gives the service the parts of an inference request that it reads, and keeps the request."""
 
     def __init__(self, reader: InferReader, max_files: int, max_bytes: int) -> None:
         self._reader, self._max_files, self._max_bytes = reader, max_files, max_bytes
-        self.asked: ModelRequest | None = None  # without its inputs, which the graph has
+        self.asked: ModelRequest | None = None  # without its inputs, which the graph gets
 
     async def read(self, share: Share) -> RequestBody:
-        """Check the request, and return its images; see :class:`app.graph.request.BodyReader`."""
+        """Check the request and return its images; see :class:`app.graph.request.BodyReader`."""
         asked = await self._reader.read(share)
         request, model = asked.request, asked.model
         tensor = model.input_of(request)
@@ -98,16 +125,20 @@ class _InferBody:
         check_outputs_fit(request, model, count, asked.regions)
         tensor = await loaded(tensor, asked.regions, self._max_bytes, share)
         is_files = tensor.name == IMAGE
-        tensors = TensorRequest(None if is_files else uint8_array(tensor), model.member)
+        version = model.version if model.is_asked_by_version else None
+        pixels = None if is_files else uint8_array(tensor)
+        tensors = TensorRequest(pixels, model.member, version, model.version)
         files = bytes_elements(tensor) if is_files else []
         self.asked = replace(asked, request=replace(request, inputs=()))
-        return RequestBody(files, 1, request.timeout_s, request.priority, tensors)
+        return RequestBody(
+            files, 1, request.timeout_s, request.priority, tensors, model_set=model.model_set
+        )
 
 
 def _images_of(
     answers: RequestAnswers,
 ) -> tuple[list[ClassifiedWithProbabilities], Fault | None]:
-    """Return the answers, or the first fault, which says of which image it is."""
+    """Return the answers, or the first fault, which names its image."""
     images: list[ClassifiedWithProbabilities] = []
     for number, answer in enumerate(answers):
         if isinstance(answer, Fault):

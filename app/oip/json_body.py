@@ -1,7 +1,7 @@
-"""Parses the body of an inference request over HTTP: JSON, then the binary tensors in their order.
+"""Parses the body of an inference request over HTTP: JSON, followed by the binary tensors.
 
-The header Inference-Header-Content-Length says where the JSON ends; without it all is JSON, and 0
-is the raw form: the body is one encoded image.
+The header Inference-Header-Content-Length has the length of the JSON. Without it all is JSON. With
+0 the body is raw: a single encoded image.
 """
 
 import gc
@@ -24,19 +24,23 @@ from app.oip.request import (
 from app.oip.tensors import Tensor, checked_tensor, shown
 
 HEADER_LENGTH = "inference-header-content-length"
-# JSON is parsed in one go on the event loop, and takes many times its size as Python's objects.
+# JSON is parsed without a break on the event loop, and takes many times its size in memory.
 MAX_JSON_BYTES = 2 * 2**20
-MAX_VALUES = 2**14  # of longer JSON, which is base64 for the most part: that has none of these:
+MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 lacks:
 BEFORE_VALUES = (b",", b"[", b"{")
-MAX_TENSORS = 16  # of a request, inputs and outputs each
+MAX_TENSORS = 16  # inputs and outputs each
 RAW_INPUT = "image"
 
 
 def parse_request(body: bytes, header_length: str | None) -> InferRequest:
-    """Return the request in a body without content coding; ``header_length``: the header, or None.
+    """Return the request in a body without content coding.
+
+    Args:
+        body: the whole body.
+        header_length: the header's text, or None.
 
     Raises:
-        BadTensorError: the body is no request of the protocol.
+        BadTensorError: the body is not a request of the protocol.
         BodyTooLargeError: its JSON is too long.
 
     """
@@ -68,11 +72,11 @@ def _header_length(text: str, body_bytes: int) -> int:
 
 
 def parsed_json(text: bytes) -> Any:
-    """Return what a request says.
+    """Return the parsed JSON.
 
     Raises:
-        BadTensorError: it is no JSON.
-        BodyTooLargeError: it is long, and has many values.
+        BadTensorError: the text is not JSON.
+        BodyTooLargeError: it is long and has many values.
 
     """
     if len(text) > MAX_JSON_BYTES and sum(map(text.count, BEFORE_VALUES)) > MAX_VALUES:
@@ -82,7 +86,7 @@ def parsed_json(text: bytes) -> Any:
             "(binary_data_size, Inference-Header-Content-Length)"
         )
     was_enabled = gc.isenabled()
-    gc.disable()  # it would look through all of the lists again and again while they are made
+    gc.disable()  # it would traverse all new lists again and again
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -96,7 +100,7 @@ def parsed_json(text: bytes) -> Any:
 
 
 def parsed_object(value: Any, what: str) -> Mapping[str, Any]:
-    """Return a value that is an object; :class:`BadTensorError`: it is none."""
+    """Return a value that is an object; raise :class:`BadTensorError` for other values."""
     if not isinstance(value, dict):
         raise BadTensorError(f"{what} is {shown(value)}; it is an object")
     return value
@@ -112,7 +116,7 @@ def _list(fields: Mapping[str, Any], name: str, default: list[Any] | None = None
 
 
 def _inputs(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, ...]:
-    """Return the inputs; each binary one takes its bytes from where the one before it ended."""
+    """Return the inputs; binary inputs take their bytes one after another."""
     tensors = []
     for each in _list(fields, "inputs"):
         tensor, used = _input(parsed_object(each, "an input"), binary)
@@ -134,7 +138,7 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     is_base64 = has_base64(parameters)
     if region is not None:
         if size is not None or "data" in fields:
-            raise BadTensorError(f"{where} has data beside its region; give one of them")
+            raise BadTensorError(f"{where} has data and a region; give one of them")
         return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64), 0
     if size is None:
         if "data" not in fields:

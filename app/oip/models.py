@@ -1,21 +1,21 @@
 """The models of the protocol: the ensemble by its set's name, each member as SET.MEMBER."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from app.errors import BadTensorError, UnknownModelError
+from app.graph.served_models import ServedModels
 from app.oip.documents import (
     EXTENSIONS,
     FIRST_VERSION,
     SHARED_MEMORY,
-    IndexEntry,
     ModelMetadata,
     ServerMetadata,
     TensorMetadata,
 )
 from app.oip.request import InferRequest
 from app.oip.tensors import Tensor, shown
-from app.responses import ServedModels
 from models.extras import DISTRIBUTION
 
 SERVER = "tandem"
@@ -23,25 +23,26 @@ PLATFORM = "openvino_ir"
 IMAGE, PIXELS = "image", "pixels"
 PROBABILITIES, LABEL = "probabilities", "label"
 OUTPUTS = (PROBABILITIES, LABEL)
-READY = "READY"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What requests are checked against."""
+    """The properties of a model that requests are checked against."""
 
     name: str
     version: str  # the fingerprint of the set
-    member: str | None  # None: the ensemble
-    input_size: int | None  # None: its members take several, so there are no pixels to be sent
+    member: str | None  # None for the ensemble
+    input_size: int | None  # None: members' sizes differ, so clients cannot send pixels
     labels: tuple[str, ...]
     threshold: float | None = None  # of a multi-label set
+    model_set: str | None = None  # for a service with several sets
+    is_asked_by_version: bool = False  # asked for by its fingerprint: no other may answer
 
     def metadata(self) -> ModelMetadata:
         """Describe inputs and outputs; the first dimension is the images'.
 
-        Of a multi-label set an image has several labels: as many as the image of the request that
-        has most, filled up with empty ones.
+        In a multi-label set an image has several labels: as many as the image of the request with
+        the most, filled with empty labels.
         """
         of_labels = [-1] if self.threshold is None else [-1, -1]
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
@@ -59,10 +60,11 @@ class ServedModel:
         )
 
     def input_of(self, request: InferRequest) -> Tensor:
-        """Return the one input of a request: encoded images, or pixels of the right size.
+        """Return the only input of a request: encoded images, or pixels of the right size.
 
         Raises:
-            BadTensorError: there is none or another, or its datatype or shape do not fit.
+            BadTensorError: there are no inputs, or several, or its name, datatype or shape is
+                wrong.
 
         """
         names = [tensor.name for tensor in request.inputs]
@@ -97,7 +99,7 @@ class ServedModel:
             raise BadTensorError(f"input {tensor.name} has shape {list(shape)}; it is {form}")
 
     def check_outputs(self, request: InferRequest) -> None:
-        """Raise :class:`BadTensorError` if an output is asked for that is none, or twice."""
+        """Raise :class:`BadTensorError` if a requested output does not exist or is repeated."""
         names = [output.name for output in request.outputs]
         if unknown := next((name for name in names if name not in OUTPUTS), None):
             raise BadTensorError(
@@ -110,40 +112,56 @@ class ServedModel:
 
 
 class Models:
-    """The models that one service has."""
+    """The models of a service: of its first set, then of others."""
 
-    def __init__(self, served: ServedModels) -> None:
-        labels, name = tuple(served.labels), served.model_set
-        sizes = {member.name: member.input_size for member in served.members}
-        one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
-        least, self.version = served.threshold, served.model_version
-        self._by_name = {name: ServedModel(name, self.version, None, one_size, labels, least)} | {
-            f"{name}.{member}": ServedModel(
-                f"{name}.{member}", self.version, member, size, labels, least
-            )
-            for member, size in sizes.items()
-        }
+    def __init__(self, served: ServedModels, *others: ServedModels) -> None:
+        first = served.model_set if others else None
+        models = list(_models_of(served, first))
+        models += [model for other in others for model in _models_of(other, other.model_set)]
+        self._by_name = {model.name: model for model in models}
 
     @property
     def names(self) -> list[str]:
-        """The ensemble's name first."""
+        """The models' names: each ensemble before its members, the first set first."""
         return list(self._by_name)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of each model, by name."""
+        return {name: model.version for name, model in self._by_name.items()}
+
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a model or raise :class:`UnknownModelError`; no version: the one there is."""
+        """Return a model, in any version if ``version`` is empty.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+
+        """
         if (model := self._by_name.get(name)) is None:
             raise UnknownModelError(
                 f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"
             )
-        if version not in ("", FIRST_VERSION, self.version):
+        if version not in ("", FIRST_VERSION, model.version):
             raise UnknownModelError(
-                f"{name} has no version {shown(version)}; it has version {self.version}, which "
+                f"{name} has no version {shown(version)}; it has version {model.version}, which "
                 f"{FIRST_VERSION} stands for too"
             )
-        return model
+        return replace(model, is_asked_by_version=True) if version == model.version else model
 
-    def index(self) -> list[IndexEntry]:
-        return [IndexEntry(name, self.version, READY, "") for name in self._by_name]
+    @property
+    def all(self) -> list[ServedModel]:
+        return list(self._by_name.values())
+
+
+def _models_of(served: ServedModels, model_set: str | None) -> Iterator[ServedModel]:
+    """Yield a set's ensemble, then its members."""
+    name, labels = served.model_set, tuple(served.labels)
+    version, least = served.model_version, served.threshold
+    sizes = {member.name: member.input_size for member in served.members}
+    one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
+    yield ServedModel(name, version, None, one_size, labels, least, model_set)
+    for member, size in sizes.items():
+        yield ServedModel(f"{name}.{member}", version, member, size, labels, least, model_set)
 
 
 def server_metadata(*, has_shared_memory: bool = False) -> ServerMetadata:

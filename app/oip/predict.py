@@ -1,7 +1,7 @@
-"""KServe's V1 protocol, which is TensorFlow Serving's: images in base64, a row of outputs for each.
+"""KServe's V1 protocol, which is TensorFlow Serving's: images in base64, rows of outputs.
 
-A request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``:
-an inference request of the Open Inference Protocol in other words, and answered as that is.
+A request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``.
+It is converted to an inference request of the Open Inference Protocol.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
     """Return the request in a body without content coding.
 
     Raises:
-        BadTensorError: the body is no request of the protocol.
+        BadTensorError: the body is not a request of the protocol.
         BodyTooLargeError: its JSON has too many values.
 
     """
@@ -37,7 +37,7 @@ def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
 
 
 def _file(number: int, instance: Any) -> str:
-    """Return an image's base64: under the input's name, or without it, as there is one input."""
+    """Return an image's base64 text, with or without the input's name around it."""
     if isinstance(instance, dict) and instance.keys() == {IMAGE}:
         instance = instance[IMAGE]
     if not isinstance(instance, dict) or not isinstance(instance.get("b64"), str):
@@ -47,7 +47,7 @@ def _file(number: int, instance: Any) -> str:
 
 
 def rendered_predictions(answer: InferAnswer) -> tuple[bytes, None]:
-    """Return the body; none of it is binary."""
+    """Return the body and None, since none of it is binary."""
     columns = {output.name: _rows(output) for output in answer.outputs}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     of_all = {"parameters": answer.parameters} if answer.parameters else {}
@@ -55,7 +55,7 @@ def rendered_predictions(answer: InferAnswer) -> tuple[bytes, None]:
 
 
 def _rows(output: OutputTensor) -> list[Any]:
-    """Return what each image has of an output; labels that only fill a row up are left out."""
+    """Return an output's values for each image, without labels that only fill a row."""
     values = output.values()
     if len(output.shape) == 1:
         return values

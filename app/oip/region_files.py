@@ -1,8 +1,8 @@
 """Opens, reads and writes files of POSIX shared memory, which others may change at any moment.
 
-With ``pread`` and ``pwrite``, never mapped: reading a mapping beyond the end of a file that was cut
-short meanwhile, or writing one when the memory is full, is SIGBUS and the end of the process; of a
-system call it is an error (app/DECISIONS.md).
+It uses ``pread`` and ``pwrite`` and never maps a file. Reading a mapping beyond the end of a
+truncated file, or writing one when memory is full, raises SIGBUS and ends the process. A system
+call returns an error instead (decision 0074).
 """
 
 import os
@@ -15,14 +15,14 @@ from pathlib import Path
 from app.errors import BadRegionError
 from app.oip.tensors import shown
 
-FOLDER = Path("/dev/shm")  # where Linux has POSIX shared memory (shm_overview(7))
+FOLDER = Path("/dev/shm")  # POSIX shared memory on Linux (shm_overview(7))
 MAX_NAME_BYTES = 255  # NAME_MAX
-STEP_BYTES = 2**30  # Linux reads and writes a little less than 2 GiB at a time
+STEP_BYTES = 2**30  # Linux transfers a little less than 2 GiB per call
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """An open file: its descriptor, what tells it from a later one of its name, its size now."""
+    """An open file: its descriptor, its identity, and its present size."""
 
     descriptor: int
     identity: tuple[int, int]
@@ -30,10 +30,10 @@ class OpenFile:
 
 
 def file_name(key: object) -> str:
-    """Return the name of the file that a key means, or raise :class:`BadRegionError`."""
+    """Return the file name for a region's key; raise :class:`BadRegionError` for invalid keys."""
     if not isinstance(key, str):
         raise BadRegionError(f"key is {shown(key)}; it is the name of a file in {FOLDER}")
-    name = key.removeprefix("/")  # shm_open(3) takes a slash before it
+    name = key.removeprefix("/")  # shm_open(3) accepts a leading slash
     is_path = "/" in name or "\0" in name or not name.strip(".")
     try:
         is_long = len(name.encode()) > MAX_NAME_BYTES
@@ -49,15 +49,15 @@ def file_name(key: object) -> str:
 
 @contextmanager
 def opened(folder: Path, name: str, *, is_writing: bool = False) -> Iterator[OpenFile]:
-    """Open a regular file while the block runs; links are not followed, and nothing is waited for.
+    """Open a regular file during the block, without following links and without blocking.
 
     Raises:
-        BadRegionError: it is not there, is none, or may not be opened.
+        BadRegionError: the file does not exist, is not regular, or may not be opened.
 
     """
     access = os.O_RDWR if is_writing else os.O_RDONLY
     try:
-        # A pipe would wait for its other end without O_NONBLOCK.
+        # Without O_NONBLOCK, opening a pipe would wait for its other end.
         descriptor = os.open(folder / name, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise BadRegionError(
@@ -74,7 +74,7 @@ def opened(folder: Path, name: str, *, is_writing: bool = False) -> Iterator[Ope
 
 
 def read_at(file: OpenFile, place: int, num_bytes: int) -> bytes:
-    """Return so many bytes; raise :class:`BadRegionError` if the file ends before."""
+    """Return ``num_bytes`` bytes; raise :class:`BadRegionError` if the file ends before."""
     parts, left = [], num_bytes
     while left:
         part = os.pread(file.descriptor, min(left, STEP_BYTES), place + num_bytes - left)
@@ -89,7 +89,7 @@ def read_at(file: OpenFile, place: int, num_bytes: int) -> bytes:
 
 
 def write_at(file: OpenFile, place: int, data: bytes) -> None:
-    """Write all of ``data``; :class:`BadRegionError`: the system did not take it: it is full."""
+    """Write all of ``data``; raise :class:`BadRegionError` if the system refuses, as when full."""
     left = memoryview(data)
     while len(left):
         try:

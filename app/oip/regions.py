@@ -1,7 +1,7 @@
-"""Regions of shared memory that clients registered: Triton's system shared memory extension.
+"""Shared-memory regions that clients registered: Triton's system shared memory extension.
 
-All Gateways of a run have one folder of entries: whichever a request reaches knows every region,
-and with the run they are gone.
+All Gateways of a run share a folder of entries, so each knows every region. The folder is removed
+after the run.
 """
 
 import hashlib
@@ -18,29 +18,29 @@ from app.oip.documents import RegionStatus
 from app.oip.region_files import FOLDER, OpenFile, file_name, opened, read_at, write_at
 from app.oip.tensors import RegionSlice, shown
 
-MAX_REGIONS = 256  # of all clients together
+MAX_REGIONS = 256  # of all clients
 MAX_NAME = 256  # characters
 MAX_OFFSET = 2**63 - 1  # off_t
 
 
-RegionEntry = tuple[RegionStatus, tuple[int, int]]  # a region, and the identity of its file
+RegionEntry = tuple[RegionStatus, tuple[int, int]]  # a region and its file's identity
 
 
 class Regions:
     """Registers regions, and reads and writes them.
 
-    An entry is a file, which appears whole or not at all, and not where one of its name is.
+    An entry is a file that is created as a whole, and only if no entry has its name.
     """
 
     def __init__(self, entries: Path, memory: Path = FOLDER) -> None:
-        """Take the folder of ``entries``, and the one that the files of shared memory are in."""
+        """Use the folder ``entries``, and shared memory files in the folder ``memory``."""
         self._entries, self._memory = entries, memory
 
     def register(self, name: object, key: object, offset: object, byte_size: object) -> None:
-        """Register the bytes from ``offset`` on of the file ``key`` as region ``name``.
+        """Register the bytes of the file ``key`` from ``offset`` on as region ``name``.
 
         Raises:
-            BadRegionError: the file is not there, or has not so many bytes.
+            BadRegionError: the file does not exist or is too short.
             RegionExistsError: the name is taken.
 
         """
@@ -52,29 +52,30 @@ class Regions:
         self._add(RegionStatus(name, str(key), offset, byte_size), identity)
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all if no name is given; one that is not there is no error."""
+        """Remove a region, or all with an empty name; unknown regions are no error."""
         for place in [self._place(name)] if name else self._places():
             place.unlink(missing_ok=True)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Describe a region, or all without a name; :class:`UnknownRegionError`: there is none."""
+        """Describe a region, or all with an empty name; raises :class:`UnknownRegionError`."""
         return [self._find(name)[0]] if name else self._all()
 
     def read(self, part: RegionSlice) -> bytes:
-        """Return the bytes of ``part``, on any thread; raises as :meth:`write` does."""
+        """Return the bytes of ``part``; may run on any thread; raises as :meth:`write` does."""
         with self._opened(part) as (file, place):
             return read_at(file, place, part.byte_size)
 
     def check(self, part: RegionSlice) -> None:
-        """Raise what :meth:`write` would raise now."""
+        """Raise if :meth:`write` would raise now."""
         with self._opened(part, is_writing=True):
             pass
 
     def write(self, part: RegionSlice, data: bytes) -> RegionSlice:
-        """Write ``data`` at the beginning of ``part``, and return the part that it filled.
+        """Write ``data`` at the beginning of ``part``; return the part that it fills.
 
         Raises:
-            UnknownRegionError, BadRegionError: the part is not there, no longer, or too small.
+            UnknownRegionError, BadRegionError: the part does not exist, has changed, or is too
+                small.
 
         """
         if len(data) > part.byte_size:
@@ -90,7 +91,7 @@ class Regions:
     def _opened(
         self, part: RegionSlice, *, is_writing: bool = False
     ) -> Iterator[tuple[OpenFile, int]]:
-        """Open the file of a region, and check anew that it is the same one and has the part."""
+        """Open a region's file; check that it is the registered one and contains the part."""
         (region, identity), where = self._find(part.region), f"region {shown(part.region)}"
         if not 0 <= part.offset < part.offset + part.byte_size <= region.byte_size:
             raise BadRegionError(
@@ -140,7 +141,7 @@ class Regions:
         return [place for place in self._entries.iterdir() if not place.name.startswith(".")]
 
     def _place(self, name: str) -> Path:
-        """Return where a region's entry is; names may be anything."""
+        """Return the path of a region's entry; names may have any characters."""
         return self._entries / hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""An inference request of the Open Inference Protocol, whichever way it came."""
+"""An inference request of the Open Inference Protocol, independent of its transport."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from app.errors import BadTensorError
 from app.oip.tensors import RegionSlice, Tensor, shown
 
 MICROSECONDS = 1e6
-# Triton's priorities begin at 1, the first to go; RFC 9218's urgencies at 0, and end at 7.
+# Triton's priorities begin at 1, the most urgent; RFC 9218's urgencies go from 0 to 7.
 MAX_URGENCY = 7
 MAX_ID = 1024  # characters
 REGION, REGION_SIZE, REGION_OFFSET = (
@@ -18,17 +18,17 @@ REGION, REGION_SIZE, REGION_OFFSET = (
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output that the client asks for; ``num_classes`` above 0: as classification strings."""
+    """A requested output; with ``num_classes`` above 0 as Triton's classification strings."""
 
     name: str
     is_binary: bool = False
     num_classes: int = 0
-    region: RegionSlice | None = None  # where it goes, in place of the answer
+    region: RegionSlice | None = None  # the region that it is written to, in place of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """Inputs, outputs (none named: all there are) and parameters."""
+    """Inputs, requested outputs (none: all outputs) and parameters."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[RequestedOutput, ...] = ()
@@ -37,18 +37,18 @@ class InferRequest:
 
     @property
     def top_k(self) -> int | None:
-        """How many labels an image gets; None: one, and no dimension for them."""
+        """The number of labels per image; None: one label, without a dimension for labels."""
         return whole_number(self.parameters, "top_k")
 
     @property
     def threshold(self) -> float | None:
-        """The least score of a label of a multi-label set; None: the set's own."""
+        """The lowest score of a label in a multi-label set; None: the set's own."""
         value: float | None = _number(self.parameters, "threshold", int | float, "a number")
         return value
 
     @property
     def timeout_s(self) -> float | None:
-        """The client's time for its answer, which is in microseconds as Triton has it."""
+        """The client's time limit; the parameter is in microseconds, as in Triton."""
         timeout_us = whole_number(self.parameters, "timeout")
         if timeout_us is not None and timeout_us < 0:
             raise BadTensorError(f"timeout is {timeout_us}; give microseconds above 0")
@@ -66,17 +66,17 @@ class InferRequest:
 
     @property
     def uses_regions(self) -> bool:
-        """Whether a tensor is, or is to be, in shared memory."""
+        """Whether an input or output is in shared memory."""
         return any(i.region for i in self.inputs) or any(o.region for o in self.outputs)
 
     @property
     def wants_binary(self) -> bool:
-        """Whether outputs are binary that do not say themselves."""
+        """Whether outputs are binary by default: Triton's ``binary_data_output``."""
         return truth(self.parameters, "binary_data_output")
 
 
 def whole_number(parameters: Mapping[str, Any], name: str) -> int | None:
-    """Return a parameter's value; None if it is not there."""
+    """Return an integer parameter; None if it is absent."""
     value: int | None = _number(parameters, name, int, "a whole number")
     return value
 
@@ -89,7 +89,7 @@ def _number(parameters: Mapping[str, Any], name: str, kind: Any, what: str) -> A
 
 
 def truth(parameters: Mapping[str, Any], name: str) -> bool:
-    """Return a parameter that is true or false; false if it is not there."""
+    """Return a boolean parameter; False if it is absent."""
     value = parameters.get(name, False)
     if isinstance(value, bool):
         return value
@@ -97,17 +97,17 @@ def truth(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def has_base64(parameters: Mapping[str, Any]) -> bool:
-    """Whether a BYTES tensor's elements are in base64, in MLServer's word for it."""
+    """Whether a BYTES tensor's elements are base64, by MLServer's ``content_type``."""
     return parameters.get("content_type") == "base64"
 
 
 def requested_output(
     name: object, parameters: Mapping[str, Any], *, is_binary: bool = False
 ) -> RequestedOutput:
-    """Return an output that a client asks for; ``is_binary`` unless its parameters say.
+    """Return a requested output; ``is_binary`` is the default if its parameters do not say.
 
     Raises:
-        BadTensorError: the name or a parameter is of the wrong kind.
+        BadTensorError: the name or a parameter has the wrong type.
 
     """
     if not isinstance(name, str):
@@ -124,17 +124,17 @@ def requested_output(
 
 
 def checked_id(value: object) -> str:
-    """Return the id that a client gives its request."""
+    """Return the request's id, checked."""
     if not isinstance(value, str) or len(value) > MAX_ID:
         raise BadTensorError(f"id is {shown(value)}; it is a text of up to {MAX_ID} characters")
     return value
 
 
 def region_slice(where: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
-    """Return the part of a region that a tensor's parameters name; None if they name none.
+    """Return the region slice that a tensor's parameters name; None if they name none.
 
     Raises:
-        BadTensorError: they name only half of it, or bytes that no region has.
+        BadTensorError: the parameters are incomplete, or their offset or size is impossible.
 
     """
     name, size = parameters.get(REGION), whole_number(parameters, REGION_SIZE)

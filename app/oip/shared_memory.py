@@ -1,4 +1,4 @@
-"""Who may use shared memory: callers that are known to be on this machine, where it is on."""
+"""Admits callers to shared memory if it is on, and they are known to be on this machine."""
 
 import asyncio
 import ipaddress
@@ -18,7 +18,7 @@ OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: "
     "unproxied"
 )
-LONG_BYTES = 2**20  # what is longer is read on a thread: the event loop answers others meanwhile
+LONG_BYTES = 2**20  # longer reads run on a thread, to keep the event loop free
 NO_CUDA = (
     "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
     "register system shared memory"
@@ -26,14 +26,13 @@ NO_CUDA = (
 
 
 class SharedMemory:
-    """The regions of a Gateway; None: shared memory is off."""
+    """A Gateway's regions; None if shared memory is off."""
 
     def __init__(self, regions: Regions | None = None) -> None:
         self._regions = regions
 
     @property
     def is_on(self) -> bool:
-        """Whether there may be regions."""
         return self._regions is not None
 
     def for_caller(self, *, is_local: bool) -> Regions:
@@ -55,7 +54,12 @@ class SharedMemory:
 
 
 def shared_memory_of(settings: Settings) -> SharedMemory:
-    """Return a Gateway's shared memory; :class:`ConfigError`: callers may be elsewhere."""
+    """Return a Gateway's shared memory.
+
+    Raises:
+        ConfigError: shared memory is on, but callers may be on other machines.
+
+    """
     if not settings.shared_memory:
         return SharedMemory()
     folder = environment_value(REGIONS_FOLDER)
@@ -68,7 +72,7 @@ def shared_memory_of(settings: Settings) -> SharedMemory:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own; what is no address is not."""
+    """Whether ``address`` is a loopback IP address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -78,13 +82,13 @@ def is_loopback(address: str) -> bool:
 
 
 def asks_for_itself(header: Callable[[str], str | None]) -> bool:
-    """Whether a request's headers do not say that it is somebody else's.
+    """Whether no header says that a request was made for somebody else.
 
-    A proxy may say for whom it asks, and a web page's requests, which have an origin, are the
-    page's, wherever the browser runs.
+    A proxy may name the client that it forwards for. A web page's requests have an origin, and are
+    the page's, wherever the browser runs.
 
     Args:
-        header: returns a header's values, joined by commas; None if it is not there.
+        header: returns a header's values, joined by commas; None if it is absent.
 
     """
     if header("origin") is not None or header("forwarded") is not None:
@@ -94,14 +98,14 @@ def asks_for_itself(header: Callable[[str], str | None]) -> bool:
 
 
 async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:
-    """Return a tensor with its contents, read from its region if it is in one.
+    """Return a tensor with its contents, read from its region if it has one.
 
-    They count in ``share`` as a body's do, before memory is taken for them.
+    The bytes count in ``share`` like a body's, before memory is allocated for them.
 
     Raises:
-        BodyTooLargeError: it is longer than a body may be; nothing was read.
+        BodyTooLargeError: the tensor is longer than a body may be; nothing was read.
         UnknownRegionError, BadRegionError: the region is not as it was registered.
-        OverloadedError: the bodies of all requests together hold too much.
+        OverloadedError: the bodies of all requests together are too large.
 
     """
     if tensor.region is None or regions is None:
@@ -120,7 +124,7 @@ async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share:
 
 
 def placed(answer: InferAnswer, regions: Regions | None) -> InferAnswer:
-    """Write the outputs that go into regions there, and return the answer, which says so.
+    """Write the outputs that have a region; return the answer with their places.
 
     Raises:
         UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.

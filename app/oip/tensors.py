@@ -1,7 +1,7 @@
-"""Tensors of the Open Inference Protocol: datatypes, shapes, and what a request's tensors hold.
+"""Tensors of the Open Inference Protocol: datatypes, shapes and contents.
 
-Contents are binary (row-major, little-endian; each BYTES element after its length in 4 bytes), or
-values: JSON's lists and gRPC's typed contents.
+Contents are either binary (row-major, little-endian; each BYTES element after its length in 4
+bytes) or values: JSON lists, or gRPC's typed contents.
 """
 
 import binascii
@@ -28,7 +28,7 @@ MAX_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """Bytes of a registered region of shared memory, ``offset`` counted from its beginning."""
+    """A slice of a registered shared-memory region; ``offset`` counts from the region's start."""
 
     region: str
     byte_size: int
@@ -37,7 +37,7 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input of a request, its contents not yet read: ``raw``, ``values``, or in a ``region``."""
+    """An input with unparsed contents: ``raw``, ``values``, or in a ``region``."""
 
     name: str
     datatype: str
@@ -45,16 +45,15 @@ class Tensor:
     raw: bytes | memoryview | None = None
     values: Any = ()
     region: RegionSlice | None = None
-    is_base64: bool = False  # whether the values are texts, and their bytes in base64
+    is_base64: bool = False  # whether values are base64 texts
 
     @property
     def num_elements(self) -> int:
-        """How many elements the shape announces."""
         return math.prod(self.shape)
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a foreign value, for an error, however large or deep it is."""
+    """Return the beginning of an untrusted value for an error message, whatever its size."""
     if isinstance(value, (str, bytes)):
         return repr(value[:MAX_SHOWN])[: MAX_SHOWN + 2]
     return reprlib.repr(value)[: MAX_SHOWN + 2]
@@ -70,10 +69,10 @@ def checked_tensor(
     region: RegionSlice | None = None,
     is_base64: bool = False,
 ) -> Tensor:
-    """Return a tensor whose name, datatype and shape are of the right kinds.
+    """Return a tensor after checking its name, datatype and shape.
 
     Raises:
-        BadTensorError: they are not, or the shape has more elements than any tensor may.
+        BadTensorError: one of them is invalid, or the shape has too many elements.
 
     """
     if not isinstance(name, str) or not name:
@@ -95,7 +94,7 @@ def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
             raise BadTensorError(
                 f"{where}: shape has {shown(size)}; sizes are whole numbers from 0"
             )
-    if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:  # NumPy has no larger empty one
+    if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:  # NumPy has no larger empty array
         raise BadTensorError(
             f"{where}: its shape has more elements than {MAX_ELEMENTS}; send smaller requests"
         )
@@ -103,10 +102,10 @@ def _checked_shape(where: str, shape: object) -> tuple[int, ...]:
 
 
 def uint8_array(tensor: Tensor) -> Bytes:
-    """Return a UINT8 tensor's contents in its shape; raw ones are not copied and are read-only.
+    """Return a UINT8 tensor's contents in its shape; raw contents become a read-only view.
 
     Raises:
-        BadTensorError: they are not as many as the shape says, or no numbers from 0 to 255.
+        BadTensorError: their number differs from the shape's, or a value is not in 0..255.
 
     """
     if tensor.raw is not None:
@@ -125,7 +124,7 @@ def uint8_array(tensor: Tensor) -> Bytes:
 
 
 def bytes_elements(tensor: Tensor) -> list[bytes]:
-    """Return a BYTES tensor's elements; :class:`BadTensorError`: they do not fit its shape."""
+    """Return a BYTES tensor's elements; raise :class:`BadTensorError` if they do not fit."""
     values = _flat(tensor) if tensor.raw is None else _split(tensor, memoryview(tensor.raw))
     if tensor.is_base64:
         return [_decoded(tensor, number, value) for number, value in enumerate(values)]
@@ -140,7 +139,7 @@ def bytes_elements(tensor: Tensor) -> list[bytes]:
 
 
 def _decoded(tensor: Tensor, number: int, value: Any) -> bytes:
-    """Return the bytes of an element in base64 (RFC 4648, section 4)."""
+    """Decode an element from base64 (RFC 4648, section 4)."""
     try:
         return binascii.a2b_base64(value, strict_mode=True)
     except (ValueError, TypeError) as error:
@@ -176,7 +175,7 @@ def _split(tensor: Tensor, raw: memoryview) -> list[bytes]:
 
 
 def _flat(tensor: Tensor) -> list[Any]:
-    """Return values in row-major order; they are flat, or nested as the shape is."""
+    """Return values in row-major order; they may be flat, or nested like the shape."""
     level = tensor.values
     if not isinstance(level, list):
         raise BadTensorError(f"input {shown(tensor.name)}: data is no list")
@@ -201,5 +200,5 @@ def _miscounted(tensor: Tensor, sent: str, expected: object) -> BadTensorError:
 
 
 def packed_elements(elements: Iterable[bytes]) -> bytes:
-    """Return BYTES elements in their binary form."""
+    """Encode BYTES elements in their binary form."""
     return b"".join(part for element in elements for part in (LENGTH.pack(len(element)), element))

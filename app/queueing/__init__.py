@@ -1,4 +1,4 @@
-"""Who waits, who goes first and who is refused: batch queues, admission, budgets.
+"""Queues and their limits: batch queues, scheduling, admission and budgets.
 
-No Ray, no HTTP and no tracing; time is passed in as a clock.
+Nothing here uses Ray, HTTP or tracing. Time is passed in as a clock.
 """

@@ -8,14 +8,20 @@ from app.errors import IN_A_SECOND, OverloadedError
 from app.queueing.concurrency_limit import ConcurrencyLimit
 from app.queueing.uploads import Uploads
 
-IMAGES_GAIN = 1 / 32  # of an exponentially weighted mean
+IMAGES_GAIN = 1 / 32  # of the exponentially weighted mean of images per request
 
 
 class Admission:
-    """Counts the requests under way, and refuses those for which there is no place.
+    """Counts the requests under way, and refuses requests beyond the limit.
 
-    ``limit`` says how many there may be under overload; None: ``max_requests`` always.
-    ``on_refused`` is told how many images were refused, as far as anybody can know.
+    Args:
+        max_requests: the limit, unless there is overload.
+        clock: returns seconds.
+        on_refused: called with the estimated number of images of each refused request.
+        limit: the limit under overload; None: ``max_requests`` always.
+        of_all: whether this counts all requests of the Gateway, not only those of one model set.
+            Then refusals carry the limit, for HAProxy.
+
     """
 
     def __init__(
@@ -24,11 +30,13 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         on_refused: Callable[[float], None] = lambda _: None,
         limit: ConcurrencyLimit | None = None,
+        *,
+        of_all: bool = True,
     ) -> None:
         self._max_requests, self._on_refused, self._clock = max_requests, on_refused, clock
-        self._limit = limit
-        self._num_answering = 0  # whose bodies have arrived
-        self._images_per_request = 1.0  # of those of late: nobody knows what a refused one has
+        self._limit, self.is_of_all = limit, of_all
+        self._num_answering = 0  # requests whose bodies have arrived
+        self._images_per_request = 1.0  # a recent mean: that of a refused request is unknown
         self.uploads = Uploads()
 
     @property
@@ -40,8 +48,7 @@ class Admission:
         """Count a request while it is under way, its body included.
 
         Raises:
-            OverloadedError: as many as the limit are under way, and none of them is a slow upload,
-                whose place could be taken.
+            OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
 
         """
         self.begin()
@@ -55,7 +62,6 @@ class Admission:
                 self._limit.answered(self._clock(), self._num_answering)
 
     def begin(self) -> None:
-        """Admit a request, or raise; see :meth:`admit`."""
         try:
             self._check_limit()
             self._check_places()
@@ -67,13 +73,14 @@ class Admission:
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """Bound the time in which the body of a request that was let in arrives, in the block.
+        """Limit the time in which the body of an admitted request arrives, in the block.
 
-        Meanwhile it takes no place of those that are answered: how long an upload takes is its
-        client's affair.
+        During the upload the request does not count as being answered: how long it takes depends
+        on its client.
 
         Raises:
-            SlowBodyError: it is not there after ``within_s`` seconds, or was cut for another.
+            SlowBodyError: the body took over ``within_s`` seconds, or its upload was cancelled to
+                make room for another request.
 
         """
         async with self.uploads.arriving(within_s):
@@ -84,13 +91,13 @@ class Admission:
                 self._num_answering += 1
 
     def holds(self, num_images: int) -> None:
-        """Note how many images a request that was let in turned out to have."""
+        """Record how many images an admitted request has, once its body is read."""
         self._images_per_request += (num_images - self._images_per_request) * IMAGES_GAIN
         if self._limit is not None:
             self._limit.images_per_request = self._images_per_request
 
     def refused_before(self, num: int) -> None:
-        """Count ``num`` requests that HAProxy refused before they came here."""
+        """Count ``num`` requests that HAProxy refused itself."""
         self._on_refused(num * self._images_per_request)
         if self._limit is not None and self._limit.is_on:
             self._limit.arrived(self._clock(), num)
@@ -101,15 +108,18 @@ class Admission:
             self._limit.refused(self._clock(), self._num_answering, num)
 
     def _make_room(self) -> None:
-        """Leave slow uploads half of the places: HAProxy refuses by itself when all are taken."""
+        """Cancel slow uploads beyond half of the limit: HAProxy refuses when all places are taken.
+
+        Without that, slow clients could fill the service before a request reaches it.
+        """
         while 2 * self.uploads.num > self._max_requests:
             if not self.uploads.cut_slowest():
                 return
 
     def _check_limit(self) -> None:
-        """Refuse what comes beyond the limit of the moment.
+        """Refuse a request beyond the present limit under overload.
 
-        Uploads are not in it: no core works on them.
+        Uploads do not count: no core works on them.
         """
         if self._limit is None or not self._limit.is_on:
             return
@@ -120,12 +130,12 @@ class Admission:
         if num < most:
             self._limit.admitted(self._clock())
             return
-        text = f"more come than can be answered, and {num} requests are under way, the limit then"
-        of_all = min(self._max_requests, most + self.uploads.num)
-        raise OverloadedError(f"{text}; {IN_A_SECOND}", of_all)
+        text = f"overload: {num} requests are under way, the limit while more come than it answers"
+        of_all = (min(self._max_requests, most + self.uploads.num),) if self.is_of_all else ()
+        raise OverloadedError(f"{text}; {IN_A_SECOND}", *of_all)
 
     def _check_places(self) -> None:
-        # An upload is cut only for a request that is then let in.
+        # An upload is cancelled only for a request that is then admitted.
         if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
             text = f"{self.num_under_way} requests are under way, the limit"
             raise OverloadedError(f"{text}; {IN_A_SECOND}")

@@ -1,9 +1,8 @@
-"""A batch size for a backlog, which the network learns when there first is one.
+"""A larger batch size for a backlog, compiled when a backlog first occurs.
 
-A larger batch costs less an image: the weights are read once for all of them, and there are fewer
-batches to run. But where few images wait it would leave other cores with nothing to do, and who is
-in it waits for all of it. It takes memory as well, which a service that is never behind does not
-need (app/DECISIONS.md, "Batches of a backlog").
+Larger batches cost less per image: the weights are read once for all of them. But while few images
+wait, a large batch leaves other cores idle, and each of its images waits for all. It also takes
+memory, which a service without backlogs does not need (decision 0033).
 """
 
 import asyncio
@@ -14,13 +13,13 @@ logger = logging.getLogger("ray.serve")
 
 
 class BacklogSize:
-    """Twice the usual largest size, for as long as enough images wait.
+    """Twice the usual largest batch size, while enough images wait.
 
     Args:
-        name: whose it is, for the log.
-        usual: the largest size otherwise.
-        num_places: batches that run at a time; all of them must find as many images.
-        prepare: makes the network take ``2 * usual`` images; may raise anything.
+        name: the member's name, for the log.
+        usual: the largest batch size without a backlog.
+        num_places: batches that run at a time; a backlog fills all of them at the larger size.
+        prepare: compiles the network for ``2 * usual`` images; may raise anything.
 
     """
 
@@ -29,17 +28,17 @@ class BacklogSize:
     ) -> None:
         self.usual, self.size = usual, 2 * usual
         self._name, self._prepare = name, prepare
-        # Of one place a backlog is two batches, as well: the next one waits behind it.
+        # With one place, two batches are a backlog too: the second waits for the first.
         self._num_enough = self.size * max(2, num_places)
         self._is_ready = False
         self._preparing: asyncio.Task[None] | None = None
 
     def is_due(self, num_waiting: int) -> bool:
-        """Whether the next batch of so many waiting images should have the size."""
+        """Whether the next batch should have the larger size, as ``num_waiting`` images wait."""
         return self._is_ready and num_waiting >= self._num_enough
 
     def waited(self, num: int) -> None:
-        """Note that so many images waited when a batch was formed; a backlog is prepared for."""
+        """Record how many images waited when a batch was formed; prepare if that is a backlog."""
         if self._preparing is None and num >= self._num_enough:
             self._preparing = asyncio.get_running_loop().create_task(self._be_prepared())
 
@@ -48,8 +47,8 @@ class BacklogSize:
             await self._prepare()
         except Exception as error:
             logger.warning(
-                "%s: no batches of %d: %s; it serves on in batches of %d. Mend that and restart, "
-                "or set backlog_batches: false",
+                "%s: cannot prepare batches of %d: %s; it continues with batches of %d. Fix the "
+                "cause and restart, or set backlog_batches: false",
                 self._name,
                 self.size,
                 error,
@@ -57,4 +56,4 @@ class BacklogSize:
             )
         else:
             self._is_ready = True
-            logger.info("%s: batches of %d while a backlog waits", self._name, self.size)
+            logger.info("%s: uses batches of %d while a backlog waits", self._name, self.size)

@@ -1,16 +1,24 @@
-"""The batch queue: waits until the model is free, then takes what is there.
+"""The batch queue: when the model is free, takes the waiting images as a batch.
 
-Unlike ``@serve.batch`` there is no timer: a lone image on an idle replica starts at once, and while
-a batch runs the next one grows. One queue per network, in two lanes;
-:mod:`app.queueing.scheduler` says how many batches run at a time.
+Unlike ``@serve.batch`` it has no timer: a single image on an idle replica starts at once, and the
+next batch grows while one runs. Each network has a queue with three lanes.
+:mod:`app.queueing.scheduler` decides when a queue may run a batch.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
+from app.errors import (
+    IN_A_SECOND,
+    MORE_TIME,
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    UnhealthyError,
+)
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_records import (
     BatchResult,
@@ -20,27 +28,39 @@ from app.queueing.batch_records import (
     TimedRows,
     Waiting,
 )
-from app.queueing.priority import Lane, PriorityQueue
-from app.queueing.scheduler import BatchScheduler
+from app.queueing.priority import SHADOW, Lane, PriorityQueue
+from app.queueing.scheduler import BatchScheduler, CoreShare
 from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
 RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
-ALONE_S = 1.0  # since the last interactive image; from then on bulk images are a backlog too
+SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which it counts as hanging
+SHADOW_RUNS = 20  # a shorter limit: this many times the mean time of a batch, but at least 1 s
+LAST_RUN_SHARE = 0.1  # the weight of the last run in the moving average of their times
+ALONE_S = 1.0  # without an interactive image, after which bulk images count as a backlog too
 
 
 class BatchQueue:
     """A work-conserving queue in front of one network.
 
-    ``run`` takes N images, uint8 (H, W, 3), N up to the largest of ``batch_sizes``, and gives
-    float32 (N, C); with the times at which it ran, if it may have waited for a thread.
-    A batch is the largest of the sizes that can be filled: of 5 waiting images 4 go, since a padded
-    batch costs as much as a full one. Callers that went away or that cannot be answered in time are
-    dropped when a batch is formed; when a batch fails, its images are run one by one, so that only
-    the one at fault fails. Queues with the same ``scheduler`` share the cores. With ``backlog``
-    batches have its size too, while there is one; bulk images are none while interactive ones come,
-    which would wait for those larger batches.
+    A batch has the largest size that can be filled: with sizes 1, 4 and 8, of 5 waiting images 4
+    leave, since a padded batch costs as much as a full one. Forming a batch drops images whose
+    caller has gone or that cannot be answered in time. When a batch fails, its images are run one
+    by one, so that only the faulty image fails.
+
+    Args:
+        run: takes N images, uint8 (H, W, 3), and returns float32 (N, C), as :class:`TimedRows` if
+            the batch may have waited for a thread. N is at most the largest of ``batch_sizes``.
+        batch_sizes: the compiled sizes.
+        max_queued: how many images may wait.
+        clock: returns seconds.
+        scheduler: queues with the same one share the cores.
+        on_batch: called with every batch that has run.
+        backlog: a larger size while there is a backlog. Bulk images do not count as a backlog
+            while interactive images arrive, which would wait for the larger batches.
+        share: the model set's share of the scheduler's cores.
+
     """
 
     def __init__(
@@ -52,37 +72,45 @@ class BatchQueue:
         scheduler: BatchScheduler | None = None,
         on_batch: Callable[[ExecutedBatch], None] = lambda _: None,
         backlog: BacklogSize | None = None,
+        share: CoreShare | None = None,
     ) -> None:
         self._run, self._on_batch, self._backlog = run, on_batch, backlog
         self._sizes = sorted(batch_sizes)
-        self.max_batch_size = self._sizes[-1]  # both may be changed while the queue works
+        self.max_batch_size = self._sizes[-1]  # this and max_queued may be changed at any time
         self.max_queued = max_queued
         self._clock = clock
         self._waiting: PriorityQueue[Waiting] = PriorityQueue()
-        self._num_batches = self._num_images = self._num_places = 0
-        self._interactive_at = -math.inf  # when the last of them came
-        self.fastest_s = 0.0  # of all runs: no batch takes less
+        self._interactive_at = -math.inf  # when the last interactive image arrived
+        self.fastest_s = 0.0  # the shortest time of a batch so far
+        self.mean_s = 0.0  # the moving average of the time of a batch
+        self.share = share
         self._scheduler = scheduler or BatchScheduler()
         self._scheduler.join(self)
+
+    def leave(self) -> list[asyncio.Task[None]]:
+        """Leave the scheduler, and fail the waiting images; return the running batches."""
+        self._backlog = None
+        running = self._scheduler.leave(self)
+        for entry in self._waiting:
+            entry.end(None, NotReadyError("the model set was unloaded before the image's turn"))
+        return running
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def waiting_since(self, lane: Lane) -> float | None:
-        """When the image that waits longest in a lane arrived, by the clock; None: none waits."""
+        """When the oldest image in a lane arrived, by the clock; None if the lane is empty."""
         head = self._waiting.head(lane)
         return None if head is None else head.arrived
 
     @property
     def oldest_age_s(self) -> float:
-        """How long the longest waiting image has waited; 0 when none waits."""
-        arrived = (entry.arrived for entry in self._waiting if not entry.is_gone())
+        """How long the oldest image of a client has waited; 0 if none waits, or only copies do."""
+        arrived = (entry.arrived for entry in self._waiting.answered if not entry.is_gone())
         return max(0.0, self._clock() - min(arrived, default=math.inf))
 
     def report(self) -> QueueReport:
-        """Return the queue's length, age and how full its batches were."""
-        fill = self._num_images / self._num_places if self._num_places else 0.0
-        return QueueReport(len(self), self.oldest_age_s, self._num_batches, self._num_images, fill)
+        return QueueReport(self._waiting.num_answered, self.oldest_age_s)
 
     def submit(
         self,
@@ -91,13 +119,13 @@ class BatchQueue:
         timeout_s: float = math.inf,
         lane: Lane = "interactive",
     ) -> list[Waiting]:
-        """Queue images (H, W, 3), an entry for each; all of them fit or none is taken.
+        """Queue images (H, W, 3), and return an entry for each; takes all of them or none.
 
         Args:
-            images: they are not copied.
-            call: hears of the end of each; :class:`ExecutedBatch` names it to ``on_batch``.
-            timeout_s: the time left to them; one that has not started by then fails.
-            lane: in which they wait.
+            images: the images, which are not copied.
+            call: is notified of each image's end; batches passed to ``on_batch`` refer to it.
+            timeout_s: the time limit; an image that has not started by then fails.
+            lane: the lane in which they wait.
 
         Raises:
             OverloadedError: the queue has no room for them.
@@ -108,7 +136,7 @@ class BatchQueue:
             raise DeadlineError(
                 f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
             )
-        self._check_room(len(images))
+        self._check_room(len(images), lane)
         now = self._clock()
         added = [Waiting(image, call, now, now + timeout_s) for image in images]
         self._waiting.extend(added, lane)
@@ -117,48 +145,61 @@ class BatchQueue:
         self._scheduler.call()
         return added
 
-    def _check_room(self, num_images: int) -> None:
+    def _check_room(self, num_images: int, lane: Lane) -> None:
+        """Raise :class:`OverloadedError` if there is no room.
+
+        Images of the shadow lane do not take the room of images in other lanes.
+        """
         places = self.max_queued if num_images == 1 else form_places(self.max_queued)
-        if num_images > places - len(self._waiting):
+        if num_images > places - self._num_queued(lane):
             self._waiting.forget_the_gone()
-        if num_images > places - len(self._waiting):
-            text = f"{len(self._waiting)} images are queued, {num_images} more do not fit into"
-            kept = " (the other places are for single images)" if places < self.max_queued else ""
+        if num_images > places - (num_queued := self._num_queued(lane)):
+            text = f"{num_queued} images are queued, and {num_images} more exceed the limit of"
+            kept = " (the rest is kept for single images)" if places < self.max_queued else ""
             raise OverloadedError(f"{text} {places}{kept}; {IN_A_SECOND}")
 
-    def would_grow(self, num_more: int, within_s: float) -> bool:
-        """Whether the next batch would be larger if so many more images came ``within_s``.
+    def _num_queued(self, lane: Lane) -> int:
+        return len(self._waiting) if lane == SHADOW else self._waiting.num_answered
 
-        Not if one that waits would be too late by then.
+    def would_grow(self, num_more: int, within_s: float) -> bool:
+        """Whether the next batch would be larger if ``num_more`` images arrived ``within_s``.
+
+        False if a waiting image would miss its deadline by then.
         """
-        ends = self._clock() + within_s + self.fastest_s
-        if any(entry.expires <= ends for entry in self._waiting.heads()):
+        if self._size_for(len(self._waiting) + num_more) <= self._size_for(len(self._waiting)):
             return False
-        return self._size_for(len(self._waiting) + num_more) > self._size_for(len(self._waiting))
+        ends = self._clock() + within_s + self.fastest_s
+        return all(entry.expires > ends for entry in self._waiting)
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether interactive images fill the largest usual batch, and no larger one is near.
+        """Whether interactive images fill the largest usual batch, and waiting would not help.
 
-        With a backlog's size as many images again may soon make a batch of twice the size.
+        With a backlog size, waiting helps if they fill even twice that: a larger batch is near.
         """
         num = self._waiting.num_ahead("interactive")
         is_one = num >= self.max_batch_size
         return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
 
     def take(self) -> Coroutine[Any, Any, None] | None:
-        """Form a batch of what somebody still wants and return its run; None if there is none."""
+        """Form a batch of images that are still wanted, and return its run.
+
+        None without any; or if the first image of a lane has gone, as the turn may be another's.
+        """
+        heads = self._waiting.heads()
         self._drop_the_late()
         self._waiting.forget_the_gone()
+        if any(entry.is_gone() for entry in heads):
+            return None
+        if self._waiting.is_shadow_only:  # a small batch: clients' images may have to wait for it
+            of_shadow = [self._waiting.pop() for _ in range(min(len(self), self._sizes[0]))]
+            return self._answer_shadow(of_shadow)
         num_waiting, num_beside = len(self._waiting), self._num_bulk_beside()
         size = self._size_for(num_waiting)
         if not (batch := [self._waiting.pop() for _ in range(size)]):
             return None
         if self._backlog is not None and num_waiting > size:
             self._backlog.waited(num_waiting - num_beside)
-        self._num_batches += 1
-        self._num_images += size
-        self._num_places += max(size, self.max_batch_size)
         return self._answer(batch)
 
     def _drop_the_late(self) -> None:
@@ -166,11 +207,11 @@ class BatchQueue:
         for entry in self._waiting:
             if entry.expires - self.fastest_s <= now:
                 waited = now - entry.arrived
-                text = f"the deadline passed, or is too near, after {waited:.3f} s in the queue"
+                text = f"the deadline passed, or is too close, after {waited:.3f} s in the queue"
                 entry.end(None, DeadlineError(f"{text}; {MORE_TIME}"))
 
     def _size_for(self, num_waiting: int) -> int:
-        """Return the largest size that is filled; all that wait if they fill none."""
+        """Return the largest size that ``num_waiting`` images fill, or their number if none."""
         backlog = self._backlog
         if (
             backlog
@@ -182,32 +223,56 @@ class BatchQueue:
         return max((size for size in self._sizes if size <= most), default=most)
 
     def _num_bulk_beside(self) -> int:
-        """Return how many bulk images wait while interactive ones come; 0 if none came of late."""
+        """Return how many bulk images wait; 0 if no interactive image arrived for a while."""
         if self._clock() - self._interactive_at >= ALONE_S:
             return 0
         return len(self._waiting) - self._waiting.num_ahead("interactive")
 
-    async def _answer(self, batch: list[Waiting]) -> None:
+    async def _answer(self, batch: list[Waiting], *, is_again: bool = False) -> None:
         started = self._clock()
         try:
             ran = await self._run([entry.image for entry in batch])
             timed = ran if isinstance(ran, TimedRows) else TimedRows(ran, started, self._clock())
             rows, started = timed.rows, timed.started
             if len(rows) != len(batch):
-                raise RuntimeError(f"the network gave {len(rows)} rows for {len(batch)} images")
+                raise RuntimeError(f"network returned {len(rows)} rows for {len(batch)} images")
         except Exception as error:
-            self._executed(batch, started, self._clock(), error)
+            self._charge(self._executed(batch, started, self._clock(), error), is_again)
             if len(batch) == 1:
                 batch[0].end(None, error)
                 return
             for entry in batch:
                 if not entry.is_over:
-                    await self._answer([entry])
+                    await self._answer([entry], is_again=True)
             return
         executed = self._executed(batch, started, timed.ended)
         self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
+        self._charge(executed, is_again)
         for entry, row in zip(batch, rows, strict=True):
             entry.end(BatchResult(row, started - entry.arrived, executed))
+
+    def _charge(self, executed: ExecutedBatch, is_again: bool) -> None:
+        """Update the mean time of a batch, which the share is charged; failed runs count too.
+
+        A run after a failed one (``is_again``) had no turn, so it is charged here.
+        """
+        if is_again:
+            self._scheduler.charge(self.share, executed.infer_s)
+        before = self.mean_s or executed.infer_s
+        self.mean_s = before + LAST_RUN_SHARE * (executed.infer_s - before)
+
+    async def _answer_shadow(self, batch: list[Waiting]) -> None:
+        """Run a batch of the shadow lane; if it hangs it frees its place, but not its thread."""
+        most_s = SHADOW_RUN_S
+        if self.mean_s:
+            most_s = min(most_s, max(1.0, SHADOW_RUNS * self.mean_s))
+        try:
+            async with asyncio.timeout(most_s):
+                await self._answer(batch)
+        except TimeoutError:
+            hangs = UnhealthyError(f"a batch of the shadow has run for {most_s:.3g} s: it hangs")
+            for entry in batch:
+                entry.end(None, hangs)
 
     def _executed(
         self, batch: list[Waiting], started: float, ended: float, error: Exception | None = None

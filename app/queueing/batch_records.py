@@ -9,11 +9,11 @@ from models.runtime import Pixels
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ExecutedBatch:
-    """A batch that has been run; each is its own object, to be told apart by identity."""
+    """A batch that has been run; compared by identity."""
 
-    started: float  # by the queue's clock, as ``ended``
+    started: float  # both times are by the queue's clock
     ended: float
-    calls: tuple["QueueCall", ...]  # of each image: that ``submit`` was given
+    calls: tuple["QueueCall", ...]  # for each image, the call that queued it
     error: Exception | None = None
 
     @property
@@ -26,10 +26,10 @@ class ExecutedBatch:
 
 
 class TimedRows(NamedTuple):
-    """What a batch gave, and when it ran: it may have waited for a thread, and the loop for it."""
+    """The result of a batch with the times at which a thread ran it, without waiting."""
 
     rows: Probabilities  # (N, C)
-    started: float  # by the queue's clock, as ``ended``
+    started: float  # both times are by the queue's clock
     ended: float
 
 
@@ -42,49 +42,46 @@ class BatchResult(NamedTuple):
 
 
 class QueueReport(NamedTuple):
-    """How a queue fares; counts are since it was made."""
+    """The state of a queue, for metrics."""
 
     num_waiting: int
-    oldest_age_s: float  # of the image that waits longest
-    num_batches: int
-    num_images: int
-    mean_fill: float  # images over places of the largest batch; 0 before the first batch
+    oldest_age_s: float  # how long the oldest image has waited
 
 
 class QueueCall(Protocol):
-    """Whose images wait together."""
+    """A call whose images are in the queue."""
 
     def image_ended(self, entry: "Waiting") -> None:
-        """Hear of an image that has a result or an error; called on the loop, at once.
+        """Take an image's result or error; called on the loop, as soon as it has one.
 
-        Others of its batch may still be to be told.
+        Other images of its batch may not have theirs yet.
         """
 
 
 class Waiting:
-    """An image (H, W, 3) in the queue, from ``arrived`` to ``expires`` by the queue's clock.
+    """An image (H, W, 3) in the queue, which expires at ``expires`` by the queue's clock.
 
-    ``call`` hears of its end, once, unless it has left.
+    ``call`` is notified once of its result or error, unless it has left the queue before.
     """
 
     __slots__ = ("arrived", "call", "error", "expires", "image", "is_over", "result")
 
     def __init__(self, image: Pixels, call: QueueCall, arrived: float, expires: float) -> None:
         self.image, self.call, self.arrived, self.expires = image, call, arrived, expires
-        self.is_over = False  # it was answered, has failed, or its caller went away
+        self.is_over = False  # answered, failed, or its caller has gone
         self.result: BatchResult | None = None
         self.error: BaseException | None = None
 
     def is_gone(self) -> bool:
-        """Whether the caller went away, or was answered."""
+        """Whether nobody waits for the image: its caller has gone, or has an answer."""
         return self.is_over
 
     def leave(self) -> None:
-        """Say that nobody wants the image any more: it is dropped in its turn."""
+        """Mark the image as not wanted any more; the next batch drops it."""
         self.is_over = True
 
     def end(self, result: BatchResult | None, error: BaseException | None = None) -> None:
-        """Tell the call of the result or the error, unless the image is over."""
+        """Pass the result or the error to the call, unless the image is over."""
         if not self.is_over:
             self.is_over, self.result, self.error = True, result, error
             self.call.image_ended(self)

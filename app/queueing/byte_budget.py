@@ -6,22 +6,22 @@ from app.errors import OverloadedError
 
 
 class ByteBudget:
-    """Counts what has arrived of every body, until its request is answered.
+    """Counts the bytes of every body that have arrived, until its request is answered.
 
-    What a request only announces is compared with the budget and not reserved: twelve clients that
-    announce 20 MB and send nothing would otherwise have all of it.
+    Announced bytes (Content-Length) are checked against the budget but not reserved. Otherwise
+    twelve clients that announce 20 MB each and send nothing would use up 256 MiB.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.num_held = limit, 0
 
     def share(self) -> "Share":
-        """Return the account of one request; what it holds is given back when its block ends."""
+        """Return a request's share, a context manager that frees its bytes at the block's end."""
         return Share(self)
 
 
 class Share:
-    """What one request holds of a :class:`ByteBudget`."""
+    """The bytes of a :class:`ByteBudget` that one request holds."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self.num_held = budget, 0
@@ -33,16 +33,16 @@ class Share:
         self._budget.num_held -= self.num_held
 
     def expect(self, num_bytes: int) -> None:
-        """Raise :class:`OverloadedError` if so many more bytes have no room now."""
+        """Raise :class:`OverloadedError` if ``num_bytes`` more would not fit now."""
         budget = self._budget
         if budget.num_held + num_bytes > budget.limit:
             raise OverloadedError(
-                f"the bodies under way hold {budget.num_held} bytes, the limit of all together is "
-                f"{budget.limit}; try again in 1 s"
+                f"the bodies of all requests hold {budget.num_held} bytes, of at most "
+                f"{budget.limit} (max_bytes_in_flight); try again in 1 s"
             )
 
     def grow(self, num_bytes: int) -> None:
-        """Hold so many more bytes, which have arrived; raises as :meth:`expect` does."""
+        """Add bytes that have arrived; raises as :meth:`expect` does."""
         self.expect(num_bytes)
         self._budget.num_held += num_bytes
         self.num_held += num_bytes

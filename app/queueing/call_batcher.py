@@ -1,10 +1,10 @@
-"""Lets what is asked of a remote stage leave together: one call for the images of many requests.
+"""Batches calls of a remote stage: one call carries the images of many requests.
 
-A call between processes costs as much for one image as for eight. While a few calls are under way,
-what comes waits here and leaves in the next one; there is no timer, so that on an idle stage a lone
-image leaves at once. It is the rule of :mod:`app.queueing.batch_queue`, applied to the transport,
-and calls have the sizes of batches: of six images that wait, four leave as one batch, and the two
-join those that come meanwhile; in a call of six they would run by themselves.
+A call between processes costs as much for one image as for eight. While calls are under way,
+further images wait here for the next call. There is no timer: to an idle stage a single image
+leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With sizes
+1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of six they
+would run as a small batch.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from app.queueing.priority import LANES, Lane
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-SIZES = (8,)  # of calls, in images, of a stage that takes images one by one
-MAX_CALL_BYTES = 3 * 2**20  # below the 4 MiB that gRPC allows where nobody raises it
-ALONE_BYTES = 2**20  # a part with more has a call to itself, whose price is little beside it
-# A call that takes longer holds back no others: its replica may hang, or have very much to do.
+SIZES = (8,)  # of calls, in images, to a stage without batches
+MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
+ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
+# A call that takes longer does not count as under way: its replica may hang, or be very busy.
 HOLDS_BACK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Part(Generic[Q, A]):
-    """What one request asks of a stage; ``num_bytes`` is the larger of question and answer."""
+    """One request's part of a call; ``num_bytes`` is the larger of question and answer."""
 
     content: Q
     num_images: int
@@ -39,7 +39,7 @@ class Part(Generic[Q, A]):
 @dataclass(slots=True, eq=False)
 class _Call(Generic[Q, A]):
     parts: list[Part[Q, A]]
-    num_wanted: int  # parts whose callers still wait
+    num_wanted: int  # parts whose callers are still waiting
     task: asyncio.Task[None] | None = None
     overdue: asyncio.TimerHandle | None = None
 
@@ -47,26 +47,24 @@ class _Call(Generic[Q, A]):
 @dataclass(slots=True)
 class _LaneState(Generic[Q, A]):
     waiting: deque[Part[Q, A]] = field(default_factory=deque)
-    num_calls: int = 0  # under way, but for those that take too long
+    num_calls: int = 0  # under way, without those that take too long
 
 
-# Makes a call: the answers of its parts, or their errors, in order. It raises what is an error of
-# them all.
+# Makes a call, and returns the answer or error of each part, in order; raises if all parts failed.
 Send = Callable[[Lane, Sequence[Part[Q, A]], bool], Awaitable[Sequence[A | BaseException]]]
 
 
 class CallBatcher(Generic[Q, A]):
-    """Makes the calls of one stage; a part's error is its own, a call's is that of all its parts.
+    """Makes the calls of one stage. An error of one part does not affect the other parts.
 
-    Lanes share no call, so that a photo does not wait for a form. A part whose caller goes away
-    does not end the call it left with, unless it was the last one. All methods are called on the
-    event loop.
+    Each call is of one lane, so that a photo does not wait for a form. A caller that goes away
+    ends the call only if nobody else waits for it. All methods are called on the event loop.
 
     Args:
-        send: makes a call; its last argument says that the part is alone in it, on purpose.
-        sizes: of calls, in images, the smaller first; what fills the largest never waits.
-        num_replicas: how many the stage has now.
-        context: gives the context that a call runs in; it belongs to no request.
+        send: makes a call; its last argument is True for a part that asked to be alone in it.
+        sizes: of calls, in images, ascending; images that fill the largest leave at once.
+        num_replicas: returns how many replicas the stage has now.
+        context: returns the context in which a call runs, which belongs to no request.
 
     """
 
@@ -79,7 +77,7 @@ class CallBatcher(Generic[Q, A]):
     ) -> None:
         self._send, self._num_replicas, self._context = send, num_replicas, context
         self._sizes = sorted(sizes)
-        self.calls_per_replica = 1  # and lane; as many as a replica works on at a time
+        self.calls_per_replica = 1  # calls of each lane that a replica works on at a time
         self._lanes: dict[Lane, _LaneState[Q, A]] = {lane: _LaneState() for lane in LANES}
         self._calls: set[_Call[Q, A]] = set()
         self._is_scheduled = False
@@ -87,9 +85,9 @@ class CallBatcher(Generic[Q, A]):
     def submit(
         self, content: Q, num_images: int, num_bytes: int, lane: Lane, *, is_alone: bool = False
     ) -> asyncio.Future[A]:
-        """Return the future of what leaves in the next call.
+        """Queue a part for the next call, and return the future of its answer.
 
-        What is large, or ``is_alone``, leaves now, whatever is under way, in a call of its own.
+        A large part, or a part with ``is_alone``, leaves at once in a call of its own.
         """
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         part = Part(content, num_images, num_bytes, future)
@@ -101,7 +99,7 @@ class CallBatcher(Generic[Q, A]):
         return future
 
     def _schedule(self) -> None:
-        """Look at what waits after those that come in this turn of the loop are there too."""
+        """Send waiting parts at the end of this turn of the loop, together with those it adds."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_waiting)
@@ -115,14 +113,14 @@ class CallBatcher(Generic[Q, A]):
                 self._start(lane, parts, is_alone=False)
 
     def _leaving(self, state: _LaneState[Q, A], *, may_be_small: bool) -> list[Part[Q, A]]:
-        """Take what leaves in one call: the largest size that what waits can fill."""
+        """Remove and return the parts of the next call: the largest size that they fill."""
         waiting = state.waiting
         num_waiting = sum(part.num_images for part in waiting)
         largest = self._sizes[-1]
         if not waiting or (num_waiting < largest and not may_be_small):
             return []
         filled = (size for size in self._sizes if 1 < size <= num_waiting)
-        size = max(filled, default=num_waiting)  # fewer than fill any leave together all the same
+        size = max(filled, default=num_waiting)  # images that fill no size leave together
         parts = [waiting.popleft()]
         num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
         while waiting and num_images < size:
@@ -151,7 +149,7 @@ class CallBatcher(Generic[Q, A]):
         except Exception as error:
             answers = [error] * len(call.parts)
         for part, answer in zip(call.parts, answers, strict=True):
-            if part.future.done():  # its caller went away
+            if part.future.done():  # its caller has gone
                 continue
             if isinstance(answer, BaseException):
                 part.future.set_exception(answer)
@@ -159,7 +157,7 @@ class CallBatcher(Generic[Q, A]):
                 part.future.set_result(answer)
 
     def _let_others_go(self, lane: Lane, call: _Call[Q, A]) -> None:
-        """Count a call no more."""
+        """Stop counting a call as under way, so that others can be made."""
         if call.overdue is not None:
             call.overdue.cancel()
             call.overdue = None
@@ -169,11 +167,11 @@ class CallBatcher(Generic[Q, A]):
     def _ended(self, lane: Lane, call: _Call[Q, A]) -> None:
         self._let_others_go(lane, call)
         self._calls.discard(call)
-        for part in call.parts:  # of a call that was cancelled from outside
+        for part in call.parts:  # still waiting, if the call's task was cancelled
             part.future.cancel()
 
     def _left(self, call: _Call[Q, A], future: asyncio.Future[A]) -> None:
-        """End a call that nobody waits for any more."""
+        """Cancel a call once nobody waits for it."""
         if future.cancelled():
             call.num_wanted -= 1
             if not call.num_wanted and call.task is not None:

@@ -1,6 +1,6 @@
-"""A circuit breaker: leaves alone what has just failed, but for one trial now and then.
+"""A circuit breaker: after a failure, allows only occasional trials until one succeeds.
 
-M. Nygard, Release It!, 2007.
+See M. Nygard, Release It!, 2007.
 """
 
 import time
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Allows one trial ``first_s`` after a failure; each that fails doubles the time to the next.
+    """Allows one trial ``first_s`` after a failure; each failed trial doubles the wait.
 
-    ``longest_s`` is the longest time between two trials of what goes on failing.
+    ``longest_s`` is the longest wait between two trials.
     """
 
     def __init__(
@@ -20,19 +20,19 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
-        self.is_open = False  # whether the last try failed
+        self.is_open = False  # whether the last call failed
         self._is_on_trial = False
         self._wait_s = first_s
         self._next_trial = 0.0
 
     def allows(self) -> bool:
-        """Whether to try now; of an open circuit that is the one trial."""
+        """Whether a call may be made now; with an open circuit it is the trial."""
         if not self.is_open:
             return True
         now = self._clock()
         if now < self._next_trial:
             return False
-        self._next_trial = now + self._wait_s  # others do not try beside it
+        self._next_trial = now + self._wait_s  # no second trial while this one is under way
         self._is_on_trial = True
         return True
 
@@ -42,7 +42,10 @@ class CircuitBreaker:
         return was_open
 
     def failed(self) -> bool:
-        """Open the circuit; return whether it was closed. Tries that began before it count once."""
+        """Open the circuit, and return whether it was closed.
+
+        Calls that began before it opened count as one failure.
+        """
         was_closed, self.is_open = not self.is_open, True
         if was_closed:
             self._wait_s = self._first_s

@@ -1,12 +1,12 @@
-"""Limits how many requests are under way while more come than are answered (Little's law).
+"""Limits how many requests are under way during overload, by Little's law.
 
-By Little's law, requests under way = rate x time. A fixed number is a second of waiting on a small
-machine and a few milliseconds on a large one, so under overload the number follows the measured
-rate: as many as fill every core's batch, and as many beside as are answered within the target.
+By Little's law, requests under way = rate x time. A fixed limit means a second of waiting on a
+small machine and a few milliseconds on a large one. So under overload the limit follows the
+measured rate: the requests that fill a batch on every core, plus those answered within the target.
 
-Overload is not many requests at a time: a client with many connections, or a burst after a quiet
-time, is answered by and by. It is that requests were refused for lack of room, and still are after
-many have been answered. It ends when nobody was refused for a while. All times are passed in.
+Many requests at a time are not yet overload: a burst is answered in time. Overload begins when
+requests are refused for lack of room, and still are after many have been answered. It ends when
+none was refused for a while. All times are passed in.
 """
 
 import math
@@ -15,24 +15,26 @@ from dataclasses import dataclass
 
 from app.settings import Settings
 
-# Of those that were there at the first refusal so many must have been answered before a refusal
-# means overload: while something hangs, or a burst comes, none are.
+# Overload begins with a refusal after this share of the requests that were under way at the first
+# refusal has been answered. While a stage hangs, or a burst arrives, few are answered.
 ANSWERED_SHARE = 1 / 4
-REFUSED_SHARE = 0.02  # of those answered; a probe too many beside as many clients as places is none
-STILL_SHARE = 1 / 2  # with fewer of them there the crowd is gone, and it was no overload
-# Overload is over when nobody was refused for this long while so many were let in,
+# ... and if this share was refused, of those answered since: as many clients as the limit and a
+# health probe are no overload.
+REFUSED_SHARE = 0.02
+STILL_SHARE = 1 / 2  # If fewer than this share are still under way, it was a burst.
+# Overload ends when none was refused for this time, and this many were admitted meanwhile,
 QUIET_S, QUIET_ADMITTED = 3.0, 64
-# or when all that came, the refused too, could have been answered at this share of the rate. What
-# came earlier counts as so many seconds' work at most, so that the end is not put off for long.
+# or when all requests, the refused ones included, could have been answered at this share of the
+# rate. Earlier requests count as this many seconds of work at most, so that it ends soon.
 USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
-# The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a stall, or a
-# window in which less came, does not make the service look slow.
+# The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a window with a
+# stall or with few requests does not make the service look slow.
 WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a service works on at a time, and how long others may wait for it."""
+    """How much a service computes at a time, and how long further requests may wait for it."""
 
     num_cores: int
     max_batch_size: int
@@ -40,17 +42,17 @@ class Room:
 
 
 class ConcurrencyLimit:
-    """Says how many requests may be under way; ``max_requests`` but for times of overload."""
+    """Computes how many requests may be under way: ``max_requests``, and fewer under overload."""
 
     def __init__(self, max_requests: int, room: Room) -> None:
         self._max_requests, self._room = max_requests, room
-        self.images_per_request = 1.0  # of those of late; the admission's
+        self.images_per_request = 1.0  # a recent mean, which the admission sets
         self.is_on = False
-        self.crowd = 0  # under way at the first refusal; 0: nobody was refused of late
-        self._num_answered = self._num_refused = 0  # since then
+        self.crowd = 0  # requests under way at the first refusal; 0 if none was refused lately
+        self._num_answered = self._num_refused = 0  # since the first refusal
         self._refused_at = 0.0
-        self._num_admitted = 0  # since anybody was refused
-        self._backlog, self._counted_at = 0.0, 0.0  # that there would be had nobody been refused
+        self._num_admitted = 0  # since the last refusal
+        self._backlog, self._counted_at = 0.0, 0.0  # the backlog if none had been refused
         self._window_from, self._num_in_window = 0.0, 0
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
 
@@ -59,7 +61,7 @@ class ConcurrencyLimit:
         """How many requests may be under way while :attr:`is_on`."""
         room, per_request = self._room, self.images_per_request
         in_batches = room.num_cores * room.max_batch_size / per_request
-        # Forms of many files too: one on each core, and one that is read or decoded meanwhile.
+        # At least one request on each core, and one that is being read or decoded.
         floor = max(room.num_cores + 1.0, in_batches)
         waiting = self._rate * room.target_wait_s
         return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
@@ -69,7 +71,7 @@ class ConcurrencyLimit:
         return max(self._rates, default=0.0)
 
     def arrived(self, now: float, num: int = 1) -> None:
-        """Note that requests came, let in or not; call it while :attr:`is_on`."""
+        """Count requests that arrived, admitted or not; call it while :attr:`is_on`."""
         done = USED_SHARE * self._rate * (now - self._counted_at)
         if self._backlog <= done:
             self._end()
@@ -78,13 +80,12 @@ class ConcurrencyLimit:
             self._backlog, self._counted_at = min(most, self._backlog - done + num), now
 
     def admitted(self, now: float) -> None:
-        """Note that a request was let in; call it while :attr:`is_on`."""
         self._num_admitted += 1
         if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
             self._end()
 
     def refused(self, now: float, num_present: int, num: int = 1) -> None:
-        """Note that ``num`` were refused for lack of room, with ``num_present`` under way."""
+        """Count ``num`` requests refused for lack of room, while ``num_present`` are under way."""
         self._num_refused += num
         if self.is_on:
             self._refused_at, self._num_admitted = now, 0
@@ -97,7 +98,7 @@ class ConcurrencyLimit:
                 self._begin_to_watch(now, num_present)
 
     def answered(self, now: float, num_present: int) -> None:
-        """Note that a request was answered and so many are left; call it while :attr:`crowd`."""
+        """Count an answered request, and ``num_present`` left; call it while :attr:`crowd`."""
         self._num_answered += 1
         self._num_in_window += 1
         if self.is_on:
@@ -107,7 +108,7 @@ class ConcurrencyLimit:
             self.crowd = 0
 
     def _begin_to_watch(self, now: float, num_present: int) -> None:
-        if num_present < self.value:  # told late, or places are taken by something else
+        if num_present < self.value:  # a late report, or slow uploads took the places
             return
         self.crowd, self._num_answered, self._num_refused = num_present, 0, 0
         self._rates.clear()
@@ -128,10 +129,10 @@ class ConcurrencyLimit:
 
 
 def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
-    """Return the limit of a Gateway whose process computes on so many cores.
+    """Return the limit of a Gateway whose process computes on ``num_cores`` cores.
 
-    None where the members are deployments of their own: the Gateway knows neither how many cores
-    work for it nor how many other Gateways there are.
+    None if the members are deployments of their own: then the Gateway does not know how many cores
+    work for it, nor how many other Gateways there are.
     """
     if settings.target_wait_ms is None or settings.members != "gateway":
         return None

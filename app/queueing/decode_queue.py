@@ -1,12 +1,11 @@
-"""The queue of files to decode: interactive ones first, and heavy ones never on every thread.
+"""The queue of files to decode: interactive files first, and heavy files never on every thread.
 
-A file's cost is known only once its header has been read, which happens on a thread, when its turn
-has come. A light one is then decoded at once. A heavy one (a large PNG takes half a second where a
-photo takes two milliseconds) waits again, among its like: at most all threads but one decode heavy
-files, and their pixels together are limited. So whoever sends large pictures waits for others who
-do, and photos pass. Deadlines are looked at whenever a file has its turn.
+A thread reads a file's header when it is the file's turn; only then its cost is known. A light file
+is decoded at once. A heavy file (a large PNG takes half a second, a photo 2 ms) is queued again
+with other heavy files: they may use all threads but one, and the sum of their pixels is limited.
+So large pictures wait for each other, and photos pass them. Deadlines are checked at each turn.
 
-A lone small photo is decoded on the event loop instead, those of one turn of it together.
+A request's only small photo is decoded on the event loop instead (:class:`LoopTurn`).
 """
 
 import asyncio
@@ -27,7 +26,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Heavy(Generic[R]):
-    """Work that has turned out to be heavy; ``run`` is called when such work has its turn."""
+    """The rest of a file's decoding, returned for a heavy file; ``run`` does it."""
 
     pixels: int
     run: Callable[[], R]
@@ -35,11 +34,11 @@ class Heavy(Generic[R]):
 
 @dataclass(slots=True)
 class FilesToDecode:
-    """The files of one request."""
+    """The files of one request, which share a deadline and a lane."""
 
     lane: Lane
     expires: float  # by the queue's clock
-    heavy_pixels: int = field(default=0, init=False)  # of its files so far
+    heavy_pixels: int = field(default=0, init=False)  # of the heavy files seen so far
 
 
 @dataclass(slots=True, eq=False)
@@ -50,19 +49,19 @@ class _Job(Generic[R]):
     pixels: int = 0  # of a heavy file
 
     def is_gone(self) -> bool:
-        """Whether the caller went away, or was answered."""
+        """Whether nobody waits for the file: its caller has gone, or has an answer."""
         return self.future.done()
 
 
-# A job that has had its turn; neither result nor error: its caller went away.
+# A job after its turn. It has neither result nor error if its caller has gone.
 _Ended = tuple[_Job[R], R | None, BaseException | None]
 
 
 class DecodeQueue(Generic[R]):
-    """Feeds ``num_threads`` threads; ``max_heavy_pixels`` of heavy files wait or are decoded.
+    """Decodes files on ``num_threads`` threads; heavy files have ``max_heavy_pixels`` in sum.
 
-    A thread that is free takes the next file by itself and does not wait for the event loop. All
-    methods are called on the loop, ``run`` on a thread.
+    A free thread takes the next file without waiting for the event loop. All methods are called on
+    the loop, and ``run`` is called on a thread.
     """
 
     def __init__(
@@ -73,34 +72,34 @@ class DecodeQueue(Generic[R]):
     ) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "decode")
         self._num_threads = num_threads
-        self._num_open = 0  # files that have not ended; of the loop
-        # Called on the loop whenever a file has ended, and its future is done.
+        self._num_open = 0  # files that have not ended; used on the loop only
+        # Called on the loop after a file has ended and its future is done.
         self.on_end: Callable[[], None] = lambda: None
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._max_heavy = self._num_heavy_free = max(1, num_threads - 1)
         self._light: PriorityQueue[_Job[R]] = PriorityQueue()
         self._heavy: deque[_Job[R]] = deque()
-        self._since_heavy = 0  # light files begun since a heavy one was
-        self._heavy_pixels = 0  # waiting or being decoded
+        self._since_heavy = 0  # light files taken since the last heavy file
+        self._heavy_pixels = 0  # of heavy files that wait or are decoded
 
     @property
     def num_coming(self) -> int:
-        """Images that wait or are decoded, but for the heavy ones: nobody should wait for those."""
+        """Images that wait or are decoded, without heavy ones: batches should not wait for them."""
         return self._num_open - len(self._heavy) - (self._max_heavy - self._num_heavy_free)
 
     @property
     def num_busy(self) -> int:
-        """How many cores decoding keeps busy, but for the heavy files."""
+        """How many cores decoding keeps busy, without heavy files."""
         return min(self.num_coming, self._num_threads)
 
     def submit(self, call: FilesToDecode, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
-        """Queue a file; ``run`` decodes it, or returns what is :class:`Heavy`.
+        """Queue a file; ``run`` decodes it, or returns a :class:`Heavy`.
 
         The future raises:
-            DeadlineError: the call's time was over before the file had its turn.
-            OverloadedError: it is heavy, and too many pixels are under way.
-            TooManyPixelsError: the call's own heavy files have more pixels than may ever be.
+            DeadlineError: the request's deadline passed before the file's turn.
+            OverloadedError: the file is heavy, and too many pixels wait or are decoded.
+            TooManyPixelsError: the request's heavy files alone exceed ``max_heavy_pixels``.
 
         """
         job = _Job(call, run, asyncio.get_running_loop().create_future())
@@ -111,12 +110,12 @@ class DecodeQueue(Generic[R]):
         return job.future
 
     def _call_thread(self) -> None:
-        """Let a thread run one job more: the one whose turn it is when the thread is free."""
+        """Have a thread run one more job: when it is free, it takes the next one."""
         turn = asyncio.get_running_loop().run_in_executor(self._executor, self._run_next)
         turn.add_done_callback(self._had_turn)
 
     def _run_next(self) -> _Ended[R] | None:
-        """Run the next job, on a thread; None if all that wait are heavy and enough of them run."""
+        """Run the next job, on a thread; None if only heavy jobs wait and enough of them run."""
         while True:
             with self._lock:
                 job = self._next()
@@ -145,9 +144,10 @@ class DecodeQueue(Generic[R]):
         return job.run()
 
     def _next(self) -> _Job[R] | None:
-        """Take the next job: of every ``BULK_EVERY`` one is heavy if any wait and may run."""
+        """Take the next job: every ``BULK_EVERY``-th is heavy, if any wait and may run."""
         may_be_heavy = self._heavy and self._num_heavy_free
-        if may_be_heavy and (not len(self._light) or self._since_heavy >= BULK_EVERY - 1):
+        no_other_waits = not len(self._light) or self._light.is_shadow_only
+        if may_be_heavy and (no_other_waits or self._since_heavy >= BULK_EVERY - 1):
             self._since_heavy = 0
             self._num_heavy_free -= 1
             return self._heavy.popleft()
@@ -157,17 +157,17 @@ class DecodeQueue(Generic[R]):
         return self._light.pop()
 
     def _queue_heavy(self, job: _Job[R], heavy: Heavy[R]) -> TandemError | None:
-        """Let a job that has turned out to be heavy wait again; or return why it may not."""
+        """Queue a job again as heavy; return an error if there is no room for it."""
         most = self._max_heavy_pixels
         if job.call.heavy_pixels + heavy.pixels > most:
             return TooManyPixelsError(
-                f"the large files of this request have over {most:,} pixels to decode, the "
-                "limit of all together: send fewer at a time, smaller ones, or JPEG"
+                f"the large files of this request have over {most:,} pixels to decode, the limit "
+                "of all requests together: send fewer files at a time, smaller files, or JPEG"
             )
         if self._heavy_pixels + heavy.pixels > most:
             return OverloadedError(
-                f"{self._heavy_pixels:,} pixels of large pictures are being decoded, "
-                f"{heavy.pixels:,} more do not fit into {most:,}; {IN_A_SECOND}"
+                f"{self._heavy_pixels:,} pixels of large pictures are being decoded, and "
+                f"{heavy.pixels:,} more exceed the limit of {most:,}; {IN_A_SECOND}"
             )
         job.call.heavy_pixels += heavy.pixels
         self._heavy_pixels += heavy.pixels
@@ -179,46 +179,44 @@ class DecodeQueue(Generic[R]):
             return
         job, result, error = ended
         self._num_open -= 1
-        if job.pixels and self._heavy:  # whose threads may have found enough heavy ones running
+        if job.pixels and self._heavy:  # threads may have passed over them while enough ran
             self._call_thread()
         if not job.is_gone():
             if error is not None:
                 job.future.set_exception(error)
             else:
                 job.future.set_result(cast(R, result))
-        self.on_end()  # after the result: who waits for it goes on first
+        self.on_end()  # after the result is set, so that its caller goes on first
 
 
 class LoopTurn(Generic[R]):
-    """Gathers what comes in one turn of the loop, and decodes it at the beginning of the next.
+    """Collects the files that arrive in one turn of the loop, and decodes them in the next.
 
-    So the code before decoding, decoding itself, and the code after it each run several times in a
-    row, and find in the processor's caches what the last run has left there. And the images of a
-    turn reach the members together.
+    So each step runs several times in a row: reading, decoding, queueing. Its code and data stay in
+    the processor's caches. And the images of a turn reach the members together.
 
     Args:
-        decode: gives what becomes of a file; called on the loop.
-        most: files of one turn. What else the loop has to do waits for them.
+        decode: decodes a file; called on the loop.
+        most: the limit of files in one turn, since other work of the loop waits for them.
 
     """
 
     def __init__(self, decode: Callable[[bytes], R], most: int) -> None:
         self._decode, self._most = decode, most
         self._waiting: list[tuple[bytes, asyncio.Future[R]]] = []
-        self.on_end: Callable[[], None] = lambda: None  # as the queue's
+        self.on_end: Callable[[], None] = lambda: None  # as :class:`DecodeQueue`'s
 
     @property
     def num_waiting(self) -> int:
-        """How many files are decoded in the next turn."""
+        """How many files the next turn decodes."""
         return len(self._waiting)
 
     @property
     def has_room(self) -> bool:
-        """Whether the next turn takes one more."""
         return len(self._waiting) < self._most
 
     def submit(self, data: bytes) -> asyncio.Future[R]:
-        """Return the future of what ``decode`` gives or raises; cancelled, it is not called."""
+        """Return the future of ``decode``'s result; cancelling it leaves the file out."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._decode_all)
@@ -229,7 +227,7 @@ class LoopTurn(Generic[R]):
     def _decode_all(self) -> None:
         files, self._waiting = self._waiting, []
         for data, future in files:
-            if future.done():  # its caller went away
+            if future.done():  # its caller has gone
                 continue
             try:
                 future.set_result(self._decode(data))

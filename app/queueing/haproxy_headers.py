@@ -1,22 +1,22 @@
-"""The headers by which the Gateway and HAProxy tell each other who is refused, and what is asked.
+"""Headers that the Gateway and HAProxy exchange: limits, refusals, deadlines and health.
 
-The Gateway's refusals say how many requests it lets be under way at present, and HAProxy refuses
-what comes beyond by itself (:mod:`app.launch.haproxy.refusals`). Of those it counts, the next
-request that it sends on says how many they were.
+A refusal of the Gateway carries its present limit of requests. HAProxy then refuses further
+requests itself (:mod:`app.launch.haproxy.refusals`), and counts them. The next request that it
+passes on carries that count.
 
-A client's time is moved to a header of our own, out of Serve's sight: past it Serve would answer in
-plain text, before the Gateway if that is late because the machine is busy.
+HAProxy moves a client's time limit to a header of our own that Serve does not know. Otherwise Serve
+would answer a late request in plain text, before the Gateway does.
 """
 
-LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy takes it out
-CLOSE_HEADER = "x-tandem-close"  # in an answer that did not wait for the body's end; the same
-REFUSED_HEADER = "x-tandem-refused"  # in a request, as all that follow
+LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy removes it
+CLOSE_HEADER = "x-tandem-close"  # in an answer sent before the body's end; HAProxy removes it
+REFUSED_HEADER = "x-tandem-refused"  # in a request, as the headers below
 TIMEOUT_COPY = "x-tandem-timeout-seconds"
-DEADLINE_METADATA = "x-grpc-timeout"  # gRPC's own header for it is not handed on
-# What a gRPC message begins with on the wire, in hexadecimal: whether it is compressed (1 byte),
-# and its length (4). grpcio keeps that to itself too, until the message is there.
+DEADLINE_METADATA = "x-grpc-timeout"  # grpcio does not pass on gRPC's own header
+# The prefix of a gRPC message on the wire, in hexadecimal: whether it is compressed (1 byte), and
+# its length (4 bytes). grpcio does not show it before the whole message has arrived.
 PREFIX_METADATA = "x-grpc-message-prefix"
-# HAProxy takes a client's own out of its request, over HTTP and gRPC.
+# HAProxy removes these headers from a client's request, over HTTP and gRPC.
 INTERNAL_HEADERS = (
     LIMIT_HEADER,
     CLOSE_HEADER,
@@ -25,12 +25,12 @@ INTERNAL_HEADERS = (
     DEADLINE_METADATA,
     PREFIX_METADATA,
 )
-# That one header may say: without HAProxy a client could send it, and it counts as demand.
+# The largest count in one header: without HAProxy a client could send it, and it counts as demand.
 MAX_REFUSED = 1000
 
 
 def refused_before(text: str) -> int:
-    """Return how many requests HAProxy says it refused; 0 for what is no number."""
+    """Return how many requests HAProxy refused, by its header; 0 if that is not a number."""
     if not (text.isascii() and text.isdigit()):
         return 0
     return int(text) if len(text) < 4 else MAX_REFUSED

@@ -1,68 +1,114 @@
-"""Schedules batches of several queues on one set of cores, one batch per core at a time.
+"""Schedules the batches of several queues on the same cores.
 
-Members that share a process share its cores. If each had cores of its own, those of the cheaper
-member would stand still until the dearer one is done; with turns every core works while an image
-waits for any member.
+Members in a process share its cores by taking turns. With cores of its own for each member, those
+of the faster member would be idle while images wait for the slower one.
 
-Where images are decoded on the same cores, a batch that could be larger waits for those that are
-being decoded while that keeps every core busy: the larger batch costs less an image.
+If images are decoded on the same cores, a batch waits a little for images that are being decoded,
+as long as decoding keeps every core busy: a larger batch costs less per image.
 
-A whole batch of the image that is next can be taken ahead, while the cores are busy: the thread
-whose batch ends begins it at once, and does not wait for an event loop that is decoding.
+A full batch can be formed ahead, while all cores are busy. The thread whose batch ends first begins
+it at once, without waiting for an event loop that is decoding.
+
+Model sets may have weighted shares of the cores, by start-time fair queueing (Goyal, Vin and Cheng,
+1996). Each set has a virtual time, which a batch advances by its seconds divided by the set's
+weight. The set with the lowest virtual time runs the next batch. A set that was idle starts at the
+present virtual time, so that it gets no credit for being idle.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from app.queueing.priority import LANES, Lane, LaneTurns
+from app.queueing.priority import LANES, SHADOW, Lane, LaneTurns
 
-MAX_HOLD_S = 0.05  # that a batch waits; eight photos are decoded in half of it on one core
+MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
+
+
+class CoreShare:
+    """The weight and virtual time of a model set, which all its queues share."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
+        self.ends = 0.0  # when the set's last batch ends, in virtual seconds
+
+
+class VirtualClock:
+    """Computes when a batch of each share would begin, in virtual seconds of one scheduler."""
+
+    def __init__(self) -> None:
+        self._now = 0.0  # when the last batch began
+        self._latest_end = 0.0  # the latest end of any batch
+
+    def begins(self, share: CoreShare | None) -> float:
+        """Return when the next batch of a share would begin; 0 without a share."""
+        return 0.0 if share is None else max(self._now, share.ends)
+
+    def taken(self, share: CoreShare | None, seconds: float) -> None:
+        """Charge a share for a batch that takes about ``seconds``."""
+        if share is not None:
+            self._now = self.begins(share)
+            self.charged(share, seconds)
+
+    def charged(self, share: CoreShare, seconds: float) -> None:
+        """Count more of a share's time, which no turn was taken for."""
+        share.ends = self.begins(share) + seconds / share.weight
+        self._latest_end = max(self._latest_end, share.ends)
+
+    def idle(self) -> None:
+        """End a busy period, so that no share's use in it counts later."""
+        self._now = self._latest_end
 
 
 class Queue(Protocol):
-    """What takes turns: something with batches to run."""
+    """A queue that takes turns with others: it has batches to run."""
+
+    share: CoreShare | None  # the set's share of the cores; None: turns go by age alone
+    mean_s: float  # the mean time of its latest batches
 
     def waiting_since(self, lane: Lane) -> float | None:
-        """When the image that waits longest in a lane arrived; None when none waits there."""
+        """When the oldest image in a lane arrived; None if the lane is empty."""
 
     def take(self) -> Coroutine[Any, Any, None] | None:
-        """Form the next batch and return its run, not yet started; None if nobody wants one."""
+        """Form the next batch and return its run, not yet started.
+
+        None if the image whose turn it was has gone: look again whose turn it is.
+        """
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
-        """Whether the next batch would be larger, and none late, if so many more came by then."""
+        """Whether ``num_more`` images ``within_s`` enlarge the next batch, and none is late."""
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether interactive images fill a batch, which would be no better for waiting longer."""
+        """Whether interactive images fill a batch that would not get larger by waiting."""
 
 
 class ImageSource(Protocol):
-    """What decodes images for the queues on the same cores."""
+    """A decoder that supplies the queues with images, on the same cores."""
 
     @property
     def num_busy(self) -> int:
-        """How many cores it keeps busy with them."""
+        """How many cores decoding keeps busy."""
 
     @property
     def num_coming(self) -> int:
-        """Images that it decodes or is going to."""
+        """How many images wait to be decoded, or are being decoded."""
 
     def on_decoded(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called on the loop whenever an image is decoded, or will not be."""
+        """Register a function that is called on the loop whenever decoding an image has ended."""
 
 
 class BatchScheduler:
-    """Gives each free place to the queue whose image is next: by lane, then by age.
+    """Gives each free place to the queue whose image is next: by lane, by share, then by age.
 
-    Interactive images go first in all queues together; of ``BULK_EVERY`` turns one is for bulk
-    images, if any wait. So a form for one member does not keep a photo for another waiting.
+    Lanes have their turns across all queues, so that a form for one member does not delay a photo
+    for another. The shadow lane has a turn only while no others wait in any queue. Within a lane,
+    queues with a share take turns by their virtual times first.
 
     Args:
-        num_at_once: batches at a time.
-        threads_each: cores that a batch keeps busy.
-        num_ahead: batches that may be taken while all places are busy; who runs them lets them
-            wait in the order in which they were taken.
+        num_at_once: how many batches run at a time.
+        threads_each: how many cores a batch keeps busy.
+        num_ahead: how many batches may be formed while all places are busy. They must be run in
+            the order in which they were formed.
 
     """
 
@@ -70,11 +116,15 @@ class BatchScheduler:
         self._num_ahead = num_ahead
         self._num_at_once, self._threads_each = num_at_once, threads_each
         self._queues: list[Queue] = []
-        self._turns = LaneTurns()
+        self._turns, self._virtual = LaneTurns(), VirtualClock()
         self._source: ImageSource | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Queue] = {}
+        # One batch of the shadow at a time: a network that hangs must not take all places.
+        self._of_shadow: asyncio.Task[None] | None = None
         self._is_called = False
-        # A batch that would grow waits until then; afterwards none does until one has been taken.
+        # The queue whose batch would grow. The timer ends its wait, whatever other queues run;
+        # from then on no queue waits until that one has been taken.
+        self._held: Queue | None = None
         self._hold: asyncio.TimerHandle | None = None
         self._is_hold_over = False
 
@@ -82,15 +132,29 @@ class BatchScheduler:
         """Let ``queue`` take turns with the others."""
         self._queues.append(queue)
 
-    def share_cores_with(self, source: ImageSource) -> None:
-        """Let batches wait for what ``source`` decodes, while it keeps the cores busy."""
+    def leave(self, queue: Queue) -> list[asyncio.Task[None]]:
+        """Give ``queue`` no more turns, and return its running batches."""
+        self._queues.remove(queue)
+        return [task for task, of in self._running.items() if of is queue]
+
+    def charge(self, share: CoreShare | None, seconds: float) -> None:
+        """Let a share pay for a run beyond that of its turn."""
+        if share is not None:
+            self._virtual.charged(share, seconds)
+
+    def share_cores_with(self, source: ImageSource | None) -> None:
+        """Let batches wait for images that ``source`` decodes while all cores are busy.
+
+        None: batches do not wait any more.
+        """
         self._source = source
-        source.on_decoded(self.call)
+        if source is not None:
+            source.on_decoded(self.call)
 
     def call(self) -> None:
-        """Say that images wait; turns are given when what the loop does now is done.
+        """Request turns because images wait; they are given at the end of this turn of the loop.
 
-        So images that arrive in one turn of the loop share a batch. It is no timer.
+        So images that arrive in one turn of the loop share a batch.
         """
         if not self._is_called:
             self._is_called = True
@@ -102,45 +166,62 @@ class BatchScheduler:
             lane, queue = turn
             if (run := queue.take()) is None:
                 continue
-            self._turns.taken(lane)
-            self._end_hold()
             task = asyncio.get_running_loop().create_task(run)
-            self._running.add(task)
+            if lane == SHADOW:
+                self._of_shadow = task
+            else:
+                self._turns.taken(lane)
+                self._virtual.taken(queue.share, queue.mean_s)
+            if queue is self._held:
+                self._end_hold()
+            self._running[task] = queue
             task.add_done_callback(self._ended)
 
     def _next(self) -> tuple[Lane, Queue] | None:
-        """Return whose batch may be taken now; None if no place is free for one."""
+        """Return the lane and queue of the next batch; None if no place is free."""
         num_over = len(self._running) - self._num_at_once
         if num_over < 0:
-            return self._first(self._ready())
+            return self._first(self._ready()) or self._first_shadow()
         if num_over >= self._num_ahead:
             return None
-        # Only the first may go ahead, or one member's load would keep all others waiting.
+        # Only the queue that is next may form a batch ahead; otherwise one could delay all others.
         turn = self._first(self._queues)
         return turn if turn and turn[1].has_whole_batch else None
 
     def _first(self, queues: Sequence[Queue]) -> tuple[Lane, Queue] | None:
-        """Return the queue of these whose image is next, and its lane."""
+        """Return the lane and queue of the image that is next among ``queues``."""
         heads = {lane: _heads(queues, lane) for lane in LANES}
         if not any(heads.values()):
             return None
         lane = self._turns.next(interactive=bool(heads["interactive"]), bulk=bool(heads["bulk"]))
-        return lane, min(heads[lane], key=lambda head: head[0])[1]
+        return lane, min(heads[lane], key=self._order)[1]
+
+    def _order(self, head: tuple[float, Queue]) -> tuple[float, float]:
+        arrived, queue = head
+        return self._virtual.begins(queue.share), arrived
+
+    def _first_shadow(self) -> tuple[Lane, Queue] | None:
+        """Return the queue of the oldest image in the shadow lane, if no other lane has images."""
+        if self._of_shadow is not None or self._has_heads():
+            return None
+        heads = _heads(self._queues, SHADOW)
+        return (SHADOW, min(heads, key=lambda head: head[0])[1]) if heads else None
 
     def _ready(self) -> list[Queue]:
-        """Return the queues with images whose batch would not be larger for waiting a little."""
+        """Return the queues whose batch would not get larger by waiting a little."""
         waiting = [queue for queue in self._queues if any(_heads([queue], lane) for lane in LANES)]
-        if not waiting:
-            self._end_hold()  # of images that are gone
+        if self._held not in waiting:
+            self._end_hold()  # the images that it was for are gone
         if not waiting or not (num_coming := self._num_worth_waiting_for()):
             return waiting
-        ready = [queue for queue in waiting if not queue.would_grow(num_coming, MAX_HOLD_S)]
-        if not ready and self._hold is None:
+        held = [queue for queue in waiting if queue.would_grow(num_coming, MAX_HOLD_S)]
+        if held and self._held is None:
+            self._held = held[0]
             self._hold = asyncio.get_running_loop().call_later(MAX_HOLD_S, self._hold_over)
-        return ready
+        return [queue for queue in waiting if queue not in held]
 
     def _end_hold(self) -> None:
-        self._is_hold_over = False
+        self._held, self._is_hold_over = None, False
         if self._hold is not None:
             self._hold.cancel()
             self._hold = None
@@ -150,7 +231,7 @@ class BatchScheduler:
         self._give_turns()
 
     def _num_worth_waiting_for(self) -> int:
-        """Return how many images are coming; 0 if a core is idle until they have come."""
+        """Return how many images are being decoded; 0 if a core would be idle until they are."""
         if self._source is None or self._is_hold_over:
             return 0
         num_running = min(len(self._running), self._num_at_once)
@@ -159,11 +240,19 @@ class BatchScheduler:
         return self._source.num_coming if num_busy >= num_cores else 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        """Remove a finished batch from the running ones and start waiting ones; tasks call this."""
+        if task is self._of_shadow:
+            self._of_shadow = None
+        self._running.pop(task, None)
         self._give_turns()
+        if not self._running and not self._has_heads():
+            self._virtual.idle()
+
+    def _has_heads(self) -> bool:
+        return any(_heads(self._queues, lane) for lane in LANES)
 
 
 def _heads(queues: Iterable[Queue], lane: Lane) -> list[tuple[float, Queue]]:
-    """Return the queues with images in ``lane``, each with the arrival of its oldest one."""
+    """Return the queues with images in ``lane``, each after the arrival of its oldest image."""
     since = ((queue.waiting_since(lane), queue) for queue in queues)
     return [(arrived, queue) for arrived, queue in since if arrived is not None]

@@ -1,6 +1,6 @@
-"""Autoscaling at run time: what replicas report, and the policy that sizes all stages together.
+"""Autoscaling at run time: the replicas' reports, and the policy that sizes all stages together.
 
-Every image visits every stage, and what it costs there in CPU time is measured. So one arrival rate
-sizes all stages together (:mod:`app.scaling.policy`), which Serve asks for through
+Every image visits every stage, and its CPU time there is measured. So a single arrival rate sizes
+all stages (:mod:`app.scaling.policy`). Serve calls the policy through
 :mod:`app.scaling.serve_policy`.
 """

@@ -1,7 +1,7 @@
 """Computes arrival rate, backlog and cost per image from the replicas' usage reports.
 
-Pure like the policy, and time is passed in. A report's times are its replica's own: no two clocks
-are compared.
+The functions are pure; time is passed in. Report times are by each replica's clock, and times of
+two clocks are never compared.
 """
 
 import math
@@ -14,31 +14,35 @@ from app.scaling.usage import UsageReport
 
 UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
 
-# A rate is counted over the shortest of these that has enough arrivals: a step shows soon, and few
-# images a second are not taken for a change.
+# A rate is counted over the shortest window with enough arrivals. So a step in the load shows soon,
+# but the noise of few images per second is not taken for a change.
 WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
-ENOUGH_ARRIVALS = 400  # a standard deviation of 5 %
+ENOUGH_ARRIVALS = 400  # for a standard deviation of 5 %
 ENOUGH_DONE = 50
 COST_WINDOW_S = 20.0
-# A replica from which nothing new came for so long hangs: its last rate and backlog count no more.
+# A replica without new reports for this long hangs: its last rate and backlog do not count.
 SILENT_AFTER_S = 5.0
-INTERVALS_MISSED = 3.0  # of its reports, if they are so rare that this takes longer
-# Below this, what Ray's loops use in a process would count as the images' cost.
+INTERVALS_MISSED = 3.0  # of reports, if the interval is so long that this is later
+# Below this, the CPU time of Ray's own loops would count as the images' cost.
 BUSY_CORES = 0.3  # of a replica
 
 
 class StageMeter:
-    """One stage: the last reports of each of its replicas."""
+    """The demand on one stage, from the last reports of its replicas."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, _Replica] = {}
-        self._speaking: list[_Replica] = []  # those that do not hang
+        self._speaking: list[_Replica] = []  # replicas that do not hang
         self._cpu_ms: float | None = None
 
     def update(self, reports: UsageReports, now: float, interval_s: float = 0.0) -> None:
-        """Add the reports that are new; replicas that have none any more are forgotten.
+        """Add new reports; drop replicas that are no longer in ``reports``.
 
-        ``now`` is the caller's clock, and replicas report every ``interval_s``.
+        Args:
+            reports: by replica, oldest first.
+            now: by the caller's clock, in s.
+            interval_s: between the reports of a replica.
+
         """
         self._of = {replica: self._of.get(replica) or _Replica(now) for replica in reports}
         for replica, sent in reports.items():
@@ -48,7 +52,6 @@ class StageMeter:
 
     @property
     def latest(self) -> list[UsageReport]:
-        """The last report of each replica."""
         return [replica.kept[-1] for replica in self._of.values() if replica.kept]
 
     @property
@@ -58,30 +61,29 @@ class StageMeter:
 
     @property
     def backlog(self) -> float:
-        """Images under way."""
         return sum(r.kept[-1].images_waiting for r in self._speaking if r.kept)
 
     @property
     def cores(self) -> float:
-        """What one replica can use, at least."""
+        """The fewest cores that any replica can use."""
         return min((report.cores for report in self.latest), default=0.0)
 
     def demand(self) -> Demand:
-        """Return what arrives."""
         longest = self._rate(WINDOWS_S[-1])
         for window_s in WINDOWS_S:
             rate = self._rate(window_s)
-            # A short window that has too few to be sure may still contradict the longest one.
+            # A shorter window with too few arrivals may still contradict the longest one.
             noise = SIGMAS * math.sqrt(max(longest * window_s, 1.0))
             if rate * window_s >= ENOUGH_ARRIVALS or abs(rate - longest) * window_s > noise:
                 break
         return Demand(rate, window_s, self.backlog)
 
     def _rate(self, window_s: float) -> float:
-        """Return the arrivals of all replicas within one window, over its length.
+        """Return the arrivals of all replicas within a window, divided by its length.
 
-        A replica that began within it had none before: over its own short time it would have a
-        rate as large as that of those which did its share until then.
+        For a replica that started within the window, the earlier part counts as without arrivals.
+        Its rate over its own short time would be added to that of the replicas that served its
+        share before.
         """
         spans = self._spans(window_s)
         longest_s = max((span.seconds for span in spans), default=0.0)
@@ -92,7 +94,7 @@ class StageMeter:
         )
 
     def cpu_ms(self) -> float | None:
-        """Return the CPU-ms of an image when enough was last done to tell; None before that."""
+        """Return the CPU-ms of an image; None before enough images were processed."""
         spans = self._spans(COST_WINDOW_S)
         used_ms = sum(span.last.cpu_ms - span.first.cpu_ms for span in spans)
         time_s = sum(span.seconds for span in spans)
@@ -102,16 +104,16 @@ class StageMeter:
         return self._cpu_ms
 
     def expected_cpu_ms(self) -> float | None:
-        """Return what the replicas expect of an image; None before one has reported."""
+        """Return the CPU-ms of an image that replicas expect; None before the first report."""
         return max((report.expected_cpu_ms for report in self.latest), default=None)
 
     def _spans(self, window_s: float) -> list["_Span"]:
-        """Return for each replica the reports that bound its last ``window_s``, as far as known."""
+        """Return each replica's two reports that bound its last ``window_s``, as far as known."""
         return [replica.span(window_s) for replica in self._speaking if len(replica.kept) > 1]
 
 
 class _Span(NamedTuple):
-    """Two reports of a replica, and whether it has older ones than the window that they bound."""
+    """Two reports of a replica, and whether there are reports from before the window."""
 
     first: UsageReport
     last: UsageReport
@@ -123,16 +125,16 @@ class _Span(NamedTuple):
 
 
 class _Replica:
-    """The last reports of one replica, and when, by the caller's clock, the newest came."""
+    """The last reports of a replica, and when the newest arrived by the caller's clock."""
 
     def __init__(self, now: float) -> None:
         self.kept: deque[UsageReport] = deque()
         self.heard_at = now
 
     def add(self, reports: Sequence[UsageReport], now: float) -> None:
-        """Add those that are new. Of two with one time the first counts."""
+        """Add new reports; of two with the same time the first counts."""
         if self.kept and reports and reports[-1].at < self.kept[-1].at:
-            self.kept.clear()  # its clock was set back
+            self.kept.clear()  # the replica's clock was set back
         for report in reports:
             if not self.kept or report.at > self.kept[-1].at:
                 self.kept.append(report)
@@ -141,7 +143,7 @@ class _Replica:
             self.kept.popleft()
 
     def span(self, window_s: float) -> _Span:
-        """Return the reports that bound the last ``window_s``; there are two or more."""
+        """Return the reports that bound the last ``window_s``; there must be at least two."""
         last, since = self.kept[-1], self.kept[-1].at - window_s - 1e-6
         first = next(report for report in self.kept if report.at >= since)
         is_whole = last.at - self.kept[0].at >= window_s - 1e-6
@@ -149,10 +151,10 @@ class _Replica:
 
 
 def demand(meters: Mapping[str, StageMeter]) -> Demand | None:
-    """Return what arrives where most does: the Gateway, which knows of refused images too.
+    """Return the demand of the stage with the most arrivals: the Gateway, which sees refusals too.
 
-    None before anything is measured. A Gateway that does not scale does not report; then the stage
-    behind it tells.
+    None before anything is measured. A Gateway that does not scale does not report; then the next
+    stage counts.
     """
-    found = [meter.demand() for meter in meters.values() if meter.is_measured]
-    return max(found, key=lambda demand: demand.rate, default=None)
+    measured = [meter.demand() for meter in meters.values() if meter.is_measured]
+    return max(measured, key=lambda demand: demand.rate, default=None)

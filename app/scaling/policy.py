@@ -1,7 +1,7 @@
 """The autoscaling policy: a pure function from measured demand to replicas of every stage.
 
-An image visits every stage, so all are sized for one and the same rate, each by what an image costs
-there. Nothing here knows Ray, and time is passed in.
+Every image visits every stage, so all stages are sized for the same rate, each by its cost per
+image. This module does not depend on Ray, and time is passed in.
 """
 
 import math
@@ -36,58 +36,57 @@ class ScalingOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """What is known of one stage."""
+    """The measured state of one stage."""
 
-    cpu_ms: float  # of an image
-    cores: float  # that one replica can use
+    cpu_ms: float  # per image
+    cores: float  # that a replica can use
     min_replicas: int
     max_replicas: int
-    target: int  # replicas that are asked for now
+    target: int  # replicas requested at present
 
     def capacity(self, replicas: int) -> float:
-        """Return the images/s that keep all cores of so many replicas busy."""
+        """Return the images/s that keep all cores of this number of replicas busy."""
         return replicas * self.cores * 1e3 / self.cpu_ms
 
     def needed(self, rate: float, utilization: float = 1.0) -> int:
-        """Return the replicas whose cores are that busy at ``rate`` images/s, within limits."""
+        """Return the replicas that run at ``utilization`` for ``rate`` images/s, within limits."""
         exact = rate * self.cpu_ms / (self.cores * 1e3 * utilization)
-        return self.limited(math.ceil(exact - 1e-9))  # no replica for a rounding error
+        return self.limited(math.ceil(exact - 1e-9))  # a rounding error must not add a replica
 
     def limited(self, replicas: int) -> int:
-        """Return the number within the stage's limits."""
         return max(self.min_replicas, min(self.max_replicas, replicas))
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What arrives."""
+    """The demand on a stage."""
 
-    rate: float  # images/s, refused ones too
-    window_s: float  # that they were counted over
-    backlog: float = 0.0  # images under way: waiting, or being worked on
+    rate: float  # images/s, refused ones included
+    window_s: float  # the time over which they were counted
+    backlog: float = 0.0  # images under way, waiting or in work
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the policy remembers from one decision to the next."""
+    """The policy's state between decisions."""
 
-    rate: float | None = None  # images/s that all is sized for
+    rate: float | None = None  # images/s for which all stages are sized
     cpu_ms: Mapping[str, float] = field(default_factory=dict)
-    wanted: tuple[tuple[float, Replicas], ...] = ()  # (when last, replicas), oldest first
+    wanted: tuple[tuple[float, Replicas], ...] = ()  # (when last wanted, replicas), oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Replicas for every stage, and what to remember."""
+    """Replicas for every stage, and the state to keep for the next decision."""
 
     targets: Replicas
     state: State
 
 
-SIGMAS = 4.0  # of Poisson noise, sqrt(n) of n arrivals, that change nothing
-COST_BAND = 0.2  # share by which a cost may move and change nothing: batches fill and empty
-USUAL_S = 0.5  # of arrivals that are under way at a time are no backlog,
-USUAL_WORK = 3.0  # nor are those of so many times an image's own CPU time
+SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing
+COST_BAND = 0.2  # share by which a cost may move without effect: batches fill and empty
+USUAL_S = 0.5  # images that arrive in this time may be under way; they are no backlog
+USUAL_WORK = 3.0  # likewise images whose work is this many times the CPU time of one
 
 
 def decide(
@@ -97,14 +96,15 @@ def decide(
     now: float,
     options: ScalingOptions,
 ) -> Decision:
-    """Size every stage for the same rate; up at once, down when nothing more was needed for long.
+    """Size every stage for the same rate: up at once, down after a period of lower need.
 
-    The rate and the costs follow what is measured only when they leave a band around what they
-    were: for the rate, four standard deviations of a Poisson process up, or twice that down.
-    Whatever the bands say, no stage gets less than the measured rate keeps busy. A stage whose
-    limit comes first bounds the rate that the others are sized for. Scaling down waits as the
-    stabilization window of Kubernetes' HorizontalPodAutoscaler does: what is asked for is the most
-    that was wanted within ``scale_down_after_s``.
+    The rate and the costs follow the measurement only when it leaves a band around them. The rate's
+    band is four standard deviations of a Poisson process up, and twice that down. In every case
+    each stage gets enough replicas for the measured rate. A stage at its limit bounds the rate for
+    which the others are sized.
+
+    Scaling down works like the stabilization window of Kubernetes' HorizontalPodAutoscaler: the
+    result is the highest number wanted within ``scale_down_after_s``.
     """
     asked = demand.rate + _excess(demand, stages) / options.drain_s
     rate = _settled_rate(asked, demand.window_s, state.rate, options)
@@ -124,7 +124,7 @@ def decide(
 
 
 def _excess(demand: Demand, stages: Mapping[str, StageState]) -> float:
-    """Return how many images are under way beyond what is usual at this rate."""
+    """Return how many images are under way beyond the usual number at this rate."""
     usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
     return max(0.0, demand.backlog - demand.rate * usual_s)
 
@@ -132,10 +132,10 @@ def _excess(demand: Demand, stages: Mapping[str, StageState]) -> float:
 def _settled_rate(
     rate: float, window_s: float, before: float | None, options: ScalingOptions
 ) -> float:
-    """Return the rate to size for: up to what was measured, down to its upper confidence limit."""
+    """Return the rate to size for: up to the measured rate, down to its upper confidence limit."""
     if before is None:
         return rate
-    room = (1 / options.target_utilization - 1) / 2 * before  # half of what is free at this size
+    room = (1 / options.target_utilization - 1) / 2 * before  # half of the free capacity
     if rate > before + min(SIGMAS * math.sqrt(before / window_s), room):
         return rate
     upper = SIGMAS * math.sqrt(max(rate, 1 / window_s) / window_s)
@@ -149,6 +149,6 @@ def _settled_cost(cpu_ms: float, before: float | None) -> float:
 def _remembered(
     history: tuple[tuple[float, Replicas], ...], wanted: Replicas, now: float, for_s: float
 ) -> tuple[tuple[float, Replicas], ...]:
-    """Add what is wanted now; the same as last only moves the time."""
+    """Add the number wanted now; an unchanged number only gets a new time."""
     kept = tuple((at, then) for at, then in history if at > now - for_s and then != wanted)
     return (*kept, (now, dict(wanted)))

@@ -1,7 +1,7 @@
 """Adapts the policy to Ray Serve's application-level ``autoscaling_policy``.
 
-Serve hands over what replicas told (``record_autoscaling_stats``) and applies each deployment's own
-limits and delays to what comes back; the delays are to be 0, the policy has its own.
+Serve passes the replicas' reports (``record_autoscaling_stats``), and applies each deployment's
+limits and delays to the result. Set these delays to 0, since the policy has its own.
 """
 
 import logging
@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.config import AutoscalingContext
 
+from app.compute.serve_log import write_to_stderr_as_to_files
 from app.scaling.demand import StageMeter, UsageReports, demand
 from app.scaling.policy import ScalingOptions, StageState, State, decide
 from app.scaling.usage import FIGURES, UsageReport
@@ -23,20 +24,21 @@ LOG_EVERY_S = 60.0
 
 
 class EnsemblePolicy:
-    """Sizes every stage that scales; never raises: in doubt, everything stays as it is."""
+    """Sizes every stage that scales; never raises: after an error the replicas stay as they are."""
 
     def __init__(self, **policy_kwargs: Any) -> None:
+        write_to_stderr_as_to_files()  # of Serve's controller, in which policies run
         self._options: ScalingOptions | None = None
         self._state = State()
         self._meters: dict[str, StageMeter] = {}
         self._silent_until = 0.0
         try:
             self._options = ScalingOptions.model_validate(policy_kwargs)
-        except ValidationError as error:  # the controller would fail with it
+        except ValidationError as error:  # raising would stop the controller
             logger.error("policy_kwargs are wrong, so nothing scales: %s", error)
 
     def __call__(self, contexts: Contexts) -> tuple[Decisions, dict[Any, dict[str, Any]]]:
-        """Return the replicas of each deployment; one that is not in it is left alone."""
+        """Return the replicas by deployment; deployments that are missing stay as they are."""
         now = max((context.current_time or 0.0 for context in contexts.values()), default=0.0)
         try:
             return self._decide(contexts, now), {}
@@ -79,9 +81,9 @@ class EnsemblePolicy:
         }
 
     def _stage(self, context: AutoscalingContext, meter: StageMeter) -> StageState | None:
-        """Return what is known of a deployment; None while it is not enough to size it."""
-        given = self._options.cpu_ms.get(context.deployment_name) if self._options else None
-        cpu_ms = meter.cpu_ms() or given or meter.expected_cpu_ms()
+        """Return a deployment's state; None before enough was measured to size it."""
+        configured = self._options.cpu_ms.get(context.deployment_name) if self._options else None
+        cpu_ms = meter.cpu_ms() or configured or meter.expected_cpu_ms()
         if not cpu_ms or not meter.cores:
             return None
         return StageState(
@@ -94,7 +96,7 @@ class EnsemblePolicy:
 
 
 def reports_in(raw_metrics: Mapping[str, Mapping[Any, Any]]) -> UsageReports:
-    """Return the replicas' reports from Serve's series, one for each figure and replica."""
+    """Return the replicas' reports from Serve's series, which are by figure and replica."""
     series = [raw_metrics.get(name, {}) for name in FIGURES]
     return {
         replica: [

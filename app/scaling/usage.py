@@ -1,4 +1,4 @@
-"""Usage of a replica, as it reports it to the autoscaling policy: images, CPU time, cores."""
+"""The usage report of a replica to the autoscaling policy: images, CPU time, cores."""
 
 import time
 from collections.abc import Callable
@@ -6,65 +6,66 @@ from typing import NamedTuple
 
 
 class UsageReport(NamedTuple):
-    """A replica's figures at one moment; counts are since it began."""
+    """A replica's figures at one moment; counts are since its start."""
 
     at: float  # s, by the replica's clock
-    images_arrived: float  # refused ones too
+    images_arrived: float  # refused ones included
     images_done: float
-    images_waiting: float  # under way now
-    cpu_ms: float  # of the whole process
-    cores: float  # that it can use
-    expected_cpu_ms: float  # of an image, until it is measured
+    images_waiting: float  # under way
+    cpu_ms: float  # of the whole process, without copies for a shadow version
+    cores: float  # that the replica can use
+    expected_cpu_ms: float  # for an image, before it is measured
 
 
-FIGURES = UsageReport._fields[1:]  # as Serve's controller keeps them, each a series of its own
+FIGURES = UsageReport._fields[1:]  # Serve's controller keeps a series for each
 
 
 class Usage:
-    """Counts a replica's images; all calls come from its one loop."""
+    """Counts a replica's images; all calls must come from its event loop."""
 
     def __init__(
         self, cores: float, expected_cpu_ms: float, cpu_s: Callable[[], float] = time.process_time
     ) -> None:
         self._cores, self._expected_cpu_ms, self._cpu_s = cores, expected_cpu_ms, cpu_s
-        self._num_arrived = 0.0
+        self._num_arrived = self._copies_ms = 0.0
         self._num_done = self._num_waiting = 0
 
     @property
     def num_under_way(self) -> int:
-        """How many images are worked on."""
         return self._num_waiting
 
     def refused(self, num_images: float = 1) -> None:
-        """Count images that came and were turned away: they want capacity too."""
+        """Count refused images, which are demand too."""
         self._num_arrived += num_images
 
     def under_way(self, num_images: int) -> "UnderWay":
-        """Count images while the block works on them; if it raises, they are not done.
+        """Count images as under way during the block; if it raises, they do not count as done.
 
-        So an image that is refused further on does not make the others look cheap.
+        Otherwise images that a later stage refuses would lower the cost per image.
         """
         return UnderWay(self, num_images)
 
     def began(self, num_images: int) -> None:
-        """Count images that arrive and are worked on."""
         self._num_arrived += num_images
         self._num_waiting += num_images
 
     def ended(self, num_images: int, *, done: bool) -> None:
-        """Count images that are not worked on any more."""
         self._num_waiting -= num_images
         if done:
             self._num_done += num_images
 
+    def copied(self, cpu_ms: float) -> None:
+        """Exclude a shadow's CPU time from the cost per image, since copies give way."""
+        self._copies_ms += cpu_ms
+
     def figures(self) -> dict[str, float]:
-        """Return what Serve's ``record_autoscaling_stats`` is to return."""
+        """Return the figures for Serve's ``record_autoscaling_stats``."""
         report = UsageReport(
             0.0,
             self._num_arrived,
             self._num_done,
             self._num_waiting,
-            self._cpu_s() * 1e3,
+            self._cpu_s() * 1e3 - self._copies_ms,
             self._cores,
             self._expected_cpu_ms,
         )
@@ -72,7 +73,7 @@ class Usage:
 
 
 class UnderWay:
-    """The block of :meth:`Usage.under_way`; a class is cheaper than a generator's context."""
+    """The context manager of :meth:`Usage.under_way`; a class is cheaper than a generator."""
 
     __slots__ = ("_num_images", "_usage")
 

@@ -1,22 +1,22 @@
-"""From the monotonic clock, by which stages are timed, to the system's, which spans carry."""
+"""Converts times of the monotonic clock, used for stages, to the system clock, used for spans."""
 
 import logging
 import time
 
 logger = logging.getLogger("ray.serve")
 READINGS, AT_ONCE_NS = 5, 20_000
-STEP_NS = 100_000_000  # the system clock moved by so much against the monotonic one: it was set
+STEP_NS = 100_000_000  # the system clock was set if it moves this much against the monotonic one
 
 
 class Clock:
-    """From the monotonic clock, which durations need, to the system's, which spans carry."""
+    """Converts times of the monotonic clock, which durations need, to the system clock's."""
 
     def __init__(self) -> None:
-        self.num_steps = 0  # how often the system clock was seen to have been set
+        self.num_steps = 0  # how often the system clock was set
         self._offset_ns = self._now_ns()
 
     def offset_ns(self) -> int:
-        """Return what to add to nanoseconds of ``time.monotonic`` now."""
+        """Return the nanoseconds to add to ``time.monotonic`` for the system's time."""
         offset_ns = self._now_ns()
         if abs(offset_ns - self._offset_ns) > STEP_NS:
             self.num_steps += 1
@@ -30,9 +30,10 @@ class Clock:
         return offset_ns
 
     def _now_ns(self) -> int:
-        """Compare the clocks; again if the thread was interrupted between one and the other.
+        """Compare the clocks; repeat if the thread was interrupted between the two readings.
 
-        On a busy machine that is milliseconds, by which a span would lie beside its parent.
+        An interruption can take milliseconds on a busy machine, and would move a span out of its
+        parent.
         """
         best = None
         for _ in range(READINGS):

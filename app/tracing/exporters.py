@@ -1,4 +1,4 @@
-"""Makes the exporter that ``trace_exporter`` names; OpenTelemetry's variables are honoured."""
+"""Makes the exporter that ``trace_exporter`` names, with OpenTelemetry's own variables."""
 
 import logging
 import warnings
@@ -17,7 +17,7 @@ HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 logger = logging.getLogger("ray.serve")
-# The names that opentelemetry-exporter-jaeger-thrift 1.21 imports and the SDK dropped with 1.40.
+# Names that opentelemetry-exporter-jaeger-thrift 1.21 imports, and that the SDK removed in 1.40.
 JAEGER_NAMES = (
     "AGENT_HOST",
     "AGENT_PORT",
@@ -30,16 +30,16 @@ JAEGER_NAMES = (
 
 
 def exporter_of(settings: Settings) -> SpanExporter | None:
-    """Return the exporter; None if nothing leaves this machine, or if it cannot be made.
+    """Return the exporter; None if spans stay on this machine, or if it cannot be made.
 
-    Tracing is no reason not to serve: a warning says why. tandem serve has named the variables
-    before (app/launch/trace_variables.py), and left them out.
+    A tracing error must not stop the service: it is logged as a warning. ``tandem serve`` has
+    already removed unusable variables (app/launch/trace_variables.py).
     """
-    # A retry is no news: app.tracing.sink says once that spans are lost.
+    # No log line per retry: app.tracing.sink logs once that spans are lost.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
         return _exporter_of(settings)
-    except Exception as error:  # OpenTelemetry's have no root in common
+    except Exception as error:  # OpenTelemetry's errors have no common base
         logger.warning("no traces are exported (%s): %s", settings.trace_exporter, error)
         return None
 
@@ -49,7 +49,7 @@ def _exporter_of(settings: Settings) -> SpanExporter | None:
         case "otlp":
             return _otlp(settings.trace_endpoint)
         case "jaeger":
-            with warnings.catch_warnings():  # it says on every start that Jaeger takes OTLP
+            with warnings.catch_warnings():  # it warns at every start that Jaeger accepts OTLP
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return _jaeger(settings.trace_endpoint)
         case "file" | "none":
@@ -75,7 +75,7 @@ def _otlp(endpoint: str | None) -> SpanExporter:
 
 
 def let_jaeger_import() -> None:
-    """Give the SDK the names back that the Thrift exporter imports; their values are themselves."""
+    """Restore the names in the SDK that the Thrift exporter imports, each with itself as value."""
     for name in (f"OTEL_EXPORTER_JAEGER_{word}" for word in JAEGER_NAMES):
         if not hasattr(otel_names, name):
             setattr(otel_names, name, name)
@@ -86,10 +86,10 @@ def _jaeger(endpoint: str | None) -> SpanExporter:
     from opentelemetry.exporter.jaeger.thrift import JaegerExporter
 
     class Jaeger(JaegerExporter):
-        """Jaeger's Thrift: to an agent by UDP, or to a collector by HTTP."""
+        """Jaeger's Thrift exporter: to an agent over UDP, or to a collector over HTTP."""
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            """Export, and say so when a collector refused: the exporter only logs it."""
+            """Export; raise if a collector refused, which the exporter only logs."""
             result: SpanExportResult = super().export(spans)
             collector = self._collector_http_client
             if collector is not None and not 200 <= collector.http_transport.code < 300:

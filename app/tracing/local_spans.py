@@ -1,7 +1,7 @@
-"""Keeps spans in files on this machine, one JSON object a line, within a size limit.
+"""Keeps spans in files on this machine, a JSON object per line, within a size limit.
 
-Every process writes a file of its own and begins a new one now and then, so nothing is shared and
-nothing is rewritten.
+Every process writes its own files and starts a new one now and then, so no file is shared or
+rewritten.
 """
 
 import json
@@ -19,11 +19,11 @@ from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 
 from app.environment import MIB
 
-FILES = 8  # that the folder's bound is divided into, for one process
+FILES = 8  # of a process, which share the folder's size limit
 
 
 class LocalSpans(SpanExporter):
-    """Appends spans to files in ``folder``, ``max_mib`` of them in all, whoever wrote them."""
+    """Appends spans to files in ``folder``, at most ``max_mib`` of all processes together."""
 
     def __init__(self, folder: Path, max_mib: int) -> None:
         self._folder, self._max_bytes = folder, max_mib * MIB
@@ -32,7 +32,7 @@ class LocalSpans(SpanExporter):
         self._lock = threading.Lock()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append; a full disk is the sink's to tell."""
+        """Append spans; errors such as a full disk are handled by the sink."""
         text = b"".join(line_of(span) + b"\n" for span in spans)
         with self._lock:
             if self._file is None or self._num_bytes > self._max_bytes // FILES:
@@ -56,14 +56,13 @@ class LocalSpans(SpanExporter):
         self._num_bytes = 0
 
     def shutdown(self) -> None:
-        """Nothing is open between exports."""
+        """Do nothing, since no file is open between exports."""
 
 
 def line_of(span: ReadableSpan) -> bytes:
-    """Return a span as one line of JSON; times are ns since 1970.
+    """Return a span as a line of JSON; times are in ns since 1970.
 
-    Identities are hexadecimal. The process's resource is the same for all: it is in the file's
-    first line.
+    Ids are hexadecimal. The process's resource is only in the file's first line.
     """
     assert span.context is not None
     fields = {
@@ -96,17 +95,17 @@ def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
         resource: dict[str, Any] = {}
         try:
             text = path.read_text("utf-8", "replace")
-        except (FileNotFoundError, IsADirectoryError):  # a service makes room meanwhile
+        except (FileNotFoundError, IsADirectoryError):  # the service removes old files meanwhile
             continue
         for line in text.splitlines():
             try:
-                found = json.loads(line)
+                record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(found, dict) and "trace_id" in found:
-                yield {"resource": resource} | found
-            elif isinstance(found, dict):
-                resource = found.get("resource", {})
+            if isinstance(record, dict) and "trace_id" in record:
+                yield {"resource": resource} | record
+            elif isinstance(record, dict):
+                resource = record.get("resource", {})
 
 
 def _modified_at(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""The span that code runs in: of a sampled request, or of a call of a stage within it."""
+"""The current span: that of a sampled request, or of a stage's call within it."""
 
 import contextvars
 from typing import NamedTuple
@@ -10,53 +10,53 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-# Traces that Serve began in a replica below the Gateway, whose request is not sampled: Serve hands
-# on that a request is, not that it is not.
+# Traces that Serve began in a replica below the Gateway for an unsampled request: Serve passes on
+# that a request is sampled, but not that it is not.
 orphans: set[int] = set()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 ids = RandomIdGenerator()
-Value = str | int | float | bool  # of an attribute
+Value = str | int | float | bool  # an attribute's value
 
 
 class Parent(NamedTuple):
-    """The span of a sampled request, or of the call of a stage within it."""
+    """The span of a sampled request, or of a stage's call within it."""
 
     span: SpanContext
     resource: Resource  # of this process
 
 
-# What was found last in this context, and of which span: every stage of a request asks.
+# The last result in this context, and its span, since every stage of a request asks.
 _found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contextvars.ContextVar(
     "tandem_parent", default=None
 )
 
 
 class SpanIds(NamedTuple):
-    """A span of a sampled request as it is named to another process."""
+    """The ids of a sampled request's span, for another process."""
 
     trace: int
     span: int
 
 
-# Of a task that does a part of a call of many requests; Serve knows the call's span alone.
+# For tasks that handle one request's part of a shared call; Serve only knows the call's span.
 _told: contextvars.ContextVar[Parent | None] = contextvars.ContextVar("tandem_told", default=None)
 
 
 def current_parent() -> Parent | None:
-    """Return the span that this code runs in; None if the request is not traced."""
-    if (told := _told.get()) is not None:
-        return told
+    """Return the current span; None if the request is not traced."""
+    if (of_task := _told.get()) is not None:
+        return of_task
     span = trace.get_current_span()
-    found = _found.get()
-    if found is not None and found[0] is span:
-        return found[1]
+    held = _found.get()
+    if held is not None and held[0] is span:
+        return held[1]
     parent = _parent_of(span)
     _found.set((span, parent))
     return parent
 
 
 def name_version(version: str) -> None:
-    """Note which version of the model set answered on the request's span, which is traced."""
+    """Record on the request's span which version of the model set answered; requires tracing."""
     trace.get_current_span().set_attribute("tandem.model_version", version)
 
 
@@ -68,13 +68,13 @@ def _parent_of(span: trace.Span) -> Parent | None:
 
 
 def current_ids() -> SpanIds | None:
-    """Return what names the current span to a stage in another process; None if untraced."""
+    """Return the current span's ids for a stage in another process; None if untraced."""
     parent = current_parent()
     return SpanIds(parent.span.trace_id, parent.span.span_id) if parent else None
 
 
 def continue_below(ids: SpanIds | None) -> None:
-    """Let what this task does from now on be below a request's span; None: it is not traced."""
+    """Make this task's spans children of a request's span; None: the request is not traced."""
     provider = trace.get_tracer_provider()
     if ids is None or not isinstance(provider, TracerProvider):
         return
@@ -83,18 +83,18 @@ def continue_below(ids: SpanIds | None) -> None:
 
 
 class ProcessResource(Resource):
-    """A process's resource, compared by identity: the SDK's hash writes JSON for every span."""
+    """A process's resource, compared by identity: the SDK's hash makes JSON for every span."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
-# By the provider's resource, of which there is one.
+# By the provider's resource.
 _resources: dict[int, tuple[Resource, ProcessResource]] = {}
 
 
 def place_of(resource: Resource) -> ProcessResource:
-    """Return what spans of this process are given as their resource, the same object each time."""
+    """Return the resource for spans of this process, the same object each time."""
     if id(resource) not in _resources:
         own = ProcessResource(dict(resource.attributes), resource.schema_url)
         _resources[id(resource)] = resource, own
@@ -102,9 +102,9 @@ def place_of(resource: Resource) -> ProcessResource:
 
 
 def untraced() -> contextvars.Context:
-    """Return a context for a task whose calls are to leave no trace.
+    """Return a context for a task whose calls are not traced.
 
-    An empty one would not do: Serve begins a trace at the first call that has none.
+    An empty context would not do: Serve starts a trace at the first call without one.
     """
     nowhere = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), is_remote=False)
     context = contextvars.Context()

@@ -1,7 +1,7 @@
 """The span pipeline: passes ended spans to local files and to the exporter.
 
-Serve asks for the span processors before it makes a stage, which alone knows the settings: the
-pipeline is made empty and gets its sinks when the stage starts.
+Serve asks for span processors before it makes a stage, and only the stage knows the settings. So
+the pipeline is made empty, and gets its sinks when the stage starts.
 """
 
 import logging
@@ -21,15 +21,14 @@ from app.tracing.parents import orphans
 from app.tracing.sink import Sink
 from app.tracing.spans import outlets
 
-# Asked every second by who watches the service: nobody wants their traces.
+# Health checks, which come every second.
 QUIET = frozenset({"GET /healthz", "GET /readyz"})
 
 
 class TraceIds(logging.Filter):
-    """Adds ``trace_id`` to the records that are made while a traced request is served."""
+    """Adds ``trace_id`` to log records made while a traced request is served."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let everything pass."""
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
             record.trace_id = format_trace_id(context.trace_id)
@@ -37,15 +36,15 @@ class TraceIds(logging.Filter):
 
 
 class Pipeline(SpanProcessor):
-    """Hands every span to every sink; there is one of these in a process."""
+    """Passes every span to every sink; a process has one pipeline."""
 
     def __init__(self) -> None:
-        self.is_asked_for = False  # by Serve: tracing is on
-        self.is_ingress = False  # requests begin in this process
+        self.is_asked_for = False  # by Serve, if tracing is on
+        self.is_ingress = False  # whether requests begin in this process
         self.sinks: list[Sink] = []
 
     def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
-        """Make the sinks; the stages of a process share them."""
+        """Make the sinks, once for all stages of a process."""
         self.is_ingress |= is_ingress
         if not self.is_asked_for or self.sinks or settings.trace_exporter == "none":
             return
@@ -53,7 +52,7 @@ class Pipeline(SpanProcessor):
             self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
             self.sinks.append(Sink(settings.trace_exporter, exporter))
-        # Recorded spans: current_parent has left out what nobody wants.
+        # Spans from app.tracing.spans, which current_parent has filtered.
         outlets.extend(sink.on_end for sink in self.sinks)
 
     @property
@@ -62,16 +61,16 @@ class Pipeline(SpanProcessor):
         return {sink.name: sink.num_dropped for sink in self.sinks}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Note a trace that begins where none should."""
+        """Note a trace that starts although its request is not sampled."""
         if span.parent is None and not self.is_ingress:
             orphans.add(span.get_span_context().trace_id)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Pass on a span; never waits, never raises."""
+        """Pass a span on; never waits, never raises."""
         trace_id = span.context.trace_id if span.context else 0
         if span.name in QUIET or trace_id in orphans:
             if span.parent is None:
-                orphans.discard(trace_id)  # what is below it has ended
+                orphans.discard(trace_id)  # the spans below it have ended
             return
         if span.context is None or not span.context.trace_flags.sampled:
             return
@@ -79,12 +78,11 @@ class Pipeline(SpanProcessor):
             sink.on_end(span)
 
     def shutdown(self) -> None:
-        """Send what is left, unless nobody takes it."""
+        """Send the remaining spans, unless exporting fails."""
         for sink in self.sinks:
             sink.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send what waits."""
         return all([sink.force_flush(timeout_millis) for sink in self.sinks])
 
 
@@ -92,18 +90,18 @@ pipeline = Pipeline()
 
 
 def span_processors() -> list[SpanProcessor]:
-    """Return what ``tracing_config: exporter_import_path`` names; Serve calls this in each replica.
+    """Return the span processors; Serve calls this in each replica (``exporter_import_path``).
 
-    The tracer provider that Serve makes next takes the service's name and the place from the
-    environment; what the user set there wins.
+    Serve's tracer provider reads the service's name and place from the environment; the user's own
+    values win.
     """
     place = {"host.name": socket.gethostname()}
     if ray.is_initialized():
         context = ray.get_runtime_context()
         place |= {"ray.node_id": context.get_node_id(), "service.instance.id": _replica_name()}
-    told = ",".join(f"{key}={value}" for key, value in place.items())
+    attributes = ",".join(f"{key}={value}" for key, value in place.items())
     set_environment({"OTEL_SERVICE_NAME": "tandem"})
-    prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", told)
+    prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", attributes)
     logging.getLogger("ray.serve").addFilter(TraceIds())
     pipeline.is_asked_for = True
     return [pipeline]

@@ -1,4 +1,4 @@
-"""A bounded buffer of spans in front of one exporter: the SDK's, and a count of what is lost."""
+"""A bounded buffer of spans before an exporter: the SDK's, with a count of lost spans."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ ENDPOINT_TRIAL_EVERY_S = 10.0  # after a failure
 
 
 class Sink:
-    """Hands spans to an exporter on a thread of the SDK; counts what fails or does not fit."""
+    """Passes spans to an exporter on a thread of the SDK; counts those that fail or do not fit."""
 
     def __init__(self, name: str, exporter: SpanExporter, max_waiting: int = MAX_WAITING) -> None:
         self.name = name
@@ -34,13 +34,12 @@ class Sink:
 
     @property
     def num_dropped(self) -> int:
-        """How many spans never arrived."""
         return self._num_refused + self._exporter.num_failed
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span that has ended, or count it as dropped; never waits."""
         with self._counting:
-            # The SDK would drop the oldest one, which nobody could count.
+            # The SDK would drop the oldest span without counting it.
             if self._num_taken - self._exporter.num_done >= self._max_waiting:
                 self._num_refused += 1
                 return
@@ -48,21 +47,20 @@ class Sink:
         self._processor.on_end(span)
 
     def shutdown(self) -> None:
-        """Send what is left, unless nothing could be sent before."""
+        """Send the remaining spans, unless earlier exports failed."""
         if self._exporter.is_failing:
-            self._exporter.shutdown()  # ends a retry that waits
+            self._exporter.shutdown()  # ends a pending retry
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send what waits."""
         return self._processor.force_flush(timeout_millis)
 
 
 class CountedExporter(SpanExporter):
-    """Stands before an exporter and never raises; warns when it begins to fail, and when it ends.
+    """Wraps an exporter; never raises, and warns when failures begin and end.
 
     Attributes:
-        num_done: spans that were exported, or given up.
+        num_done: spans that were exported or given up.
         num_failed: those given up.
 
     """
@@ -75,14 +73,14 @@ class CountedExporter(SpanExporter):
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last export that was tried failed."""
+        """Whether the last export failed."""
         return self._breaker.is_open
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export, and count what failed.
+        """Export, and count failed spans.
 
-        Once an endpoint has failed one span is sent first: to encode a whole batch every few
-        seconds for nobody costs as much as all that is written to files.
+        After a failure a single span is tried first: encoding a whole batch every few seconds in
+        vain would cost as much as writing all spans to files.
         """
         num_left, reason = len(spans), "not taken"
         if is_tried := self._breaker.allows():
@@ -100,7 +98,6 @@ class CountedExporter(SpanExporter):
         return SpanExportResult.FAILURE if num_left else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Shut the exporter down, once."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
@@ -115,7 +112,7 @@ class CountedExporter(SpanExporter):
         if failed and self._breaker.failed():
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "
-                "counts what is lost. Set trace_endpoint, start who listens there, or set "
+                "counts them. Set trace_endpoint, start who listens there, or set "
                 "trace_exporter: file",
                 self._name,
                 reason,

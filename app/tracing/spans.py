@@ -1,7 +1,7 @@
 """Records spans of stages after they ran, from their measured times.
 
-Nothing here costs anything for a request that is not sampled: it has no :class:`Parent`. A span
-that the SDK begins, holds and ends costs 0.1 ms; these are over when they are made.
+Requests that are not sampled have no :class:`Parent` and cost nothing here. A span that the SDK
+begins and ends costs 0.1 ms; these are made when they are over.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from app.tracing.parents import SAMPLED, Parent, Value, ids
 
 __all__ = ["Value", "record", "record_batch"]
 
-outlets: list[Callable[[ReadableSpan], None]] = []  # where spans go; the pipeline's
+outlets: list[Callable[[ReadableSpan], None]] = []  # called with every span; set by the pipeline
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
 
@@ -30,9 +30,9 @@ def record(
     links: Iterable[SpanContext] = (),
     error: str | None = None,
 ) -> None:
-    """Record what ran from ``started`` to ``ended``, both in seconds of ``time.monotonic``.
+    """Record a span from ``started`` to ``ended``, both in seconds of ``time.monotonic``.
 
-    ``error`` says why it failed, if it did.
+    ``error`` says why the work failed, if it did.
     """
     own = SpanContext(parent.span.trace_id, ids.generate_span_id(), False, SAMPLED)
     _emit(name, own, parent.span, parent.resource, (started, ended), attributes, links, error)

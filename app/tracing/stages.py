@@ -1,4 +1,4 @@
-"""Spans of the stages: of a member's batches and its images in them, and of decoded files."""
+"""Spans of the stages: a member's batches and its images in them, and decoded files."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from models.image_header import ImageHeader
 
 
 class MemberSpans:
-    """Records the spans of one member's calls and batches; costs next to nothing untraced."""
+    """Records the spans of a member's calls and batches; nearly free for untraced requests."""
 
     def __init__(self, member: str) -> None:
         self._member = member
@@ -34,7 +34,7 @@ class MemberSpans:
         )
 
     def answered(self, parent: Parent, results: Sequence[BatchResult]) -> None:
-        """Record when each image of a call waited and ran; ``infer`` links to its batch."""
+        """Record when each image of a call waited and ran; ``infer`` spans link to their batch."""
         for index, result in enumerate(results):
             batch = result.batch
             facts: dict[str, Value] = {"tandem.member": self._member, "tandem.image": index}
@@ -52,17 +52,17 @@ class MemberSpans:
 
 
 def _parent_of(call: QueueCall) -> Parent | None:
-    """Return the span of the request that a call belongs to; the queue does not know of it."""
+    """Return the span of a call's request; the queue itself does not use it."""
     return getattr(call, "parent", None)
 
 
 class DecodedFile(NamedTuple):
-    """What became of one file; times are by ``time.monotonic``."""
+    """The result of decoding a file; times are by ``time.monotonic``."""
 
     num_bytes: int
     started: float
     ended: float
-    header: ImageHeader | None  # None: it cannot be read, or nobody asks for it
+    header: ImageHeader | None  # None: unreadable, or not requested
     fault: Fault | None
 
 
@@ -74,7 +74,7 @@ def record_decodes(files: Sequence[DecodedFile]) -> None:
 
 
 def _record(parent: Parent, index: int, file: DecodedFile) -> None:
-    # Its size in pixels is that of the file, before resizing.
+    # The size in pixels is the file's, before resizing.
     facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
     if file.header is not None:
         facts |= {"tandem.format": file.header.format}

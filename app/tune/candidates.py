@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from itertools import zip_longest
 
-# Each begins with the one before: a process that compiled the last forms exactly the sizes of any,
-# when it is told the largest (app/tune/trials.py).
+# Each is a prefix of the next: a process that compiled the last forms exactly the sizes of any, if
+# its largest batch size is limited (app/tune/trials.py).
 BATCH_SIZES = ((1,), (1, 3), (1, 3, 8), (1, 3, 8, 16))
-FEW_BATCH_SIZES = ((1,), (1, 3, 8))  # where there are too many layouts for all four
-MAX_REPLICAS = 8  # each holds the networks once more
+FEW_BATCH_SIZES = ((1,), (1, 3, 8))  # if there are too many layouts for all four
+MAX_REPLICAS = 8  # each holds its own networks
 MAX_CANDIDATES = 24
 
 
 @dataclass(frozen=True, order=True)
 class ReplicaLayout:
-    """How the cores are shared; changing it means new processes, compiled anew."""
+    """How the cores are divided; another layout needs new processes, with compilation."""
 
     replicas: int
     cores: int  # of each replica
@@ -21,7 +21,7 @@ class ReplicaLayout:
 
     @property
     def threads(self) -> int:
-        """Cores that work on one batch."""
+        """The cores that work on a batch."""
         return self.cores // self.streams
 
     def __str__(self) -> str:
@@ -42,24 +42,28 @@ class Candidate:
         return f"{self.layout}; batches of {', '.join(map(str, self.batch_sizes))}"
 
     def reachable(self, clients: int) -> tuple[int, ...]:
-        """Return the batch sizes that so many clients can fill; larger ones change nothing."""
+        """Return the batch sizes that this many clients can fill; larger sizes have no effect."""
         most = -(-clients // self.layout.replicas)
         return tuple(size for size in self.batch_sizes if size <= most)
 
 
 def candidates(cores: int) -> list[Candidate]:
-    """Return what is worth trying on ``cores`` cores, at most ``MAX_CANDIDATES``."""
-    found = layouts(cores)
-    sizes = BATCH_SIZES if len(found) * len(BATCH_SIZES) <= MAX_CANDIDATES else FEW_BATCH_SIZES
-    found = found[: MAX_CANDIDATES // len(sizes)]
-    return [Candidate(layout, of) for layout in sorted(found) for of in sizes]
+    """Return the candidates worth trying on ``cores`` cores, at most ``MAX_CANDIDATES``."""
+    machine_layouts = layouts(cores)
+    sizes = (
+        BATCH_SIZES
+        if len(machine_layouts) * len(BATCH_SIZES) <= MAX_CANDIDATES
+        else FEW_BATCH_SIZES
+    )
+    machine_layouts = machine_layouts[: MAX_CANDIDATES // len(sizes)]
+    return [Candidate(layout, of) for layout in sorted(machine_layouts) for of in sizes]
 
 
 def layouts(cores: int) -> list[ReplicaLayout]:
-    """Return every way to share the cores without a rest, the likeliest to be good first.
+    """Return all ways to divide the cores evenly, the most promising first.
 
-    That is one stream a core, which is best for throughput, then one stream of all cores, best for
-    a lone image, then what lies between; powers of two before other divisors.
+    First comes a stream per core, best for throughput, then a single stream on all cores, best for
+    a lone image. Then come those between, powers of two before other divisors.
     """
     replicas = sorted(
         (n for n in range(1, min(cores, MAX_REPLICAS) + 1) if cores % n == 0), key=_oddness
@@ -71,7 +75,7 @@ def layouts(cores: int) -> list[ReplicaLayout]:
 
 
 def client_counts(cores: int) -> list[int]:
-    """Return the numbers of clients: one alone, then from one a core to far too many."""
+    """Return the numbers of clients to try: from one, over one per core, to overload."""
     return sorted({1, *(cores * factor for factor in (1, 2, 4, 8, 16))})
 
 

@@ -13,7 +13,7 @@ from app.settings import Settings
 from app.tune.pareto import Point
 
 DEFAULT_ONGOING = 5  # Serve's own max_ongoing_requests
-FEWEST = 2  # requests at a time: one would refuse the browser that shows its own page
+FEWEST = 2  # requests at a time: 1 would refuse the browser that shows the service's page
 STAGES = ("decoder", "members", "combiner")
 HEADER = """\
 Written by tandem tune, {measured}: {cpu}, {cores} cores.
@@ -47,11 +47,11 @@ def check_place(settings: Settings, path: Path) -> None:
 def request_limit(
     point: Point, points: Sequence[Point], p99_ms: float | None, configured: int
 ) -> int:
-    """Return ``max_concurrent_requests`` of one Gateway.
+    """Return ``max_concurrent_requests`` of a Gateway.
 
-    At full load the wait grows with the requests under way, so a p99 that was asked for is kept by
-    refusing more than the most clients that were measured within it, with the same candidate.
-    Nothing asked: as configured, but room for twice the clients that were measured.
+    At full load the wait grows with the requests under way. With a required p99 the limit is the
+    most clients that kept it, with the same candidate. Without one it is the configured value, but
+    at least twice the measured clients.
     """
     replicas = point.candidate.layout.replicas
     if p99_ms is None:
@@ -66,18 +66,18 @@ def tuned(
 ) -> ServeConfig:
     """Return the configuration with the point's replicas, streams, batch sizes and limit.
 
-    ``points`` are all that were measured, ``point`` among them.
+    ``points`` are all measured points, including ``point``.
     """
     before, candidate = config.settings, point.candidate
     limit = request_limit(point, points, p99_ms, before.max_concurrent_requests)
     arguments: dict[str, Any] = {
         "streams": candidate.layout.streams,
         "batch_sizes": list(candidate.batch_sizes),
-        "backlog_batches": False,  # as they were measured
+        "backlog_batches": False,  # as measured
         "max_concurrent_requests": limit,
     }
     if candidate.layout.replicas > 1:
-        arguments["affinity"] = True  # as they were measured: each on cores of its own
+        arguments["affinity"] = True  # as measured: each on its own cores
     if before.max_queued_images < limit:
         arguments["max_queued_images"] = limit
     gateway = _tuned_gateway(config.deployment("Gateway"), point, limit)
@@ -86,10 +86,10 @@ def tuned(
 
 def _tuned_gateway(gateway: dict[str, Any], point: Point, limit: int) -> dict[str, Any]:
     layout = point.candidate.layout
-    for option in ("autoscaling_config", "max_replicas_per_node"):  # it is a number now
+    for option in ("autoscaling_config", "max_replicas_per_node"):  # now a fixed number
         gateway.pop(option, None)
     gateway["num_replicas"] = layout.replicas
-    # The Gateway's own answer, 429 in JSON, must come before Serve's.
+    # So that the Gateway's own answer, 429 in JSON, comes before Serve's.
     if gateway.get("max_ongoing_requests", DEFAULT_ONGOING) <= limit:
         gateway["max_ongoing_requests"] = 2 * limit
     actor = gateway.setdefault("ray_actor_options", {})
@@ -101,14 +101,14 @@ def _tuned_gateway(gateway: dict[str, Any], point: Point, limit: int) -> dict[st
 def as_yaml(
     config: ServeConfig, point: Point, machine: dict[str, Any], p99_ms: float | None
 ) -> str:
-    """Return the file's text: where the numbers come from, then the configuration."""
+    """Return the file's text: the origin of the numbers, then the configuration."""
     most = config.settings.max_concurrent_requests
     limit = OPEN if p99_ms is None else KEPT
     header = HEADER.format(
         measured=machine["measured"],
         cpu=machine["cpu"],
         cores=machine["cores"],
-        command=" ".join(machine["command"].split()),  # no line of it may leave the comment
+        command=" ".join(machine["command"].split()),  # a single line, within the comment
         model_set=config.settings.model_set,
         candidate=point.candidate,
         clients=point.clients,

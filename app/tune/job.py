@@ -16,23 +16,25 @@ from models.errors import ImageError
 from models.model_set import ModelSet
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
-MAX_PHOTOS = 256  # of a folder, evenly taken; every replica holds them
+MAX_PHOTOS = 256  # of a folder, sampled evenly; every replica holds them
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is tuned, and with which photos."""
+    """The set and photos to tune with."""
 
     config: ServeConfig
     bodies: list[bytes]
-    told: str  # the photos in words
+    origin: str  # a description of the photos
 
 
 def prepare(config: Path | None, model_set: str | None, images: Path | None) -> Job:
-    """Read the configuration, the set and the photos; every mistake is found here."""
+    """Read the configuration, the set and the photos; raises for every mistake in them."""
     path = config or default_config()
     served = ServeConfig.read(path).with_overrides(model_set=model_set)
     settings = served.settings
+    if settings.has_several_sets:
+        raise ConfigError("tune measures one set, and several are asked for; give --model-set NAME")
     check_place(settings, path)
     loaded = settings.load_set()
     check_accuracy(loaded, settings)
@@ -46,8 +48,8 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
 
 
 def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:
-    """Return some of the photos, without those that the service would refuse."""
-    inputs, found, why = model_set.manifest.inputs, [], ""
+    """Return photos that the service would accept, at most ``MAX_PHOTOS``."""
+    inputs, photos, why = model_set.manifest.inputs, [], ""
     some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
     for body in some:
         try:
@@ -58,9 +60,9 @@ def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) ->
         except ImageError as error:
             why = error.message
         else:
-            found.append(body)
-    if not found:
+            photos.append(body)
+    if not photos:
         raise ConfigError(f"none of {len(some)} photos can be classified, the last: {why}")
-    if len(found) < len(some):
-        err.print(f"[yellow]left out {len(some) - len(found)} photos[/], the last: {escape(why)}")
-    return found
+    if len(photos) < len(some):
+        err.print(f"[yellow]left out {len(some) - len(photos)} photos[/], the last: {escape(why)}")
+    return photos

@@ -6,12 +6,12 @@ from typing import Any
 
 from app.tune.candidates import Candidate
 
-NEARLY = 0.97  # of the best throughput: within what machines waver; then the smaller one is chosen
+NEARLY = 0.97  # of the best throughput: within noise, so the smaller candidate is chosen
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one run gave."""
+    """The measurements of one run."""
 
     throughput: float  # images/s of all replicas
     p50_ms: float
@@ -20,7 +20,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate under so many clients: medians over its runs."""
+    """A candidate under a number of clients: medians over its runs."""
 
     candidate: Candidate
     clients: int
@@ -28,10 +28,9 @@ class Point:
     p50_ms: float
     p99_ms: float
     num_runs: int = 1
-    spread: float = 0.0  # highest less lowest throughput of the runs, over the median
+    spread: float = 0.0  # highest less lowest throughput of the runs, divided by the median
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, the units in the names."""
         layout = self.candidate.layout
         return {
             "replicas": layout.replicas,
@@ -49,16 +48,16 @@ class Point:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the Pareto front, slowest first: nobody is faster at as good a p99, or the reverse."""
-    found: list[Point] = []
+    """Return the Pareto front, slowest first: no point has more throughput at as low a p99."""
+    kept: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.throughput, p.p99_ms)):
-        if not found or point.p99_ms < found[-1].p99_ms:
-            found.append(point)
-    return found[::-1]
+        if not kept or point.p99_ms < kept[-1].p99_ms:
+            kept.append(point)
+    return kept[::-1]
 
 
 def is_near_front(point: Point, points: Sequence[Point], slack: float) -> bool:
-    """Whether no other is better by more than ``slack`` (a fraction) in both."""
+    """Whether no other point is better by more than ``slack`` (a fraction) in both."""
     return not any(
         other.throughput > point.throughput * (1 + slack)
         and other.p99_ms * (1 + slack) < point.p99_ms
@@ -67,10 +66,10 @@ def is_near_front(point: Point, points: Sequence[Point], slack: float) -> bool:
 
 
 def recommended(points: Sequence[Point], p99_ms: float | None = None) -> Point | None:
-    """Return the point to serve with; None if no p99 is within ``p99_ms`` (None: any will do).
+    """Return the recommended point; None if no p99 is within ``p99_ms`` (None: no limit).
 
-    The highest throughput. Of those within 3 % of it the one that needs least memory: fewer
-    replicas, then fewer and smaller batch sizes; at last the lowest p99.
+    Of the points within 3 % of the highest throughput it is the one with least memory: fewer
+    replicas, then fewer and smaller batch sizes, then the lowest p99.
     """
     allowed = [p for p in points if p99_ms is None or p.p99_ms <= p99_ms]
     if not allowed:

@@ -1,4 +1,4 @@
-"""The child process of a tuning run: one replica of the graph, and the clients that load it."""
+"""The child process of a tuning run: a replica of the graph, and the clients that load it."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from app.queueing.byte_budget import Share
 from app.settings import Settings
 from models.errors import TandemError
 
-RAMP = 0.25  # of a run's time, before it: the clients start all at once, which is not counted
-REQUEST_S = 60.0  # a request's time at most; the settings may give it less
+RAMP = 0.25  # of a run's time before it, not counted, since all clients start at once
+REQUEST_S = 60.0  # the limit of a request's time; the settings may have a lower one
 OPTIONS = RequestOptions("tune", top_k=1, cache_control="no-store")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """So many closed loops for so long; queues form batches up to ``max_batch_size``."""
+    """A number of closed loops for some time; queues form batches up to ``max_batch_size``."""
 
     clients: int
     seconds: float
@@ -40,7 +40,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class LoadMeasured:
-    """What a run gave; the ramp is not in it."""
+    """The measurements of a run, without its ramp."""
 
     throughput: float  # images/s
     latencies_ms: list[float]
@@ -48,40 +48,40 @@ class LoadMeasured:
 
 @dataclass(frozen=True)
 class ReplicaFailed:
-    """Why there is no answer."""
+    """The error in place of an answer."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """The body of a request that is here already."""
+    """The body of a request, already in memory."""
 
     data: bytes
 
     async def read(self, share: Share) -> RequestBody:
-        """Return it; see :class:`app.graph.request.BodyReader`."""
+        """Return the body; see :class:`app.graph.request.BodyReader`."""
         return RequestBody([self.data])
 
 
 def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Connection) -> None:
-    """Run in the child: build the graph on ``cores``, then one load after another until EOF."""
-    if hasattr(os, "sched_setaffinity"):  # elsewhere the replicas share all cores
+    """Run in the child: build the graph on ``cores``, then run loads until EOF."""
+    if hasattr(os, "sched_setaffinity"):  # otherwise the replicas share all cores
         os.sched_setaffinity(0, cores)
-    with contextlib.suppress(OSError):  # if memory ends, we go, and the parent says so
+    with contextlib.suppress(OSError):  # be killed first if memory runs out
         OOM_SCORE.write_text("500")
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         graph = assemble(settings)
         bodies: list[bytes] = pickle.loads(photos.read_bytes())
-        pipe.send(psutil.Process().memory_info().rss)  # the networks are compiled
+        pipe.send(psutil.Process().memory_info().rss)  # after compiling the networks
         with asyncio.Runner() as runner:
             while True:
                 load = pipe.recv()
                 for member in graph.own_members:
                     member.reconfigure({"max_batch_size": load.max_batch_size})
                 pipe.send(runner.run(closed_loops(graph, bodies, load)))
-    except (EOFError, BrokenPipeError):  # the parent is gone, or wants no more
+    except (EOFError, BrokenPipeError):  # the parent is gone or has finished
         return
     except Exception as error:
         is_ours = isinstance(error, TandemError)
@@ -89,10 +89,10 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
 
 
 async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadRequest) -> LoadMeasured:
-    """Let ``load.clients`` send one photo after another, the photos in turn.
+    """Let ``load.clients`` send photos one after another.
 
     Raises:
-        ConfigError: a photo got a fault for an answer.
+        ConfigError: a photo was answered with a fault.
 
     """
     numbers = count()
@@ -115,5 +115,5 @@ async def closed_loops(graph: Assembly, bodies: Sequence[bytes], load: LoadReque
     num_in_time = sum(now < end for now in finished)
     if num_in_time:
         return LoadMeasured(num_in_time / load.seconds, latencies_ms)
-    # Slower than the run.
+    # Each client took longer than the run.
     return LoadMeasured(len(finished) / (max(finished) - begin), latencies_ms)

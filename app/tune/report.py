@@ -15,15 +15,15 @@ NOT_IN_IT = (
     "measured inside the processes: HTTP and Ray are not in it, they add a few ms and percent; "
     "tandem bench against the running service measures all"
 )
-WAVERING = 0.2  # spread of throughput among a point's runs that is told
-# Units stand on a second line: 80 columns are enough.
+WAVERING = 0.2  # spread of throughput among a point's runs that is reported
+# Units stand on a second line, to fit into 80 columns.
 COLUMNS = ("replicas", "streams", "batch\nsizes", "clients", "images\n/s", "p50\nms", "p99\nms")
 
 
 def show(console: Console, points: Sequence[Point], chosen: Point | None) -> None:
     """Print the Pareto front, lowest p99 first, and the chosen point's row in bold."""
     rows = front(points)
-    if chosen is not None and chosen not in rows:  # nearly as fast, with less memory
+    if chosen is not None and chosen not in rows:  # nearly as fast as the front, with less memory
         rows = sorted([*rows, chosen], key=lambda p: p.throughput)
     table = Table()
     for column in (*COLUMNS, ""):

@@ -1,7 +1,7 @@
 """Successive halving: a short round of all candidates, then repeated rounds of the best.
 
-Most candidates are far from good, and a short run shows it. Nothing here knows of processes: the
-function that measures is passed in.
+Most candidates are far from good, and a short run shows it. This module does not start processes:
+the function that measures is passed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from app.tune.candidates import Candidate, ReplicaLayout, client_counts
 from app.tune.pareto import Point, RunResult, is_near_front
 
 NUM_ROUNDS = 3
-MAX_KEPT = 6  # after the short round, beside the layout that is fastest for a lone client
-NUM_SHORT = 2  # times each candidate is measured in it; the better counts: noise only slows down
-FAR = 0.85  # of the best throughput in the short round; below it a candidate is dropped
-SLACK = 0.15  # from the front after the first full round, likewise
-HIGH_LOAD = 8  # clients a core in the short round
-SHORT = 0.5  # of a run's time
+MAX_KEPT = 6  # after the short round, in addition to the layout that is fastest for a lone client
+NUM_SHORT = 2  # measurements of each candidate in it; the better counts, as noise slows
+FAR = 0.85  # of the best throughput in the short round; candidates below are dropped
+SLACK = 0.15  # the same for the distance from the front, after the first full round
+HIGH_LOAD = 8  # clients per core in the short round
+SHORT = 0.5  # of the time of a run
 
-Measure = Callable[[Candidate, int, float], RunResult | None]  # None: no room in memory for it
+Measure = Callable[[Candidate, int, float], RunResult | None]  # None: not enough memory
 
 
 @dataclass(frozen=True)
 class SearchStep:
-    """What is about to be measured."""
+    """A measurement of the plan."""
 
     candidate: Candidate
     clients: int
     number: int  # from 1
-    of: int  # as planned now; it shrinks when candidates are dropped
-    left_s: float  # of measuring, this step included; starting processes is not in it
+    of: int  # of the present plan; lower when candidates are dropped
+    left_s: float  # of measuring, this step included, without starting processes
 
 
 ReportProgress = Callable[[SearchStep], None]
@@ -39,7 +39,7 @@ Schedule = list[tuple[Candidate, int]]
 
 
 class Search:
-    """One search; ``measure`` runs a candidate under a number of clients for some seconds."""
+    """A search; ``measure`` runs a candidate with a number of clients for some seconds."""
 
     def __init__(
         self,
@@ -53,10 +53,13 @@ class Search:
         self._seconds, self._report = seconds, report
         self._number = 0
         self._runs: dict[tuple[Candidate, int], list[RunResult]] = {}
-        self.left_out: list[ReplicaLayout] = []  # no room in memory
+        self.left_out: list[ReplicaLayout] = []  # for which memory did not suffice
 
     def run(self) -> list[Point]:
-        """Search; return the points of who was in every round. Empty: nothing fits into memory."""
+        """Search; return the points of candidates in every round.
+
+        The list is empty if nothing fits into memory.
+        """
         kept = self._short_round()
         for number in range(NUM_ROUNDS):
             plan = full_round(kept, client_counts(self._cores))
@@ -64,7 +67,8 @@ class Search:
             if number == 0:
                 points = self._points()
                 near = {p.candidate for p in points if is_near_front(p, points, SLACK)}
-                # The others' points go: one run in a quiet moment would beat medians of several.
+                # Points of dropped candidates go: a single run in a quiet moment could beat others'
+                # medians.
                 self._runs = {key: runs for key, runs in self._runs.items() if key[0] in near}
                 kept = [candidate for candidate in kept if candidate in near]
         return self._points()
@@ -77,14 +81,14 @@ class Search:
             plan += [(of_layout[0], 1), *((candidate, high) for candidate in of_layout)]
         for number in range(NUM_SHORT):
             self._go(plan, SHORT * self._seconds, NUM_SHORT - number)
-        found = self._runs.items()
-        alone = {c.layout: min(r.p50_ms for r in runs) for (c, n), runs in found if n == 1}
-        rates = {c: max(r.throughput for r in runs) for (c, n), runs in found if n == high}
+        measured = self._runs.items()
+        alone = {c.layout: min(r.p50_ms for r in runs) for (c, n), runs in measured if n == 1}
+        rates = {c: max(r.throughput for r in runs) for (c, n), runs in measured if n == high}
         self._runs.clear()
         return survivors(rates, alone)
 
     def _go(self, plan: Schedule, seconds: float, times: int = 1) -> None:
-        """Measure a plan once; ``times`` it will be measured from here on, by what is known now."""
+        """Measure a plan once; ``times`` is how often it is still planned, for the progress."""
         planned = self._number + times * len(plan)
         for candidate, clients in plan:
             if candidate.layout in self.left_out:
@@ -116,10 +120,13 @@ def _point(candidate: Candidate, clients: int, runs: Sequence[RunResult]) -> Poi
 
 
 def survivors(rates: dict[Candidate, float], alone: dict[ReplicaLayout, float]) -> list[Candidate]:
-    """Return who goes on: those near the best throughput, and the best of the fastest layout.
+    """Return the candidates that stay: near the best throughput, or the best of the fastest layout.
 
-    ``rates`` are images/s at the high load, ``alone`` the median ms of a lone client by layout: the
-    low end of the front is there, however little throughput it gives.
+    Args:
+        rates: images/s at the high load, by candidate.
+        alone: median ms of a lone client, by layout. Its fastest stays, whatever its throughput, as
+            the low end of the front.
+
     """
     ranked = sorted(rates, key=lambda c: -rates[c])
     kept = [c for c in ranked if rates[c] >= FAR * rates[ranked[0]]][:MAX_KEPT]
@@ -132,7 +139,10 @@ def survivors(rates: dict[Candidate, float], alone: dict[ReplicaLayout, float]) 
 
 
 def full_round(kept: Sequence[Candidate], counts: Sequence[int]) -> Schedule:
-    """Return one round: layout by layout, as memory may not hold all, loads and sizes in turns."""
+    """Return a round of measurements, with loads and sizes alternating in each layout.
+
+    Layouts come one after another, since memory may not hold all.
+    """
     return [
         (candidate, clients)
         for _, group in groupby(sorted(kept), key=lambda c: c.layout)
@@ -143,7 +153,7 @@ def full_round(kept: Sequence[Candidate], counts: Sequence[int]) -> Schedule:
 def _of_layout(
     group: Sequence[Candidate], counts: Sequence[int]
 ) -> Iterator[tuple[Candidate, int]]:
-    """Yield a layout's runs, but not those that batches too large to be filled would repeat."""
+    """Yield a layout's runs, without those whose larger batch sizes could not be filled."""
     for clients in counts:
         seen = set()
         for candidate in group:

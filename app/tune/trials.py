@@ -18,16 +18,16 @@ from app.tune.pareto import RunResult
 from app.tune.replica import REQUEST_S, LoadMeasured, LoadRequest, ReplicaFailed, serve_loads
 from models.cpus import usable_cpus
 
-START_S = 600.0  # to compile every batch size of every member, on a slow machine without a cache
-LATE_S = 15.0  # beyond a run's time and its requests' own
+START_S = 600.0  # compiling every batch size of every member, on a slow machine without a cache
+LATE_S = 15.0  # after a run's time and its requests' time limit
 REMEDY = "free some memory, or try on fewer cores: taskset -c 0-3 tandem tune"
-REPLICA_BYTES = 1200 * 2**20  # taken for one until one was seen
-RESERVE_BYTES = 512 * 2**20  # left to the machine
-GROWTH = 1.15  # a replica's memory after runs, over that at its start
+REPLICA_BYTES = 1200 * 2**20  # assumed before a replica was measured
+RESERVE_BYTES = 512 * 2**20  # kept free
+GROWTH = 1.15  # a replica's memory after runs, relative to its start
 
 
 class ReplicaProcess(FunctionChild):
-    """A child that runs the graph on ``cores``; it has nothing to clean up when it is ended."""
+    """A child that runs the graph on ``cores``; it can be killed without cleaning up."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class ReplicaProcess(FunctionChild):
         super().__init__("a replica", run, settings, tuple(cores), photos, remedy=REMEDY)
 
     def wait_ready(self) -> int:
-        """Wait until its networks are compiled; return the bytes of memory that it uses.
+        """Wait until the networks are compiled; return the bytes of memory that the child uses.
 
         Raises:
-            ConfigError: they could not be, or the process died or says nothing.
+            ConfigError: compiling failed, or the process died or does not respond.
 
         """
         return int(self._answer(START_S))
 
     def measured(self, load: LoadRequest) -> LoadMeasured:
-        """Wait for what a load gave that was sent, as :meth:`wait_ready` does."""
+        """Wait for the result of a load that was sent; raises as :meth:`wait_ready` does."""
         measured: LoadMeasured = self._answer(2 * load.seconds + REQUEST_S + LATE_S)
         return measured
 
@@ -65,10 +65,10 @@ class ReplicaProcess(FunctionChild):
 
 
 class Trials:
-    """The processes of one search; leaving the ``with`` block ends them all.
+    """The processes of a search; leaving the ``with`` block ends them.
 
-    One process serves all batch sizes of a layout: it compiles them all, and its queues are told
-    which to form, as a member's ``user_config`` does in the service.
+    One process serves all batch sizes of a layout: it compiles all, and its queues get the largest
+    one to form, as with a member's ``user_config`` in the service.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trials:
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")
         self._photos = Path(self._folder.name) / "photos"
         self._photos.write_bytes(pickle.dumps(list(bodies)))
-        self._running: dict[ReplicaLayout, list[ReplicaProcess]] = {}  # longest unused first
+        self._running: dict[ReplicaLayout, list[ReplicaProcess]] = {}  # least recently used first
         self._replica_bytes = 0
 
     def __enter__(self) -> "Trials":
@@ -95,7 +95,7 @@ class Trials:
         self._folder.cleanup()
 
     def measure(self, candidate: Candidate, clients: int, seconds: float) -> RunResult | None:
-        """Load a candidate, the clients shared out among its replicas; None: no room for it.
+        """Load a candidate, with the clients divided among its replicas; None if memory is short.
 
         Raises:
             ConfigError: a replica failed or died.
@@ -110,7 +110,7 @@ class Trials:
             shares[index] += 1
         most = max(candidate.batch_sizes)
         loads = [LoadRequest(share, seconds, most) for share in shares if share]
-        asked = list(zip(replicas, loads, strict=False))  # the last may have no clients
+        asked = list(zip(replicas, loads, strict=False))  # the last replicas may have no clients
         for replica, load in asked:
             replica.send(load)
         answers = [replica.measured(load) for replica, load in asked]
@@ -119,13 +119,13 @@ class Trials:
         return RunResult(sum(answer.throughput for answer in answers), float(p50), float(p99))
 
     def _ready(self, layout: ReplicaLayout) -> list[ReplicaProcess]:
-        """Return the layout's replicas; start them if they do not run."""
+        """Return the layout's replicas, started if needed."""
         replicas = self._running.pop(layout, [])
-        self._running[layout] = replicas  # the latest used is last
+        self._running[layout] = replicas  # moved to the end, as most recently used
         if not replicas:
             self._say(f"starting {layout}: compiling, or reading the compile cache")
             cores = cores_of(layout, sorted(usable_cpus()))
-            self._start(layout, cores[:1])  # what the first compiles, the others read
+            self._start(layout, cores[:1])  # the others read its compiled networks
             self._start(layout, cores[1:])
         return replicas
 
@@ -143,7 +143,7 @@ class Trials:
             self._replica_bytes = max(self._replica_bytes, num_bytes)
 
     def _make_room(self, layout: ReplicaLayout) -> bool:
-        """Stop what was unused longest until the layout fits; return whether it does."""
+        """Stop the least recently used layouts until this one fits; return whether it does."""
         needed = layout.replicas * (self._replica_bytes or REPLICA_BYTES) + RESERVE_BYTES
         while psutil.virtual_memory().available < needed and self._running:
             self._stop(next(iter(self._running)))
@@ -155,7 +155,7 @@ class Trials:
 
 
 def cores_of(layout: ReplicaLayout, cores: Sequence[int]) -> list[Sequence[int]]:
-    """Return the cores of each replica, out of those that this process may use."""
+    """Return the cores of each replica, among those that this process may use."""
     return [
         cores[index * layout.cores : (index + 1) * layout.cores] for index in range(layout.replicas)
     ]

@@ -88,7 +88,7 @@ Architectures = Annotated[
 Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
 Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
 Description = Annotated[str, typer.Option(help="what it knows, for people")]
-Hint = Annotated[str, typer.Option(help="shown beside the classes on the page")]
+Hint = Annotated[str, typer.Option(help="shown next to the classes on the page")]
 MaxDrop = Annotated[
     float,
     typer.Option(
@@ -216,13 +216,13 @@ def _resize(text: str) -> Literal["crop", "stretch"]:
 
 
 def _interpolation(text: str) -> Literal["bilinear", "bicubic"]:
-    found = one_of(text, ("bilinear", "bicubic"), "--interpolation")
-    return cast(Literal["bilinear", "bicubic"], found)
+    choice = one_of(text, ("bilinear", "bicubic"), "--interpolation")
+    return cast(Literal["bilinear", "bicubic"], choice)
 
 
 def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:
-    found = one_of(text, ("auto", "logits", "probabilities"), "--outputs")
-    return cast(Literal["auto", "logits", "probabilities"], found)
+    choice = one_of(text, ("auto", "logits", "probabilities"), "--outputs")
+    return cast(Literal["auto", "logits", "probabilities"], choice)
 
 
 def _say(member: str, facts: str, doubt: str | None) -> None:

@@ -1,21 +1,18 @@
 """Runs ``tandem evaluate --calibrate`` and ``--sure-at``: what they fit goes into the manifest."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.evaluate_options import EvaluateOptions
+from calibration.commands.result_files import write_json
 from calibration.datasets.labelled import Dataset
 from calibration.evaluation.evaluate import Track, evaluate
 from calibration.evaluation.sure import SureFit
 from calibration.evaluation.temperatures import Fitted, TemperatureFit, with_temperatures
-from calibration.sets.staging import writing
 from calibration.sets.transaction import change
 from models.accuracy import ENSEMBLE
 from models.errors import ModelSetError
@@ -48,9 +45,9 @@ def check_calibrate_options(options: EvaluateOptions, model_set: ModelSet) -> No
         "--html": options.html is not None,
         "--sure-at": options.is_calibrated and options.sure_at is not None,
     }
-    if given := [name for name, is_given in others.items() if is_given]:
+    if others_given := [name for name, is_given in others.items() if is_given]:
         raise ModelSetError(
-            f"{' and '.join(given)}: {option} {what} and evaluates nothing else; "
+            f"{' and '.join(others_given)}: {option} {what} and evaluates nothing else; "
             "evaluate again afterwards"
         )
 
@@ -76,7 +73,8 @@ def calibrate(
     if options.is_recorded:
         manifest = with_temperatures(model_set.manifest, fitted.temperatures)
         _write(model_set, manifest, command_of(options))
-    _keep({"set": model_set.name, "precision": precision, **asdict(fitted)}, options)
+    facts = {"set": model_set.name, "precision": precision, **asdict(fitted)}
+    write_json(options.json_file, facts)
     if str(options.json_file) == "-":
         return
     _show(fitted)
@@ -108,7 +106,7 @@ def choose_sure(
         manifest = model_set.manifest.model_copy(update={"sure": sure})
         _write(model_set, manifest, command_of(options))
     facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
-    _keep(facts, options)
+    write_json(options.json_file, facts)
     if str(options.json_file) != "-":
         low, high = sure.right_interval
         out.print(
@@ -116,16 +114,6 @@ def choose_sure(
             f"{sure.num_images} images that it was not chosen by, "
             f"{sure.right:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
         )
-
-
-def _keep(facts: dict[str, Any], options: EvaluateOptions) -> None:
-    """Print the facts, or write them, as JSON."""
-    text = json.dumps(facts, indent=2)
-    if str(options.json_file) == "-":
-        typer.echo(text)
-    elif options.json_file is not None:
-        with writing(options.json_file):
-            options.json_file.write_text(text + "\n", "utf-8")
 
 
 def _write(model_set: ModelSet, manifest: Manifest, made_by: str) -> None:

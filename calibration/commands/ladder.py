@@ -1,6 +1,5 @@
 """``tandem ladder``: what each optimisation of a network is worth on this machine."""
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.evaluate_options import check_can_write
+from calibration.commands.options import JsonFile
+from calibration.commands.result_files import check_can_write, write_json
 from calibration.ladder.rung import LadderError
 from models.user_folders import needed_folder
 
@@ -48,9 +48,6 @@ Work = Annotated[
     Path | None, typer.Option(help="folder for results on the way  (default: in the user's cache)")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
-]
 Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
 Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
 ModelDirs = Annotated[
@@ -129,7 +126,7 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
 
 
 def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
-    """Run the rungs with live progress; Ctrl-C leaves what is measured for --resume."""
+    """Run the rungs with live progress; Ctrl-C leaves measured rungs for --resume."""
     from calibration.ladder.runner import Runner
     from calibration.ladder.store import Store
 
@@ -159,12 +156,13 @@ def _report(
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
     from calibration.ladder.plot import draw, render
-    from calibration.ladder.report import as_json, describe_machine, rows_of, show
+    from calibration.ladder.report import OF_THE_RUNGS, as_json, rows_of, show
     from calibration.ladder.store import write_whole
+    from models.extras import describe_machine
 
     json_file, plot, html = files
     rows = rows_of(job, results)
-    content = as_json(job, rows, describe_machine(), took_s)
+    content = as_json(job, rows, describe_machine(OF_THE_RUNGS), took_s)
     title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
     if str(json_file) != "-":
         show(out, job, rows)
@@ -172,8 +170,4 @@ def _report(
         write_whole(plot, draw(rows, title))
     if html is not None:
         write_whole(html, render(content, rows, title))
-    text = json.dumps(content, indent=2)
-    if str(json_file) == "-":
-        typer.echo(text)
-    elif json_file is not None:
-        write_whole(json_file, text + "\n")
+    write_json(json_file, content)

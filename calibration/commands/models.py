@@ -35,7 +35,7 @@ def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
 
 
 def _readable(folders: list[Path]) -> tuple[list[ModelSet], list[str]]:
-    """Return the sets, and what is wrong with those that cannot be read."""
+    """Return the sets, and an error for each that cannot be read."""
     sets, problems = list[ModelSet](), list[str]()
     for folder in folders:
         try:
@@ -146,7 +146,7 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     from models.runtimes.load import load
     from models.runtimes.options import RuntimeOptions
 
-    manifest, found = model_set.manifest, list[str]()
+    manifest, problems = model_set.manifest, list[str]()
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
     for member in manifest.members:
         for precision in (p for p in member.networks if p not in model_set.absent_precisions):
@@ -159,5 +159,5 @@ def _problems_running(model_set: ModelSet) -> list[str]:
                 if model_set.golden is not None:
                     golden.check(model_set.golden, member.name, precision, network)
             except (ModelSetError, RuntimeError) as error:
-                found.append(f"{path}: {error}")
-    return found
+                problems.append(f"{path}: {error}")
+    return problems

@@ -13,19 +13,22 @@ SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or i
 ModelDirs = Annotated[
     list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
 ]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+]
 Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
 Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 
 
 def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
     """Split NAME=VALUE options."""
-    found = []
+    values = []
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise ModelSetError(f"{option} {text!r}: write NAME=VALUE")
-        found.append((key, value))
-    return found
+        values.append((key, value))
+    return values
 
 
 def triple(text: str, option: str) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""The commands ``tandem models history`` and ``tandem models pin``: a set's versions."""
+"""The commands ``tandem models history``, ``pin`` and ``push``: a set's versions."""
 
 import json
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from models.errors import ModelSetError
 from models.ledger import ensemble_figures
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
+from models.store_files import OBJECT_STORES
 from models.versions import MAX_EARLIER, earlier_folders, split_version
 
 out = Console(soft_wrap=True, highlight=False)
@@ -34,7 +35,7 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
 
     current = load_model_set(name, search_path(model_dir or ()))
     earlier = [ModelSet(place, read_manifest(place)) for place in earlier_folders(current.folder)]
-    rows = [_facts(one, is_current=one is current) for one in (current, *earlier)]
+    rows = [_facts(listed, is_current=listed is current) for listed in (current, *earlier)]
     bound = 0 if is_bundled(current.folder) else MAX_EARLIER
     if as_json:
         facts = {"set": current.name, "folder": str(current.folder), "max_earlier": bound}
@@ -65,6 +66,25 @@ def pin(name: Pinned, model_dir: ModelDirs = None) -> None:
         )
     pinned = pin_version(load_model_set(base, search_path(model_dir or ())), version)
     out.print(f"[green]{escape(pinned.argument)}[/] is version {version}")
+
+
+def push(
+    name: SetName,
+    url: Annotated[str, typer.Argument(help=OBJECT_STORES)],
+    model_dir: ModelDirs = None,
+) -> None:
+    """Copy a set to a store, from which tandem serve --model-set URL and others take it.
+
+    Versions that were pushed there before stay, as URL@VERSION.
+    """
+    from models.stores import push as push_set
+
+    model_set = load_model_set(name, search_path(model_dir or ()))
+    if problems := model_set.problems():
+        raise ModelSetError(problems[0])
+    versions = list(model_set.fingerprints.values()) or [model_set.fingerprint()]
+    push_set(model_set.folder, versions, url)
+    out.print(f"[green]{escape(url)}[/] is {model_set.name} in version {versions[0]}")
 
 
 def _facts(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]:

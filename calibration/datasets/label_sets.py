@@ -53,7 +53,9 @@ def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
     """
     if not source.is_file():
         of_one = read_dataset(source, model_set)
-        images = tuple(MultiLabelledImage(one.path, (one.class_index,)) for one in of_one.images)
+        images = tuple(
+            MultiLabelledImage(image.path, (image.class_index,)) for image in of_one.images
+        )
         return LabelSets(of_one.name, images, of_one.notes)
     split = [(path, _labels(text)) for path, text in listed_files(source)]
     _check_once([path.resolve() for path, _ in split], source)
@@ -94,7 +96,7 @@ def _check_once(paths: list[Path], source: Path) -> None:
 def _notes(
     images: tuple[MultiLabelledImage, ...], model_set: ModelSet, note: str | None
 ) -> tuple[str, ...]:
-    """Return what a reader of the figures must know."""
+    """Return notes for readers of the figures."""
     there = {index for image in images for index in image.classes}
     absent = [label for i, label in enumerate(model_set.labels) if i not in there]
     notes = [note] if note else []

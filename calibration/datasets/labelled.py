@@ -1,4 +1,4 @@
-"""Reads labelled datasets (ImageFolder, or CSV of file and label) and finds each label's class."""
+"""Reads labelled datasets (ImageFolder, or CSV of file and label) and maps labels to classes."""
 
 import csv
 import hashlib
@@ -11,7 +11,7 @@ from models.errors import ModelSetError
 from models.image_files import SUFFIXES, images_below, is_hidden, is_image
 from models.model_set import ModelSet
 
-HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have none
+HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have no header
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class ImageFile:
     """One image of a dataset."""
 
     path: Path
+
+    def read_bytes(self) -> bytes:
+        """Return the file's content; raise OSError if it cannot be read."""
+        return self.path.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Dataset:
 
     name: str
     images: tuple[LabelledImage, ...]
-    notes: tuple[str, ...]  # what a reader of the figures must know: classes without images
+    notes: tuple[str, ...]  # for readers of the figures: classes without images
 
 
 def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
@@ -71,7 +75,7 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
 
 
 def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, str]]:
-    """Leave out entries of the same file, by links too; raise if two of them differ in label."""
+    """Remove repeated entries of a file, through links too; raise if their labels differ."""
     label_of: dict[Path, str] = {}
     single = list[tuple[Path, str]]()
     for path, label in named:
@@ -87,7 +91,7 @@ def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, 
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Return every image below ``folder``, sorted, hidden folders left out; raise if none."""
+    """Return every image below ``folder``, sorted, without hidden folders; raise without any."""
     if not folder.is_dir():
         raise ModelSetError(f"{folder} is not a folder; give one with images in it")
     images = images_below(folder)
@@ -97,7 +101,7 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def short_name(source: Path) -> str:
-    """Return the last two parts of the path, as text that can be written anywhere."""
+    """Return the last two parts of the path, as printable text."""
     full = source.resolve()
     return f"{full.parent.name}/{full.name}".encode("utf-8", "replace").decode()
 
@@ -107,12 +111,12 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _is_image(path: Path, below: Path) -> bool:
-    """Whether it is an image file, and no folder between ``below`` and it is hidden."""
+    """Whether a path is an image file without hidden folders below ``below``."""
     return is_image(path) and not any(map(is_hidden, path.relative_to(below).parts[:-1]))
 
 
 def folder_files(folder: Path) -> list[tuple[Path, str]]:
-    """Return every image of an ImageFolder and its folder's name, sorted by path; raise if none."""
+    """Return each image of an ImageFolder and its folder's name, sorted; raise without any."""
     paths = sorted(p for p in folder.glob("*/*") if _is_image(p, folder))
     if not paths:
         raise ModelSetError(f"no images in {folder}: expected {folder}/<class>/<name>.jpg")
@@ -120,27 +124,27 @@ def folder_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def listed_files(path: Path) -> list[tuple[Path, str]]:
-    """Read ``file,label`` lines (a header is known by its names); files relative to the list."""
-    found: list[tuple[Path, str]] = []
+    """Read ``file,label`` lines, with or without a header; file names are relative to the list."""
+    listed: list[tuple[Path, str]] = []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as opened:  # Excel writes a mark
+        with path.open(encoding="utf-8-sig", newline="") as opened:  # with Excel's byte order mark
             for number, row in enumerate(csv.reader(opened), start=1):
                 if not row or [cell.strip().lower() for cell in row] in HEADERS:
                     continue
                 if len(row) != 2:
                     raise ModelSetError(f"{path}, line {number}: {len(row)} columns; file,label")
-                found.append((path.parent / row[0].strip(), row[1].strip()))
+                listed.append((path.parent / row[0].strip(), row[1].strip()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ModelSetError(f"{path} is not a UTF-8 text of file,label lines") from error
-    if not found:
+    if not listed:
         raise ModelSetError(f"{path} lists no image; each line is file,label")
-    return sorted(found)
+    return sorted(listed)
 
 
 def class_indices(
     names: list[str], model_set: ModelSet, source: Path
 ) -> tuple[dict[str, int], str | None]:
-    """Return the class index of each name, and a note if it was only the order that decided."""
+    """Return the class index of each name, and a note if only the names' order decided."""
     labels = model_set.labels
     schemes = [model_set.class_ids or (), labels]
     if source.is_file():
@@ -160,17 +164,18 @@ def class_indices(
             f"{source} names classes in more than one way, as {some(names)}: name all of them by "
             "id, all by label, or in a list all by number"
         )
+    by_id = "; for names by id add the set again: tandem models add --class-ids FILE --replace"
     raise ModelSetError(
         f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
         f"{some(strangers)}; it has {len(labels)}: {some(list(model_set.class_ids or labels))}. "
-        "Name folders (or labels) as the set does"
+        f"Name folders (or labels) as the set does{'' if model_set.class_ids else by_id}"
     )
 
 
 def _check_unambiguous(
     names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
 ) -> None:
-    """Raise if a name that is used belongs to several classes."""
+    """Raise if a name in use belongs to several classes."""
     counts = Counter(known)
     for name in names:
         if counts[name] > 1:
@@ -184,11 +189,11 @@ def _check_unambiguous(
 
 
 def some(names: list[str], limit: int = 5) -> str:
-    """Return the first names, and how many there are."""
+    """Return the first names as text, with the number of all."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
 
 
 def images_digest(sha256s: Iterable[str]) -> str:
-    """Return one hash over the hashes of images, whatever their order: ``images_sha256``."""
+    """Return a hash over the images' hashes, independent of their order: ``images_sha256``."""
     return hashlib.sha256("".join(sorted(sha256s)).encode()).hexdigest()

@@ -21,7 +21,7 @@ from models.model_set import ModelSet
 from models.record import FileRecord, Precision
 
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
-RECORD_BYTES = 64 * 1024  # in the manifest, of eight members: at most
+RECORD_BYTES = 64 * 1024  # the most that a record of eight members adds to the manifest
 
 
 class OutdatedRecordError(ModelSetError):
@@ -29,7 +29,7 @@ class OutdatedRecordError(ModelSetError):
 
 
 class MeasuredSet(Protocol):
-    """What an evaluation of either task came to."""
+    """The result of an evaluation, for either task."""
 
     images_sha256: str
     int8_kernels: str
@@ -38,7 +38,7 @@ class MeasuredSet(Protocol):
 
     @property
     def dataset_name(self) -> str:
-        """What the images are called."""
+        """The name of the dataset."""
 
     @property
     def num_images(self) -> int:
@@ -50,11 +50,11 @@ class MeasuredSet(Protocol):
 
     @property
     def lost(self) -> dict[str, Drop | MultiLabelDrop]:
-        """Return what INT8 lost; empty unless float and INT8 were both measured."""
+        """Return the losses of INT8; empty unless float and INT8 were both measured."""
 
 
 def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
-    """Return the evaluation as the ledger keeps it, tied to the networks it measured."""
+    """Return the evaluation as a record, with the fingerprints of its networks."""
     scores = measured.scores
     precisions = tuple(scores)
     members = model_set.manifest.members
@@ -85,7 +85,7 @@ def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
 def sizes_mb(
     model_set: ModelSet, precisions: tuple[Precision, ...]
 ) -> dict[str, dict[Precision, float]]:
-    """Return the size of each network's files, in 10**6 bytes, by the precision it runs for."""
+    """Return the size of each network's files, in 10**6 bytes, by requested precision."""
 
     def size_of(file: FileRecord) -> int:
         return (model_set.folder / file.path).stat().st_size
@@ -101,10 +101,10 @@ def sizes_mb(
 
 
 def check_can_keep(folder: Path, made_by: str | None = None) -> None:
-    """Find out before minutes of measuring that a record could not be kept.
+    """Check before minutes of measuring that the record can be written.
 
     Raises:
-        ModelSetError: another command changes the set, or its folder cannot be written or is full.
+        ModelSetError: another command changes the set, or its folder is not writable or full.
 
     """
     with change(folder, made_by) as staging:
@@ -116,12 +116,12 @@ def keep(folder: Path, record: AccuracyRecord) -> None:
     """Write the record into the set's manifest, in one step.
 
     Raises:
-        OutdatedRecordError: the set is not the one that was measured any more.
-        ModelSetError: another command changes the set, or its folder cannot be written or is full.
+        OutdatedRecordError: the set has changed since it was measured.
+        ModelSetError: another command changes the set, or its folder is not writable or full.
 
     """
     with change(folder):
-        manifest = with_record(read_manifest(folder), record)  # as it is now, not as it was read
+        manifest = with_record(read_manifest(folder), record)  # the present one
         if record not in current_records(manifest):
             raise OutdatedRecordError(
                 f"the networks of {folder}, or their labels, weights or image rule, were changed "
@@ -132,7 +132,7 @@ def keep(folder: Path, record: AccuracyRecord) -> None:
 
 
 def kept_aside(record: AccuracyRecord) -> str:
-    """Save a record that the set could not take; say where, or return its text itself."""
+    """Save a record that could not be added to the set; return where, or its text if that fails."""
     text = yaml.safe_dump([record.model_dump(mode="json", exclude_none=True)], sort_keys=False)
     how = "add it to the list accuracy of the set's manifest.yaml"
     try:
@@ -140,26 +140,26 @@ def kept_aside(record: AccuracyRecord) -> str:
             "w", prefix="tandem-accuracy-", suffix=".yaml", delete=False, encoding="utf-8"
         ) as opened:
             opened.write(text)
-    except OSError:  # that disk may be the full one
+    except OSError:  # perhaps the full disk is this one
         return f"This is the record; {how}:\n{text}"
     return f"The record is in {opened.name}: {how}"
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
-    """Add a record; it replaces those of the same images and conditions, and stale ones go.
+    """Add a record; remove stale ones and those of the same images and conditions.
 
-    What may refuse these INT8 networks stays, whatever the conditions and ``max_drop`` are now,
-    until the same images are compared anew under the same conditions.
+    A record that may refuse the present INT8 networks stays, whatever the conditions and
+    ``max_drop``, until the same images are evaluated again under its conditions.
     """
     current, strictest = current_records(manifest), manifest.model_copy(update={"max_drop": 0.0})
 

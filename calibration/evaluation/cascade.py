@@ -1,8 +1,7 @@
 """Estimates a cascade's accuracy and CPU time, for each threshold.
 
-The first member answers alone where its margin is at the threshold or above
-(``app.graph.cascade``). Images are counted in bins of that margin: as everything
-here, it needs no memory per image.
+The first member answers alone if its margin is at least the threshold (``app.graph.cascade``).
+Images are counted in bins of the margin, so memory does not grow with their number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,41 +20,48 @@ SUGGESTED_WITHIN = 0.005  # of the ensemble's top-1, a fraction
 
 @dataclass(frozen=True)
 class CascadePoint:
-    """What one threshold gives on the images that were measured."""
+    """The accuracy and cost of one margin on the measured images."""
 
-    margin: float | None  # the threshold; None: nobody is ever skipped, 0: always
+    margin: float | None  # None: members are never skipped; 0: always
     top1: float
     top1_interval: tuple[float, float]  # 95 %, Wilson
-    lost: Paired  # all members on every image against the cascade
+    lost: Paired  # all members on every image, against the cascade
     share_skipped: float  # of the images
     cpu_ms_per_image: float  # of the networks
 
     @property
     def is_setting(self) -> bool:
-        """Whether the application takes this threshold."""
+        """Whether the application accepts this margin as ``cascade_margin``."""
         return self.margin is None or self.margin > 0
 
 
 class CascadeTally:
-    """Counts by the first member's margin: was it right, was the ensemble."""
+    """Counts, by the first member's margin, whether it and the ensemble were right."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self.first, *self.others = members
         self._counts = np.zeros((2, 2, NUM_BINS), np.int64)  # [first right, ensemble right, bin]
 
     def add(self, probabilities: Probabilities, first: Rightness, ensemble: Rightness) -> None:
-        """Count a batch: the first member's (N, C), and whether (N,) it and all were right."""
+        """Add a batch of N images.
+
+        Args:
+            probabilities: the first member's, (N, C).
+            first: whether the first member is right, (N,).
+            ensemble: whether the ensemble is right, (N,).
+
+        """
         bins = np.searchsorted(EDGES, margins(probabilities), side="right") - 1
         np.add.at(self._counts, (first.astype(int), ensemble.astype(int), bins), 1)
 
     def curve(self, cpu_ms: Mapping[str, float]) -> list[CascadePoint]:
-        """Return points from never to always skipping, given each member's CPU-ms per image.
+        """Return points from never to always skipping.
 
-        Between them: thresholds in steps of 0.1, and those that a tenth, two tenths ... of the
-        images pass.
+        The thresholds between are in steps of 0.1, and those that a tenth, two tenths ... of the
+        images reach. ``cpu_ms`` is each member's CPU-ms per image.
         """
         of_bin = self._counts.sum(axis=(0, 1))
-        passed = of_bin[::-1].cumsum()[::-1]  # by a threshold at the bin's edge; it only falls
+        passed = of_bin[::-1].cumsum()[::-1]  # images at or above each bin's edge, which decreases
         targets = np.arange(1, 10) * passed[0] / 10
         quantiles = (int((passed >= target).sum()) - 1 for target in targets)
         chosen = sorted({0, *STEPS, *quantiles}, reverse=True)
@@ -79,6 +85,6 @@ class CascadeTally:
 
 
 def cheapest_within(points: Sequence[CascadePoint], allowed: float) -> CascadePoint:
-    """Return the cheapest setting that loses at most ``allowed`` of the ensemble's top-1."""
+    """Return the cheapest point that loses at most ``allowed`` of the ensemble's top-1."""
     near = [p for p in points if p.is_setting and p.lost.difference <= allowed]
     return min(near, key=lambda point: (point.cpu_ms_per_image, -point.top1))

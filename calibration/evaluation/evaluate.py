@@ -23,16 +23,16 @@ Observer = Callable[[PredictedBatch], None]
 
 @dataclass
 class Evaluation:
-    """What was counted; by precision, then by member name or ``ensemble``."""
+    """The counts of an evaluation, by precision, then by member name or ``ensemble``."""
 
     dataset: Dataset
     images_sha256: str
     tallies: dict[Precision, dict[str, Tally]] = field(default_factory=dict)
     drops: dict[str, Paired] = field(default_factory=dict)  # float against INT8
     over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
-    cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # of two or more members
-    num_agreed: dict[Precision, int] = field(default_factory=dict)  # all members' top-1 the same
-    sure_from: float | None = None  # the set's bound on the ensemble's first probability
+    cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # with several members
+    num_agreed: dict[Precision, int] = field(default_factory=dict)  # images with equal top-1 of all
+    sure_from: float | None = None  # the set's bound for the ensemble's first probability
     sure: dict[Precision, SureTally] = field(default_factory=dict)  # if the set has one
     unreadable: list[str] = field(default_factory=list)
     float_type: dict[Precision, str] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Evaluation:
 
     @property
     def dataset_name(self) -> str:
-        """What the images are called."""
+        """The name of the dataset."""
         return self.dataset.name
 
     @property
     def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
-        """Return the figures that are kept."""
+        """Return the figures for the record."""
         return {
             precision: {name: tally.score for name, tally in tallies.items()}
             for precision, tallies in self.tallies.items()
@@ -55,16 +55,16 @@ class Evaluation:
 
     @property
     def lost(self) -> dict[str, Drop | MultiLabelDrop]:
-        """Return the drops as they are kept."""
+        """Return the losses for the record."""
         return {name: pair.drop for name, pair in sorted(self.drops.items())}
 
     @property
     def num_images(self) -> int:
-        """How many images were read and answered."""
+        """The number of images that were read and answered."""
         return next((t.num_images for by in self.tallies.values() for t in by.values()), 0)
 
     def add(self, batch: PredictedBatch) -> None:
-        """Count one batch."""
+        """Add a batch."""
         self.unreadable += [f"{image.path}: {why}" for image, why in batch.unreadable]
         right: dict[Precision, dict[str, Rightness]] = {}
         for precision, rows in batch.probabilities.items():
@@ -105,10 +105,15 @@ def evaluate(
     observe: Observer | None = None,
     study: SubsetStudy | None = None,
 ) -> Evaluation:
-    """Run every image through every network; unreadable images are listed, not fatal.
+    """Run every image through every network; unreadable images are listed, without an error.
 
-    ``observe`` is called with each batch in the thread that ran it. With a ``study`` the images
-    come in its order.
+    Args:
+        model_set: the set to measure.
+        dataset: labelled images.
+        precisions: of the networks.
+        track: wraps the batches, for a progress bar.
+        observe: called with each batch, in the thread that ran it.
+        study: compares ensembles; decides the order of the images.
 
     Raises:
         ModelSetError: an image was used for calibration, or none can be read.
@@ -145,23 +150,23 @@ def evaluate(
 
 
 def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> str:
-    """Raise if an image was used for calibration; return one hash over all images' hashes."""
+    """Raise if an image was used for calibration; return a hash over all images' hashes."""
     record = model_set.manifest.calibration
     used = set(read_lines(model_set.verified(record))) if record else set()
     hashes = []
-    found: list[str] = []
+    seen: list[str] = []
     for image in images:
         if not image.path.is_file():
-            continue  # listed as unreadable when its turn comes
+            continue  # unreadable, which is listed later
         value = sha256_of(image.path)
         hashes.append(value)
         if value in used:
-            found.append(str(image.path))
-    if found:
+            seen.append(str(image.path))
+    if seen:
         raise ModelSetError(
-            f"{len(found)} of {len(images)} images were used to calibrate "
+            f"{len(seen)} of {len(images)} images were used to calibrate "
             f"{model_set.name} (INT8 was fitted to them, or chose its float layers by them), as "
-            f"{found[0]}: accuracy on them proves nothing. Give other images, or quantise again "
+            f"{seen[0]}: accuracy on them proves nothing. Give other images, or quantise again "
             "without these"
         )
     return images_digest(hashes)

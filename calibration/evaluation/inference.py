@@ -1,14 +1,15 @@
-"""Runs the networks of a set over a dataset, streamed, one thread per core.
+"""Runs the networks of a set over a dataset, streamed, with a thread per core.
 
-One thread per core does the whole way of a batch: read, decode, infer with one thread on an infer
-request of its own. Nothing is handed over, no core waits, and memory does not grow with the number
-of images.
+Each thread handles whole batches: it reads, decodes, and runs the networks on its own infer
+requests with one thread each. So nothing is passed between threads, no core waits, and memory does
+not grow with the images.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from time import process_time
 from typing import Generic, TypeVar
 
@@ -28,7 +29,7 @@ from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
 
 BATCH = 8
-# float32 (N, C), by precision, then by member; and "ensemble"
+# float32 (N, C) by precision, then by member or "ensemble"
 NetworkProbabilities = dict[Precision, dict[str, Probabilities]]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,9 +38,9 @@ File = TypeVar("File", bound=ImageFile)
 
 @dataclass
 class AnsweredBatch(Generic[File]):
-    """A batch on its way out: what could be read, and what every network said."""
+    """A batch's readable images and the networks' answers."""
 
-    images: list[File]  # N of them, readable
+    images: list[File]  # N readable ones
     data: list[bytes]  # their files
     probabilities: NetworkProbabilities
     unreadable: list[tuple[File, ImageError | OSError]]
@@ -47,9 +48,9 @@ class AnsweredBatch(Generic[File]):
 
 @dataclass
 class PredictedBatch:
-    """A batch of labelled images: what could be read, its truth, and what every network said."""
+    """A batch's readable labelled images, their classes and the networks' answers."""
 
-    images: list[LabelledImage]  # N of them, readable
+    images: list[LabelledImage]  # N readable ones
     data: list[bytes]  # their files
     truth: Indices  # (N,)
     probabilities: NetworkProbabilities
@@ -57,30 +58,45 @@ class PredictedBatch:
 
 
 class Networks:
-    """Every member of a set in some precisions, compiled for as many threads as there are cores."""
+    """Every member of a set in some precisions, compiled for ``num_threads``; None: all cores.
 
-    def __init__(self, model_set: ModelSet, precisions: Sequence[Precision]) -> None:
+    ``cache_dir`` keeps compiled networks; None: they are compiled each time.
+    """
+
+    def __init__(
+        self,
+        model_set: ModelSet,
+        precisions: Sequence[Precision],
+        cache_dir: Path | None = None,
+        num_threads: int | None = None,
+    ) -> None:
         self.manifest: Manifest = model_set.manifest
-        self.num_threads = available_cpus()
+        self.num_threads = num_threads or available_cpus()
         self._inputs = self.manifest.inputs
         self._weights = {member.name: member.weight for member in self.manifest.members}
         self._temperatures = self.manifest.temperatures
-        self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {
-            precision: {
-                member.name: self._compile(model_set, member.name, precision)
-                for member in self.manifest.members
-                if member.precision_of(precision) in member.networks
-            }
+        self._cache_dir = cache_dir
+        wanted = [
+            (precision, member.name)
             for precision in precisions
-        }
+            for member in self.manifest.members
+            if member.precision_of(precision) in member.networks
+        ]
+        self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {p: {} for p in precisions}
+        # Compiling, or reading from the cache, mainly uses one thread.
+        with ThreadPoolExecutor(self.num_threads, "compile") as pool:
+            networks = pool.map(lambda each: self._compile(model_set, *each), wanted)
+            for (precision, name), network in zip(wanted, networks, strict=True):
+                self.compiled[precision][name] = network
 
-    def _compile(self, model_set: ModelSet, member: str, precision: Precision) -> LoadedNetwork:
+    def _compile(self, model_set: ModelSet, precision: Precision, member: str) -> LoadedNetwork:
         options = RuntimeOptions(
             num_threads=self.num_threads,
             num_streams=self.num_threads,
             batch_sizes=(BATCH,),
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
+            cache_dir=self._cache_dir,
         )
         network = load(model_set.network_path(member, precision), options)
         size = self.manifest.image_of(member).input_size
@@ -89,19 +105,19 @@ class Networks:
 
     def predict(self, batch: Sequence[LabelledImage]) -> PredictedBatch:
         """Answer up to 8 labelled images; see :meth:`answer`."""
-        found = self.answer(batch)
-        truth = np.array([image.class_index for image in found.images], np.int64)
+        answers = self.answer(batch)
+        truth = np.array([image.class_index for image in answers.images], np.int64)
         return PredictedBatch(
-            found.images, found.data, truth, found.probabilities, found.unreadable
+            answers.images, answers.data, truth, answers.probabilities, answers.unreadable
         )
 
     def answer(self, batch: Sequence[File]) -> AnsweredBatch[File]:
-        """Read up to 8 images and run every network; what cannot be read is told, not raised."""
+        """Read up to 8 images and run every network; return unreadable files instead of raising."""
         done = AnsweredBatch[File]([], [], {}, [])
         pixels: list[Pixels] = []
         for image in batch:
             try:
-                data = image.path.read_bytes()
+                data = image.read_bytes()
                 pixels.append(self.read(data))
             except (ImageError, OSError) as error:
                 done.unreadable.append((image, error))
@@ -113,12 +129,12 @@ class Networks:
         return done
 
     def read(self, data: bytes) -> Pixels:
-        """Decode a file for all members; :class:`ImageError`: it is no image, or damaged."""
+        """Decode a file for all members; raise :class:`ImageError` if it is damaged or no image."""
         return self._inputs.read(data)
 
     def run(self, images: Pixels) -> NetworkProbabilities:
-        """Return what every network says of up to 8 decoded images, and the ensemble."""
-        found: NetworkProbabilities = {}
+        """Return the answers of every network, and of the ensemble, to up to 8 decoded images."""
+        by_precision: NetworkProbabilities = {}
         for precision, members in self.compiled.items():
             rows = {
                 name: tempered(
@@ -128,26 +144,29 @@ class Networks:
             }
             for name, probabilities in rows.items():
                 _check_finite(name, precision, probabilities)
-            if len(rows) == len(self._weights):  # no ensemble of some
+            if len(rows) == len(self._weights):  # an ensemble needs all members
                 rows[ENSEMBLE] = average(rows, self._weights, self._temperatures[ENSEMBLE])
-            found[precision] = rows
-        return found
+            by_precision[precision] = rows
+        return by_precision
 
     def float_types(self) -> dict[Precision, str]:
-        """Return what the layers that are not INT8 compute in, by precision."""
+        """Return the type in which layers that are not INT8 compute, by precision."""
         return {
             precision: ", ".join(sorted({network.float_type for network in members.values()}))
             for precision, members in self.compiled.items()
         }
 
     def int8_kernels(self) -> str:
-        """Return the convolution kernels of the INT8 networks, as far as they tell."""
+        """Return the convolution kernels of the INT8 networks, if the runtimes name them."""
         int8 = self.compiled.get("INT8", {}).values()
         return ", ".join(sorted({kernel for network in int8 for kernel in network.kernels}))
 
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
-        """Return each network's CPU time on one thread, batches of 8: the least of five runs."""
-        found: dict[str, dict[Precision, float]] = {}
+        """Return each network's CPU-ms per image on one thread, the least of five runs.
+
+        Batches have 8 images.
+        """
+        costs: dict[str, dict[Precision, float]] = {}
         for precision, members in self.compiled.items():
             for name, network in members.items():
                 images = np.zeros((BATCH, *network.input_shape), np.uint8)
@@ -157,8 +176,8 @@ class Networks:
                     started = process_time()
                     network.predict(images)
                     times.append((process_time() - started) / BATCH * 1e3)
-                found.setdefault(name, {})[precision] = round(min(times), 2)
-        return found
+                costs.setdefault(name, {})[precision] = round(min(times), 2)
+        return costs
 
 
 def _check_finite(name: str, precision: Precision, probabilities: Probabilities) -> None:
@@ -170,7 +189,7 @@ def _check_finite(name: str, precision: Precision, probabilities: Probabilities)
 
 
 def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:
-    """Yield ``work(item)`` in order, ``num_threads`` at a time, only a few items ahead."""
+    """Yield ``work(item)`` in order, ``num_threads`` at a time, with few items started ahead."""
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(num_threads, "evaluate")
     try:
@@ -180,11 +199,11 @@ def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:  # an error or Ctrl-C: what runs ends, what waits is dropped
+    finally:  # on an error or Ctrl-C: running work ends, waiting work is dropped
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def batches(images: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
-    """Cut a sequence into slices of ``size``."""
+    """Yield slices of ``size`` items."""
     for start in range(0, len(images), size):
         yield images[start : start + size]

@@ -19,36 +19,36 @@ from models.model_set import ModelSet
 from models.record import Precision
 
 NUM_CONNECTIONS = 16
-# Photos and key of this machine's own service stay here, whatever HTTP_PROXY says.
+# Photos and key go directly to this machine's own service, despite HTTP_PROXY.
 NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
-NUM_TRIES = 5  # of an image that is answered 429 or not at all
-# Kernels for other batch sizes may round otherwise: two classes this near may change places.
+NUM_TRIES = 5  # for an image that is answered with 429, or not at all
+# Kernels for other batch sizes may round differently: two classes this near may swap places.
 TIE = 1e-3
-OWN_STAGES = ("preprocess", "combine")  # of /v1/models: the operator's functions
+OWN_STAGES = ("preprocess", "combine")  # the operator's functions in /v1/models
 MAX_DIFFERENCE = 0.01  # of a first class's probability
 
 
 @dataclass
 class LiveResult:
-    """What the service answered, counted; ``differences`` names every image that disagreed."""
+    """Counts of a service's answers; ``differences`` names every image with another answer."""
 
     url: str
     num_images: int = 0
     num_right: dict[str, int] = field(default_factory=dict)
     num_right_top5: int = 0  # of the ensemble
     num_same: int = 0
-    num_alone: int = 0  # answered by some members, by the service's cascade
+    num_alone: int = 0  # answered by the cascade without all members
     max_difference: float = 0.0  # of any first class's probability
     differences: list[str] = field(default_factory=list)
 
     @property
     def is_same(self) -> bool:
-        """Whether every image got the answer of this process."""
+        """Whether the service gave every image the same answer as this process."""
         return self.num_images > 0 and not self.differences
 
 
 class LiveService:
-    """A running Tandem; :meth:`observe` compares each batch with what it answers."""
+    """A running service; :meth:`observe` compares its answers with each batch."""
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         self._client = httpx.Client(
@@ -73,7 +73,7 @@ class LiveService:
         self._client.close()
 
     def _check_is(self, model_set: ModelSet) -> Precision:
-        """Return the precision that is served; raise unless it is this set."""
+        """Return the served precision; raise :class:`ModelSetError` if another set is served."""
         url = self.result.url
         try:
             models = self._client.get("/v1/models")
@@ -106,10 +106,10 @@ class LiveService:
 
     def check_served(self, answer: dict[str, Any], model_set: ModelSet) -> None:
         """Raise :class:`ModelSetError` unless the service's task is the set's."""
-        found, here = answer.get("task", "classification"), model_set.manifest.task
-        if found != here:
+        there, here = answer.get("task", "classification"), model_set.manifest.task
+        if there != here:
             raise ModelSetError(
-                f"{self.result.url} serves {model_set.name} as {found}, here it is {here}: serve "
+                f"{self.result.url} serves {model_set.name} as {there}, here it is {here}: serve "
                 "this set, or evaluate that one"
             )
 
@@ -118,11 +118,11 @@ class LiveService:
         return list(self._pool.map(self._ask, files))
 
     def are_refused(self, images: Sequence[ImageFile]) -> list[bool]:
-        """Whether the service refuses files, in order."""
+        """Return for each file whether the service refuses it."""
         return list(self._pool.map(self._is_refused, images))
 
     def observe(self, batch: PredictedBatch) -> None:
-        """Send the batch's files and compare the answers with the networks' in this process."""
+        """Send the batch's files and compare the service's answers with the networks'."""
         bodies = self.ask_all(batch.data)
         refused = self.are_refused([image for image, _ in batch.unreadable])
         with self._lock:
@@ -134,7 +134,7 @@ class LiveService:
                     self.result.differences.append(f"{image.path}: unreadable here, not there")
 
     def _ask(self, data: bytes) -> dict[str, Any]:
-        """Return the service's answer; what is busy is asked again."""
+        """Return the service's answer; retry while it is busy."""
         problem = ""
         for attempt in range(NUM_TRIES):
             try:
@@ -154,7 +154,7 @@ class LiveService:
         try:
             return "problem" in self._ask(image.path.read_bytes())
         except OSError:
-            return True  # it could not be sent either
+            return True  # the file itself cannot be read
 
     def _count(
         self, image: LabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
@@ -184,7 +184,7 @@ class LiveService:
             result.differences.append(f"{image.path}: {'; '.join(problems)}")
 
     def _difference(self, first: dict[str, Any], row: Probabilities) -> str | None:
-        """Compare a live first class with the row (C,) of this process."""
+        """Compare the service's first class with the row (C,) of this process."""
         here, there = int(row.argmax()), int(first["index"])
         off = abs(float(first["probability"]) - float(row[there]))
         self.result.max_difference = max(self.result.max_difference, off)
@@ -197,7 +197,7 @@ class LiveService:
         return None
 
     def checked(self, answer: httpx.Response) -> dict[str, Any]:
-        """Return a body that has what is compared; anything else is a problem of the service."""
+        """Return an answer's fields for the comparison; raise if the answer has another form."""
         try:
             body = answer.json()
             of_members = (m["predictions"][0] for m in body["members"].values())
@@ -210,5 +210,5 @@ class LiveService:
 
 
 def not_tandems(answer: httpx.Response) -> dict[str, Any]:
-    """Return what is noted of an answer that is not as Tandem gives them."""
+    """Return the note on an answer that is not in this service's form."""
     return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}

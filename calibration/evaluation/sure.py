@@ -1,8 +1,8 @@
-"""Chooses from which probability of its first class on an ensemble's answer is sure.
+"""Chooses the bound on the first class's probability from which an ensemble's answer is sure.
 
-The lowest from which on at least the share that is asked for is right, as half of the
-images show: the lower end of its 95 % interval. A hash of each file says which half. The other
-half judges, so what is said of the bound is not flattered.
+The bound is the lowest above which at least the requested share is right on half of the images, by
+the lower end of the 95 % interval. A hash of each file decides its half. The other half gives the
+reported share, so that it is unbiased.
 """
 
 import numpy as np
@@ -14,16 +14,16 @@ from models.accuracy import ENSEMBLE, SureRecord
 from models.errors import ModelSetError
 from models.record import Precision
 
-MIN_IMAGES = 100  # that are sure, in each half
+MIN_IMAGES = 100  # sure images in each half
 NUM_STEPS = 1000  # a bound has three decimals
 
 
 class SureFit:
-    """Counts by the probability of the first class: of each half, images and those that are right.
+    """Counts by the first class's probability, for each half: all images, and those that are right.
 
     Args:
         precision: of the networks.
-        target: the share of sure answers that are to be right, 0 to 1.
+        target: the required share of right answers among sure ones, 0 to 1.
 
     """
 
@@ -44,14 +44,14 @@ class SureFit:
         np.add.at(self._counts, (is_fitted, is_right, steps), 1)
 
     def result(self) -> SureRecord:
-        """Choose, and judge.
+        """Choose the bound and judge it on the other half.
 
         Raises:
-            ModelSetError: no bound gives the target, or there are too few images to tell.
+            ModelSetError: no bound reaches the target, or there are too few images.
 
         """
         wrong, right = self._counts[:, :, ::-1].cumsum(axis=2)[:, :, ::-1].swapaxes(0, 1)
-        num_sure = wrong + right  # (half, step): with that probability or more
+        num_sure = wrong + right  # (half, step): images with at least that probability
         steps = np.flatnonzero(num_sure.min(axis=0) >= MIN_IMAGES)
         chosen_on = zip(right[1, steps].tolist(), num_sure[1, steps].tolist(), strict=True)
         is_enough = [wilson_interval(*counts)[0] >= self._target for counts in chosen_on]

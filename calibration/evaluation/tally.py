@@ -1,4 +1,4 @@
-"""Counts one classifier's right and wrong answers; memory grows with classes, not with images."""
+"""Counts a classifier's right and wrong answers; memory grows with classes, not with images."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Tally:
-    """Counts of one classifier: a member, or the ensemble."""
+    """Counts of a classifier: a member, or the ensemble."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_images = self.num_right = self.num_right_top5 = 0
@@ -25,7 +25,8 @@ class Tally:
         answer = probabilities.argmax(axis=1)
         right: Rightness = answer == truth
         of_truth = probabilities[np.arange(len(truth)), truth]
-        # An image's rank: classes before it, ties going to the lower index as in top_k.
+        # An image's rank is the number of classes before it; ties go to the lower index, as in
+        # top_k.
         before = (probabilities > of_truth[:, None]).sum(axis=1)
         ties = (probabilities == of_truth[:, None]) & (
             np.arange(probabilities.shape[1]) < truth[:, None]
@@ -39,12 +40,12 @@ class Tally:
 
     @property
     def top1(self) -> float:
-        """The fraction whose likeliest class is right."""
+        """The share of images whose likeliest class is right."""
         return self.num_right / self.num_images
 
     @property
     def score(self) -> Score:
-        """Return the figures that are kept."""
+        """Return the figures for the record."""
         low, high = wilson_interval(self.num_right, self.num_images)
         return Score(
             top1=round(self.top1, 4),
@@ -60,21 +61,21 @@ class Tally:
 
 
 class SureTally:
-    """Counts the ensemble's sure answers: those whose first class is as likely as the bound."""
+    """Counts the ensemble's sure answers: those whose first class reaches the bound."""
 
     def __init__(self, sure_from: float) -> None:
         self._sure_from = np.float32(sure_from)
         self.num_images = self.num_sure = self.num_right = 0
 
     def add(self, probabilities: Probabilities, right: Rightness) -> None:
-        """Count a batch: float32 (N, C), and whether each of (N,) was right."""
+        """Add a batch: float32 (N, C), and whether each of (N,) was right."""
         is_sure = probabilities.max(axis=1) >= self._sure_from
         self.num_images += len(right)
         self.num_sure += int(is_sure.sum())
         self.num_right += int((is_sure & right).sum())
 
     def figures(self) -> dict[str, Any]:
-        """Return the share of sure answers, and how many of them are right, with its interval."""
+        """Return the share of sure answers, and of right ones among them with its interval."""
         if not self.num_sure:
             return {"share": 0.0, "right": None, "right_interval": None}
         interval = wilson_interval(self.num_right, self.num_sure)

@@ -1,8 +1,8 @@
-"""Fits temperatures: one a member, then one of their average (Guo et al., 2017).
+"""Fits temperatures: one for each member, then one for their average (Guo et al., 2017).
 
-On half of the images, as a hash of each file says; the other half judges. A temperature divides the
-logits, so it changes how sure a member is and never what it answers; the average of members that
-are surer, or less sure, than before may answer otherwise.
+They are fitted on half of the images, by a hash of each file, and judged on the other half. A
+temperature divides the logits, so it changes a member's confidence, not its classes. The average
+may give other classes when its members' confidence changes.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ from models.errors import ModelSetError
 from models.manifest import Manifest
 from models.record import Precision
 
-LOWEST, HIGHEST = 0.2, 20.0  # as manifests have it
-NUM_STEPS = 40  # of the golden section: each leaves 0.62 of the interval
-FLOOR = 1e-30  # of a probability whose logarithm is taken
-MIN_IMAGES = 100  # to fit to, and to judge with
+LOWEST, HIGHEST = 0.2, 20.0  # as in manifests
+NUM_STEPS = 40  # of the golden section, each of which leaves 0.62 of the interval
+FLOOR = 1e-30  # bounds a probability before its logarithm
+MIN_IMAGES = 100  # in each half
 Classes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One classifier on the images that nothing was fitted to."""
+    """The calibration of a classifier on images that were not used for fitting."""
 
     top1: float
     calibration_error: float
-    log_likelihood: float  # mean, nats
+    log_likelihood: float  # mean, in nats
 
     @classmethod
     def of(cls, rows: Probabilities, truth: Classes) -> "Judged":
@@ -47,7 +47,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Temperatures by member and ``ensemble``, and what they do to images not fitted to."""
+    """Temperatures by member and ``ensemble``, and their effect on images not used for fitting."""
 
     temperatures: Mapping[str, float]
     num_fitted: int
@@ -57,9 +57,10 @@ class Fitted:
 
 
 def fit_temperature(rows: Probabilities, truth: Classes) -> float:
-    """Return the temperature of the highest likelihood of (N,) classes by (N, C) probabilities.
+    """Return the temperature with the highest likelihood of (N,) classes by (N, C) probabilities.
 
-    The likelihood is concave in the inverse of the temperature: a golden section finds its top.
+    The likelihood is concave in the inverse temperature, so a golden section search finds its
+    maximum.
     """
     logits = np.log(np.maximum(rows, FLOOR))
 
@@ -73,7 +74,7 @@ def fit_temperature(rows: Probabilities, truth: Classes) -> float:
     left, right = high - share * (high - low), low + share * (high - low)
     of_left, of_right = loss(left), loss(right)
     for _ in range(NUM_STEPS):
-        if of_left <= of_right:  # where all are right, any low one is best
+        if of_left <= of_right:  # if all are right, any low temperature is optimal
             high, right, of_right = right, left, of_left
             left = high - share * (high - low)
             of_left = loss(left)
@@ -85,7 +86,7 @@ def fit_temperature(rows: Probabilities, truth: Classes) -> float:
 
 
 class TemperatureFit:
-    """Collects the rows of a set whose temperatures are all 1, then fits them."""
+    """Collects the rows of a set whose temperatures are all 1, then fits temperatures."""
 
     def __init__(self, manifest: Manifest, precision: Precision) -> None:
         self._precision: Precision = precision
@@ -93,7 +94,7 @@ class TemperatureFit:
         self._parts: list[tuple[npt.NDArray[np.bool_], Classes, dict[str, Probabilities]]] = []
 
     def add(self, batch: PredictedBatch) -> None:
-        """Keep a batch's rows: 4 bytes a class, member and image."""
+        """Keep a batch's rows: 4 bytes per class, member and image."""
         if not batch.images:
             return
         is_fitted = np.array([is_for_fitting(image.path) for image in batch.images])
@@ -102,7 +103,7 @@ class TemperatureFit:
         self._parts.append((is_fitted, batch.truth, members))
 
     def result(self) -> Fitted:
-        """Fit, and judge.
+        """Fit the temperatures on one half of the images, and judge them on the other.
 
         Raises:
             ModelSetError: there are too few images.
@@ -113,18 +114,18 @@ class TemperatureFit:
         rows = {name: np.concatenate([p[2][name] for p in self._parts]) for name in self._weights}
         if min(is_fitted.sum(), (~is_fitted).sum()) < MIN_IMAGES:
             raise ModelSetError(
-                f"--calibrate fits to {is_fitted.sum()} images and judges with "
-                f"{(~is_fitted).sum()} others: {MIN_IMAGES} of each are the least; give more"
+                f"--calibrate has {is_fitted.sum()} images to fit to and "
+                f"{(~is_fitted).sum()} to judge with: give at least {MIN_IMAGES} of each"
             )
-        found = {n: fit_temperature(r[is_fitted], truth[is_fitted]) for n, r in rows.items()}
-        after = {name: tempered(of, found[name]) for name, of in rows.items()}
+        fitted = {n: fit_temperature(r[is_fitted], truth[is_fitted]) for n, r in rows.items()}
+        after = {name: tempered(of, fitted[name]) for name, of in rows.items()}
         mean = average(after, self._weights)
-        found[ENSEMBLE] = fit_temperature(mean[is_fitted], truth[is_fitted])
+        fitted[ENSEMBLE] = fit_temperature(mean[is_fitted], truth[is_fitted])
         before = rows | {ENSEMBLE: average(rows, self._weights)}
-        after |= {ENSEMBLE: tempered(mean, found[ENSEMBLE])}
+        after |= {ENSEMBLE: tempered(mean, fitted[ENSEMBLE])}
         judge, of_truth = ~is_fitted, truth[~is_fitted]
         return Fitted(
-            found,
+            fitted,
             int(is_fitted.sum()),
             int(judge.sum()),
             {name: Judged.of(of[judge], of_truth) for name, of in before.items()},
@@ -135,7 +136,7 @@ class TemperatureFit:
 def with_temperatures(manifest: Manifest, temperatures: Mapping[str, float]) -> Manifest:
     """Return the manifest with these temperatures, by member and ``ensemble``.
 
-    When an answer is sure goes: it was of other probabilities.
+    It removes the bound of sure answers, which was measured with other probabilities.
     """
     members = tuple(
         member.model_copy(update={"temperature": temperatures[member.name]})

@@ -1,1 +1,1 @@
-"""The processes of ``tandem ladder``: each runs one network in one way, and measures it."""
+"""The processes of ``tandem ladder``: each runs a network in one way, and measures it."""

@@ -1,4 +1,4 @@
-"""What the runtimes have in common: a network made ready, called, and asked for its answers."""
+"""The interface of the ladder's runtimes: preparing, calling and evaluating a network."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from models.errors import TandemError
 from models.runtime import Pixels
 
 SEED = 20
-# A ladder's labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as
-# models.image_inputs has them; the classes, int64 (N,).
+# A ladder's labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as in
+# models.image_inputs; the classes, int64 (N,).
 PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
 
 
 class SkippedError(TandemError):
-    """A rung that the machine, or what is installed, cannot run; the message says why."""
+    """A rung that the machine or the installation cannot run; the message says why."""
 
     code = "skipped"
 
@@ -29,24 +29,24 @@ class ReadyNetwork(Protocol):
 
     @property
     def calls(self) -> Sequence[NetworkCall]:
-        """One call for each caller, on an input of its own."""
+        """Return a call for each caller, with its own input."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know."""
+        """Return notes for readers of the figures."""
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer uint8 (N, H, W, 3) BGR, N the batch, by float32 (N, C); logits will do."""
+        """Return float32 (N, C) probabilities or logits for uint8 (N, H, W, 3) BGR, N the batch."""
 
 
-# Makes one way of running a network ready; called once for each of a task's choices.
+# Prepares a network for one way of running it; called for each of a task's choices.
 MakeReady = Callable[[RungTask, RungOptions], ReadyNetwork]
 
 
 def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
     """Return uint8 (N, size, size, 3) BGR, the same for the same seed."""
     rng = np.random.default_rng(seed)
-    # Coarse noise, enlarged: pictures have areas, and white noise looks all alike to a network.
+    # Coarse noise, enlarged: like pictures it has areas, while all white noise looks alike.
     coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
     enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
     grain = rng.integers(0, 32, enlarged.shape, np.uint8)
@@ -55,16 +55,16 @@ def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
 
 
 def has_labelled(work: Path) -> bool:
-    """Whether the ladder has labelled images, all of them decoded."""
+    """Whether the work folder has labelled images, all of them decoded."""
     return (work / TRUTH_NAME).is_file()
 
 
 def top1(
     network: ReadyNetwork, work: Path, batch: int, *, is_ensemble: bool = False
 ) -> tuple[float | None, int]:
-    """Return the share of the ladder's labelled images that are answered right, and their number.
+    """Return the top-1 accuracy on the ladder's labelled images, and the number of images.
 
-    None and 0 where there are none. The last batch is filled up with its first image.
+    (None, 0) without labelled images. The last batch is filled up with its first image.
     """
     if not has_labelled(work):
         return None, 0

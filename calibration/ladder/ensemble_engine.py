@@ -1,4 +1,4 @@
-"""All members of a set in INT8, averaged; with a cascade, or every member on every image."""
+"""Runs the ensemble in INT8: all members averaged, with a cascade or on every image."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
 
 
 class EnsembleNetwork:
-    """The members compiled as they are served: fixed batch sizes, one stream a core.
+    """The members compiled as for serving: fixed batch sizes, a stream per core.
 
-    With a cascade the first member answers alone where its margin is ``cascade_margin`` or more.
-    How often that is depends on the images: it is measured on labelled ones or not at all.
+    With a cascade the first member answers alone if its margin is at least ``cascade_margin``. How
+    often it does depends on the images, so it is only measured with labelled ones.
     """
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
@@ -64,7 +64,7 @@ class EnsembleNetwork:
         return (f"the first member alone answered {share:.0%} (cascade_margin {self._margin:g})",)
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer one batch of the members' inputs by their average."""
+        """Return the members' average for a batch of their inputs."""
         if self._margin is None:
             rows = {name: self._rows(name, pixels) for name in self._networks}
             return average(rows, self._weights)
@@ -83,7 +83,7 @@ class EnsembleNetwork:
         return self._networks[name].infer(self._inputs.of(name, images))
 
     def _caller(self, number: int) -> NetworkCall:
-        """Return calls that take the batches in turn, each caller from another one on."""
+        """Return a function that runs the batches in turn; each caller starts at another batch."""
         place = number
 
         def call() -> None:
@@ -95,7 +95,7 @@ class EnsembleNetwork:
 
 
 def _batches(task: RungTask, inputs: ImageInputs, batch: int, *, has_images: bool) -> list[Pixels]:
-    """Return whole batches of the labelled images, or else of random ones."""
+    """Return whole batches of the labelled images, or of random ones if there are none."""
     if has_images:
         pixels: Pixels = np.load(task.work / INPUTS_NAME, allow_pickle=False)
         if len(pixels) >= batch:

@@ -1,4 +1,4 @@
-"""The input of a ladder: the network, the images and the rungs, checked before anything runs."""
+"""The input of a ladder: network, images and rungs, checked before anything runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from calibration.ladder.rungs import SERVICE, Rung, rungs
 from models.cpus import available_cpus
 from models.model_set import ModelSet, load_model_set, search_path
 
-RESTORABLE = ("resnet50",)  # calibration.training.unfold makes PyTorch weights of their float IR
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.training.unfold can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class LadderOptions:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     network: str  # a model set, or with ``is_random`` a name in torchvision
     is_random: bool = False
@@ -35,18 +35,18 @@ class LadderOptions:
 
 @dataclass(frozen=True)
 class LadderJob:
-    """What is measured, and why some rungs cannot be."""
+    """The network and rungs to measure, and why some rungs are impossible."""
 
     asked: LadderOptions
     network: RungNetwork
     rungs: tuple[Rung, ...]
     work: Path
     cores: int
-    impossible: dict[str, str]  # by the rung's name
-    fingerprint: str  # of the networks' files; of random weights empty
+    impossible: dict[str, str]  # the reason, by the rung's name
+    fingerprint: str  # of the networks' files; empty for random weights
 
     def task(self, engine: Any, choices: Any = None) -> RungTask:
-        """Return the task of one process."""
+        """Return the task for a process."""
         more = {} if choices is None else {"choices": choices}
         return RungTask(
             engine=engine,
@@ -61,7 +61,7 @@ class LadderJob:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what results depend on: those of other facts are not continued."""
+        """Return the facts that results depend on; results with other facts are not continued."""
         asked = self.asked
         return {
             "network": self.network.model_dump(mode="json"),
@@ -75,7 +75,7 @@ class LadderJob:
 
 
 def prepare(asked: LadderOptions, cache: Path) -> LadderJob:
-    """Find the network and check what was asked; ``cache`` holds work folders without a --work."""
+    """Find the network and check the options; ``cache`` holds work folders without ``--work``."""
     cores = available_cpus()
     chosen = _chosen(rungs(cores, asked.cascade_margin), asked.only)
     if asked.is_random:
@@ -103,7 +103,7 @@ def prepare(asked: LadderOptions, cache: Path) -> LadderJob:
 
 
 def _check_task(asked: LadderOptions, model_set: ModelSet) -> None:
-    """Refuse labelled images of a multi-label set: a rung's figure is top-1, which it has not."""
+    """Refuse labelled images of a multi-label set, since a rung's accuracy is top-1."""
     if asked.images is not None and model_set.manifest.task == "multi_label":
         raise LadderError(
             f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
@@ -148,7 +148,7 @@ def _chosen(every: tuple[Rung, ...], only: Sequence[str]) -> tuple[Rung, ...]:
 
 
 def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
-    """Say why a rung is impossible for this set, if it is."""
+    """Return why a rung is impossible for this set, or ""."""
     members = model_set.manifest.members
     own = model_set.manifest.member(network.name).networks
     lacking = [m.name for m in members if "INT8" not in m.networks]

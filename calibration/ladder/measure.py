@@ -1,7 +1,7 @@
 """Measures calls of a network: throughput, latency, CPU time, utilisation and memory.
 
-Every caller is a thread that makes one call after another (a closed loop). Networks run without
-Python's lock, so callers run side by side.
+Every caller is a thread that makes one call after another (a closed loop). Networks release the
+GIL, so callers run in parallel.
 """
 
 import os
@@ -17,7 +17,7 @@ import psutil
 from calibration.ladder.rung import Figures, RungError
 
 SAMPLES = 40  # of utilisation in a run, at most
-MIN_SAMPLE_S = 0.1  # shorter, the clock of a virtual machine wavers more than what it counts
+MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
 WARM_UP = 0.2  # of a run's time
 SMAPS = Path("/proc/self/smaps_rollup")
 MIB = 2**20
@@ -26,18 +26,19 @@ NetworkCall = Callable[[], None]
 
 @dataclass
 class Calls:
-    """What the calls of one run gave."""
+    """The measurements of one run's calls."""
 
     seconds: float
     latencies_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
-    utilisation: list[float] = field(default_factory=list)  # shares of the cores
+    utilisation: list[float] = field(default_factory=list)  # as shares of the cores
 
 
 def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls:
-    """Let each of ``calls`` be made again and again for ``seconds``, in a thread of its own.
+    """Repeat each of ``calls`` for ``seconds``, each in its own thread.
 
-    Every thread makes one call at least, however long that takes. What a call raises ends the run.
+    Every thread makes at least one call, however long it takes. An exception in a call ends the
+    run.
     """
     latencies: list[list[float]] = [[] for _ in calls]
     errors: list[BaseException] = []
@@ -67,7 +68,7 @@ def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls
         taken, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
     if errors:
         raise errors[0]
-    return Calls(taken, [one for own in latencies for one in own], cpu_s, sampled.shares)
+    return Calls(taken, [latency for own in latencies for latency in own], cpu_s, sampled.shares)
 
 
 class _Sampled:
@@ -96,7 +97,7 @@ class _Sampled:
 
 
 def figures_of(run: Calls, batch: int, cores: int) -> Figures:
-    """Return a run's figures; ``batch`` images were in every call."""
+    """Return a run's figures; ``batch`` is the number of images per call."""
     if not run.latencies_s:
         raise RungError("no call ended: there is nothing to measure")
     num_images = batch * len(run.latencies_s)
@@ -116,11 +117,11 @@ def figures_of(run: Calls, batch: int, cores: int) -> Figures:
 
 
 def memory_mib(smaps: Path = SMAPS) -> tuple[float | None, float]:
-    """Return this process's PSS (None where the kernel does not tell) and RSS, in MiB."""
+    """Return this process's PSS (None if the kernel hides it) and RSS, in MiB."""
     rss = round(psutil.Process(os.getpid()).memory_info().rss / MIB, 1)
     try:
         lines = smaps.read_text("ascii").splitlines()
     except OSError:
         return None, rss
-    found = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
-    return (round(found[0] / 1024, 1) if found else None), rss
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+    return (round(sizes[0] / 1024, 1) if sizes else None), rss

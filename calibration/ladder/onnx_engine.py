@@ -1,4 +1,4 @@
-"""ONNX Runtime, and the export that it runs."""
+"""Runs ONNX Runtime, and exports a network for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ INPUT, OUTPUT = "images", "logits"
 
 
 def onnx_file(work: Path) -> Path:
-    """Return where a ladder keeps its network as ONNX."""
+    """Return the path of a ladder's network as ONNX."""
     return work / "network.onnx"
 
 
 def export(task: RungTask) -> None:
-    """Export the PyTorch network with a dynamic batch; nothing half-written stays."""
+    """Export the PyTorch network with a dynamic batch; an incomplete file is removed."""
     with needs_extra("ladder", "ladder"):
-        import onnxscript  # noqa: F401  (what torch exports with)
+        import onnxscript  # noqa: F401  (torch exports with it)
         import torch
 
         from calibration.ladder.torch_engine import example_input
@@ -49,7 +49,7 @@ def export(task: RungTask) -> None:
 
 
 class OnnxNetwork:
-    """A session on the CPU; callers share it, each with an input of its own."""
+    """A session on the CPU, shared by callers with their own inputs."""
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
         with needs_extra("ladder", "ladder"):
@@ -69,10 +69,10 @@ class OnnxNetwork:
 
     @property
     def calls(self) -> Sequence[NetworkCall]:
-        return [self._call(one) for one in self._inputs]
+        return [self._call(batch) for batch in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer one batch by its logits."""
+        """Return the logits for a batch."""
         logits: Probabilities = self._session.run([OUTPUT], {INPUT: normalised(pixels)})[0]
         return logits
 

@@ -1,4 +1,4 @@
-"""OpenVINO: a member's IR with the properties of a rung, and what that is quantised from."""
+"""Runs OpenVINO: a member's IR with the properties of a rung."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from models.runtime import Pixels, compile_with, read_network
 
 
 def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
-    """Return the verified IR: the set's own, or for INT8 that the set lacks the ladder's."""
+    """Return the verified IR: the set's own, or the ladder's if the set has no INT8."""
     model_set = ModelSet(network.model_set, read_manifest(network.model_set))
     if precision == "INT8":
         if "INT8" not in model_set.manifest.member(network.name).networks:
@@ -26,19 +26,19 @@ def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
 
 
 def _checked(path: Path) -> Path:
-    """Return the path of an IR, or raise :class:`SkippedError`: it is for another runtime."""
+    """Return the path of an IR; raise :class:`SkippedError` if it is for another runtime."""
     if path.suffix != ".xml":
         raise SkippedError(f"{path.name} is not for OpenVINO")
     return path
 
 
 def int8_file(work: Path) -> Path:
-    """Return where a ladder keeps INT8 of a member that has none in its set."""
+    """Return the path of the ladder's INT8 network, for a member without one in its set."""
     return work / "int8.xml"
 
 
 class OpenVinoNetwork:
-    """A compiled IR and its infer requests, one for each call that OpenVINO runs at a time."""
+    """A compiled IR and its infer requests, one for each parallel call."""
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
         model = read_network(member_ir(task.network, options.precision, task.work))
@@ -47,10 +47,10 @@ class OpenVinoNetwork:
         if options.is_static:
             model.reshape([options.batch, size, size, 3])
         compiled = compile_with(model, properties_of(options, task.cores))
-        given = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        if given != options.float_type:
+        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        if precision != options.float_type:
             raise SkippedError(
-                f"this CPU has no {options.float_type}: OpenVINO would compute in {given}"
+                f"this CPU has no {options.float_type}: OpenVINO would compute in {precision}"
             )
         num_requests = (
             compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
@@ -67,19 +67,19 @@ class OpenVinoNetwork:
         return [request.run for request in self._requests]
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer one batch by its probabilities."""
+        """Return the probabilities for a batch."""
         return self._requests[0].answer(pixels)
 
 
 def check_batch(model: ov.Model, batch: int) -> None:
-    """Raise :class:`SkippedError` if the network takes another number of images at a time."""
+    """Raise :class:`SkippedError` if the network has a fixed batch size other than ``batch``."""
     number = model.input().partial_shape[0]
     if number.is_static and number.get_length() != batch:
         raise SkippedError(f"the network takes {number.get_length()} images at a time, not {batch}")
 
 
 class _Request:
-    """An infer request with an input tensor of its own; OpenVINO's threads run it."""
+    """An infer request with its own input tensor, which OpenVINO's threads run."""
 
     def __init__(self, compiled: ov.CompiledModel, shape: ov.Shape, seed: int) -> None:
         self._request = compiled.create_infer_request()
@@ -101,8 +101,8 @@ class _Request:
 def properties_of(options: RungOptions, cores: int) -> dict[str, Any]:
     """Return OpenVINO's properties for a rung.
 
-    The number of threads and the float type are always given: OpenVINO knows no cgroup quota, and
-    takes bf16 by itself where the CPU has it, which is a rung of its own here.
+    The number of threads and the float type are always set: OpenVINO ignores cgroup quotas, and
+    uses bf16 by default on CPUs with it, which is a separate rung here.
     """
     properties: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": options.threads or cores,

@@ -1,4 +1,4 @@
-"""Draws a ladder: throughput by rung as SVG with matplotlib, and all of it as an HTML page."""
+"""Plots a ladder's throughput as SVG with matplotlib, and renders the HTML page."""
 
 import io
 from typing import Any
@@ -19,13 +19,13 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "svg.hashsalt": "tandem",  # the same figures give the same file
+    "svg.hashsalt": "tandem",  # equal figures give equal files
 }
 TEMPLATE = "page.html.j2"
 
 
 def draw(rows: list[Row], title: str) -> str:
-    """Return an SVG document: a bar for each rung, the ladder from top to bottom."""
+    """Return an SVG document with a bar for each rung, from top to bottom."""
     with needs_extra("calibrate", "ladder --plot"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _label(row: Row) -> str:
 
 
 def _mark_published(axes: Any, rows: list[Row]) -> None:
-    """Mark where the published ladder's speed-up would be, if this one begins where it does."""
+    """Mark the published ladder's speed-up, if both ladders begin with the same rung."""
     first = next((row for row in rows if row.over_first is not None), None)
     if first is None or first.rung.name != "eager":
         return
@@ -72,7 +72,7 @@ def _mark_published(axes: Any, rows: list[Row]) -> None:
         axes.axvline(place, color="#999999", linewidth=1, linestyle="--")
         axes.annotate(
             f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x",
-            (place, 0.98),  # beside the first rungs, whose bars are short
+            (place, 0.98),  # next to the first rungs, whose bars are short
             xycoords=("data", "axes fraction"),
             rotation=90,
             ha="right",
@@ -82,7 +82,7 @@ def _mark_published(axes: Any, rows: list[Row]) -> None:
 
 
 def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
-    """Return the page; ``content`` is what ``--json`` writes."""
+    """Return the page; ``content`` is the content of ``--json``."""
     with needs_extra("calibrate", "ladder --html"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -93,7 +93,7 @@ def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
     return environment.get_template(TEMPLATE).render(
         r=content,
         title=title,
-        plot=Markup(svg[svg.index("<svg") :]),  # matplotlib escapes what it draws
+        plot=Markup(svg[svg.index("<svg") :]),  # matplotlib escapes the text
         has_watts=has_figure(rows, "watts"),
         has_top1=has_figure(rows, "top1"),
         published=against_published(rows) or "",

@@ -1,4 +1,4 @@
-"""What rungs need before they can run: a model set of random weights, labelled pixels, INT8."""
+"""Prepares inputs of rungs: a set with random weights, labelled pixels, INT8 networks."""
 
 import json
 import random
@@ -32,12 +32,12 @@ from models.model_set import ModelSet
 from models.record import Precision
 from models.runtime import read_network
 
-CALIBRATION_IMAGES = 48  # random ones: they set ranges, of which nobody asks whether they are right
+CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
 TRANSFORMER = {"MVN", "ScaledDotProductAttention"}  # layer normalisation, attention
 
 
 def make_set(task: RungTask) -> None:
-    """Make a model set of one member: torchvision's network with random weights, float and INT8."""
+    """Make a model set with a torchvision network of random weights, float and INT8."""
     with needs_extra("ladder", "ladder --random-weights"):
         import torch  # noqa: F401
 
@@ -67,7 +67,7 @@ def make_set(task: RungTask) -> None:
 
 
 def quantize(task: RungTask) -> None:
-    """Make the INT8 network of a member whose set has none, by random images: speed only."""
+    """Quantise a member whose set has no INT8 network, with random images: for speed only."""
     network = task.network
     manifest = read_manifest(network.model_set)
     if "INT8" in manifest.member(network.name).networks:
@@ -81,7 +81,7 @@ def quantize(task: RungTask) -> None:
 
 
 def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Model:
-    """Quantise with NNCF as ``tandem quantize`` does; transformers as NNCF advises for them."""
+    """Quantise with NNCF as ``tandem quantize`` does; transformers by NNCF's own advice."""
     with needs_extra("calibrate", "ladder"):
         import nncf
     options = QuantizationOptions()
@@ -102,7 +102,7 @@ def keep_labelled(task: RungTask) -> None:
     """Decode the labelled images once, as the service does, for every rung's top-1.
 
     Raises:
-        ModelSetError: none can be read, they are of other classes, or calibration used them.
+        ModelSetError: no image can be read, they are of other classes, or calibration used them.
 
     """
     if task.images is None:
@@ -125,7 +125,7 @@ def keep_labelled(task: RungTask) -> None:
     np.save(task.work / INPUTS_NAME, whole, allow_pickle=False)
     np.save(task.work / PIXELS_NAME, inputs.of(task.network.name, whole), allow_pickle=False)
     (task.work / LABELLED_FILES).write_text(json.dumps(files), "utf-8")
-    # Last: it says that all is there.
+    # The last file: its presence shows that all files are complete.
     np.save(task.work / TRUTH_NAME, np.array(truth, np.int64), allow_pickle=False)
 
 
@@ -138,7 +138,7 @@ def _some(dataset: Dataset, max_images: int) -> Dataset:
 
 
 def _export(task: RungTask) -> None:
-    from calibration.ladder.onnx_engine import export  # brings torch
+    from calibration.ladder.onnx_engine import export  # it imports torch
 
     export(task)
 

@@ -1,4 +1,4 @@
-"""Starts the process of a rung, follows what it says, and ends it."""
+"""Starts the process of a rung, follows its events, and ends it."""
 
 import contextlib
 import json
@@ -15,12 +15,12 @@ from calibration.ladder.store import Store, write_whole
 
 WORKER = "calibration.ladder.worker"
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, on a slow machine
-END_LIMIT_S = 120.0  # beyond a run's time: the labelled images
+END_LIMIT_S = 120.0  # after a run's time, for the labelled images
 Say = Callable[[str], None]
 
 
 def command(task_file: Path, result_file: Path) -> list[str]:
-    """Return the command of a rung's process; -P: the current folder holds none of its modules."""
+    """Return the command of a rung's process; -P keeps the working folder off its module path."""
     return [sys.executable, "-P", "-m", WORKER, str(task_file), str(result_file)]
 
 
@@ -33,9 +33,16 @@ def run_task(
     make_command: Callable[[Path, Path], Sequence[str]] = command,
     start_limit_s: float = START_LIMIT_S,
 ) -> RungResult:
-    """Run one task in a process of its own; its death or delay is a result too.
+    """Run a task in a new process; a crash or a timeout becomes the result.
 
-    Whatever ends this call, Ctrl-C too, ends the process and all that it started.
+    Args:
+        store: the ladder's work folder.
+        name: of the result.
+        task: for the process.
+        say: called with each event of the process.
+        make_command: returns the command for a task file and a result file.
+        start_limit_s: the limit until the first measurement.
+
     """
     task_file, result_file, log = store.task_files(name)
     write_whole(task_file, task.model_dump_json())
@@ -57,7 +64,7 @@ def run_task(
                 watts = power.total_watts()
             say(event)
         is_late = time.monotonic() >= deadline
-    if is_late and not result_file.exists():  # a network too large for so few cores
+    if is_late and not result_file.exists():  # for example a network too large for so few cores
         if is_measuring:
             return _failed("it did not end long after its time: given up")
         reason = f"it was not ready to run within {start_limit_s:g} s: given up"
@@ -80,10 +87,10 @@ def child(
     is_heard: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Child]:
-    """Run a process of the ladder, whose log is ``printed``, while the block lasts.
+    """Run a process of the ladder during the block; ``printed`` is its log.
 
     Raises:
-        LadderError: it could not be started.
+        LadderError: the process could not be started.
 
     """
     try:
@@ -95,7 +102,7 @@ def child(
 
 
 def _event(line: bytes) -> str | None:
-    """Return what a line says that the process does; None if it is no event."""
+    """Return the event in a line of the process's output; None if the line has no event."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(line)["event"])
     return None

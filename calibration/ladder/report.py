@@ -1,10 +1,7 @@
 """A ladder's figures as a table and as JSON."""
 
-import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,10 +12,7 @@ from rich.table import Table
 from calibration.ladder.job import LadderJob
 from calibration.ladder.rung import RungResult
 from calibration.ladder.rungs import Rung
-from models.cpus import available_cpus, cpu_model
-from models.extras import DISTRIBUTION, installed_version
 
-OF_THE_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
 OF_THE_RUNGS = ("torch", "torchvision", "onnxruntime", "nncf")
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.
 PUBLISHED = {
@@ -32,15 +26,15 @@ PUBLISHED_SPEED_UP = 482.0 / 22.76
 
 @dataclass(frozen=True)
 class Row:
-    """A rung's result and what it is worth."""
+    """A rung's result with its speed-ups."""
 
     rung: Rung
     result: RungResult
-    over_first: float | None  # speed-up, by images/s; None: not measured
-    over_previous: float | None  # over the measured rung before it
+    over_first: float | None  # by images/s; None: not measured
+    over_previous: float | None  # against the last measured rung before it
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, the units in the names."""
+        """Return plain values; the names include the units."""
         result = self.result
         facts: dict[str, Any] = {
             "name": self.rung.name,
@@ -78,7 +72,7 @@ def rows_of(job: LadderJob, results: Mapping[str, RungResult]) -> list[Row]:
 def as_json(
     job: LadderJob, rows: list[Row], machine: dict[str, Any], took_s: float
 ) -> dict[str, Any]:
-    """Return everything that was measured, and with what."""
+    """Return all measurements with the machine and versions that they were made with."""
     network = job.network
     return {
         "machine": machine,
@@ -94,21 +88,12 @@ def as_json(
     }
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return command, time, CPU and versions, to be stored with the result."""
-    packages = (DISTRIBUTION, *OF_THE_SERVICE, *OF_THE_RUNGS)
-    return {
-        "command": " ".join(["tandem", *sys.argv[1:]]),
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": available_cpus(),
-        "python": platform.python_version(),
-        "versions": {name: found for name in packages if (found := installed_version(name))},
-    }
-
-
 def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
-    """Print a row for each rung that was measured, and why the others were not."""
+    """Print the table of the measured rungs, then why other rungs were skipped or failed.
+
+    Below it are the network, the meaning of the columns, and the comparison with the published
+    ladder.
+    """
     console.print(_table(rows))
     for row in rows:
         if row.result.figures is None:
@@ -119,17 +104,17 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
     kind = "random weights: speed only" if job.network.is_random else f"{job.network.model_set}"
     console.print(f"{job.network.name} at {job.network.size} px, {job.cores} cores; {escape(kind)}")
     console.print(
-        "a rung keeps what the fastest before it of the same runtime had; p50: of a call, which\n"
+        "each rung adds to the fastest earlier rung of its runtime; p50: of a call, which\n"
         "has the batch's images; use: of all cores, and its standard deviation over the run; the\n"
         "service decodes JPEGs, the other rungs have pixels"
     )
-    if (told := against_published(rows)) is not None:
-        console.print(told)
+    if (comparison := against_published(rows)) is not None:
+        console.print(comparison)
 
 
 def _table(rows: list[Row]) -> Table:
     has_top1, has_watts = has_figure(rows, "top1"), has_figure(rows, "watts")
-    # Units stand on a second line, and there are no lines between columns: 80 columns are enough.
+    # Units stand on a second line, without lines between columns, to fit into 80 columns.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("rung", overflow="fold")
     names = ["batch", "images\n/s", "p50\nms", "CPU\nms", "PSS\nMiB", "use\n%", "±"]
@@ -159,7 +144,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def has_figure(rows: list[Row], name: str) -> bool:
-    """Whether any rung has this figure; a column without any is left out."""
+    """Whether any rung has this figure; otherwise the table omits its column."""
     return any(getattr(row.result.figures, name, None) is not None for row in rows)
 
 
@@ -168,7 +153,7 @@ def _or_dash(value: float | None, shape: str) -> str:
 
 
 def against_published(rows: list[Row]) -> str | None:
-    """Set the ladder beside the published one; None unless it begins where that one does."""
+    """Compare the ladder with the published one; None unless both begin with the same rung."""
     measured = [row for row in rows if row.over_first is not None]
     if not measured or measured[0].rung.name != "eager":
         return None

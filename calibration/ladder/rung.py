@@ -1,4 +1,4 @@
-"""What ``tandem ladder`` and the process of one rung tell each other, as JSON files."""
+"""The JSON files that ``tandem ladder`` and the process of a rung exchange."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from models.errors import TandemError
 from models.record import Record
 
-# A rung's engine; the last four are preparations, whose results are files.
+# A rung's engine; the last four are preparations, which make files.
 Engine = Literal[
     "torch", "onnxruntime", "openvino", "ensemble", "make_set", "labelled", "quantize", "export"
 ]
@@ -19,13 +19,13 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class LadderError(TandemError):
-    """What the command line asks for cannot be measured, or its results cannot be kept."""
+    """The requested ladder cannot be measured, or its results cannot be written."""
 
     code = "ladder"
 
 
 class RungError(TandemError):
-    """What the process of a rung was told, or told, cannot be read."""
+    """A message to or from the process of a rung cannot be read."""
 
     code = "rung"
 
@@ -33,41 +33,41 @@ class RungError(TandemError):
 class RungOptions(Record):
     """How a network is run; a rung changes some of these and keeps the rest."""
 
-    batch: Positive = 1  # images a call
-    threads: Positive | None = None  # of one call; None: the runtime's own default
-    callers: Positive = 1  # calls at a time, each from a thread of its own
+    batch: Positive = 1  # images per call
+    threads: Positive | None = None  # per call; None: the runtime's default
+    callers: Positive = 1  # calls at a time, each from its own thread
     # PyTorch's
     is_inference_mode: bool = False
     is_channels_last: bool = False
     mode: Literal["eager", "script", "compile"] = "eager"
     # OpenVINO's
     hint: Literal["none", "latency", "throughput"] = "none"
-    is_static: bool = False  # the batch is part of the network's shape
-    streams: Positive | None = None  # None: as the hint says
+    is_static: bool = False  # whether the batch size is part of the network's shape
+    streams: Positive | None = None  # None: by the hint
     precision: Literal["FP16", "INT8"] = "FP16"  # of the file; FP16: the float network
-    # Both: what layers that are not INT8 compute in.
+    # Both: the type in which layers that are not INT8 compute.
     float_type: Literal["f32", "bf16", "f16"] = "f32"
-    # The ensemble's: the others are skipped where the first member's margin is at least this.
+    # The ensemble's: other members are skipped if the first one's margin is at least this.
     cascade_margin: float | None = None
 
 
 class RungNetwork(Record):
     """The network of a ladder: a member of a model set, and where its PyTorch source comes from."""
 
-    name: str  # the member's; of random weights the name in torchvision
+    name: str  # the member's; with random weights a name in torchvision
     size: Positive  # px, the side of the input
     num_classes: Annotated[int, Field(ge=2)]
-    model_set: Path  # folder of the set; of random weights it is made there
+    model_set: Path  # folder of the set, in which random weights are made
     torch_source: TorchSource
-    is_random: bool = False  # weights without meaning: speed only
+    is_random: bool = False  # for speed only
 
 
 class RungTask(Record):
-    """One process's work."""
+    """The work of a process."""
 
     engine: Engine
     network: RungNetwork
-    work: Path  # folder that the rungs of one ladder share: networks made, labelled pixels
+    work: Path  # shared by the rungs of a ladder: networks, labelled pixels
     seconds: Annotated[float, Field(gt=0)] = 10.0  # of measuring
     cores: Positive = 1
     choices: Annotated[tuple[RungOptions, ...], Field(min_length=1)] = (RungOptions(),)
@@ -76,10 +76,10 @@ class RungTask(Record):
 
 
 class Figures(Record):
-    """What a rung's measurement gave."""
+    """The measurements of a rung."""
 
     images_per_s: float
-    p50_ms: float  # of a call, which has ``batch`` images
+    p50_ms: float  # of a call with ``batch`` images
     cpu_ms_per_image: float
     utilisation: float  # mean share of the cores, 0..1
     utilisation_spread: float  # standard deviation of its samples, in the same unit
@@ -89,14 +89,14 @@ class Figures(Record):
     seconds: float
     top1: float | None = None
     num_labelled: int = 0
-    watts: float | None = None  # of all CPU packages; None: the machine does not tell
+    watts: float | None = None  # of all CPU packages; None if unreadable
 
 
 class RungResult(Record):
-    """A rung's outcome, as it is kept."""
+    """The stored outcome of a rung."""
 
     outcome: Outcome
-    reason: str = ""  # why it was skipped, or what failed
+    reason: str = ""  # why it was skipped or failed
     chosen: RungOptions = RungOptions()
     figures: Figures | None = None
     prepared_s: float = 0.0  # from the process's start to the first measurement
@@ -104,7 +104,7 @@ class RungResult(Record):
 
 
 def read_result(path: Path) -> RungResult:
-    """Read a result; raise :class:`RungError` if it is none."""
+    """Read a result; raise :class:`RungError` if the file is not one."""
     try:
         return RungResult.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The ladder's rungs in their order: what each changes of how a network is run."""
+"""The ladder's rungs in their order, each with its changes to how a network is run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,16 +6,16 @@ from typing import Any
 
 from calibration.ladder.rung import Engine, RungOptions
 
-SERVICE = "service"  # the rung that is not a process of calibration.ladder
+SERVICE = "service"  # the rung that runs ``tandem serve``
 BATCHES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One step: its engine, and the changes that it tries.
+    """A step of the ladder: its engine, and the changes that it tries.
 
-    A rung builds on the fastest one before it of the same engine, and changes that one's options;
-    of several changes the one with the highest throughput in a short run is measured.
+    A rung builds on the fastest earlier rung of the same engine, and changes its options. Of
+    several changes it measures the one with the highest throughput in a short run.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Rung:
     needs: tuple[Engine, ...] = ()  # preparations, each made once
 
     def choices(self, base: RungOptions) -> tuple[RungOptions, ...]:
-        """Return the options to try, each once."""
+        """Return the options to try, without repetitions."""
         changed = (base.model_copy(update=dict(change)) for change in self.changes)
         return tuple(dict.fromkeys(changed))
 
@@ -63,7 +63,7 @@ def _openvino_rungs(cores: int) -> tuple[Rung, ...]:
     streams = _each("streams", values=[(n,) for n in sorted({1, cores, 2 * cores})])
     low = _each("float_type", values=[("bf16",), ("f16",)])
     int8 = {"precision": "INT8"}
-    # As the service compiles it: where a set has no float network, nothing was found out before.
+    # The service's options, since without a float network no earlier rung has found any.
     served = {**int8, "float_type": "f32", "is_static": True, "streams": cores}
     quantised = (
         *({**int8, **change} for change in ({}, {"float_type": "f32"}, *batches)),

@@ -1,4 +1,4 @@
-"""Runs a ladder's rungs one after another, each once; what is measured already is kept."""
+"""Runs a ladder's rungs one after another, each once; earlier results are kept."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from calibration.ladder.service import run_service_rung
 from calibration.ladder.store import Store
 from models.errors import TandemError
 
-OVERHEAD_S = 15.0  # of a rung besides its measuring, before one was seen
-MADE_ONCE = "prepare-"  # in the names of preparations' results
+OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen
+MADE_ONCE = "prepare-"  # prefix of the results of preparations
 
 
-RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # in a process of its own
+RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # runs a task in a new process
 RunService = Callable[[LadderJob, Store, float | None], RungResult]
 
 
 @dataclass(frozen=True)
 class LadderStep:
-    """Where a ladder is."""
+    """The progress of a ladder."""
 
     number: int
     of: int
@@ -32,7 +32,7 @@ class LadderStep:
 
 
 class Runner:
-    """One ladder; the processes are passed in, so that tests need none."""
+    """Runs a ladder; functions that start processes are parameters, so that tests replace them."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Runner:
         return self._results
 
     def _prepare_network(self, first: Rung) -> None:
-        """Make what every rung needs: the network of random weights, the labelled pixels."""
+        """Make the inputs of every rung: the network with random weights, the labelled pixels."""
         job = self._job
         whole = (["make_set"] if job.network.is_random else []) + (
             ["labelled"] if job.asked.images is not None else []
@@ -82,7 +82,7 @@ class Runner:
                 raise LadderError(reason)
 
     def _not_prepared(self, engine: str, say: Say) -> str:
-        """Make a preparation unless it is there; return why it could not be."""
+        """Make a preparation unless it exists; return why it failed, or ""."""
         name = f"{MADE_ONCE}{engine}"
         if self._store.read(name) is not None:
             return ""
@@ -93,7 +93,7 @@ class Runner:
         return ""
 
     def _measure(self, rung: Rung, number: int) -> RungResult:
-        """Run one rung; what goes wrong in it is its result."""
+        """Run a rung; an error becomes its result."""
         if why := self._job.impossible.get(rung.name):
             return RungResult(outcome="skipped", reason=why)
         started = self._clock()
@@ -122,7 +122,7 @@ class Runner:
         return self._run(self._store, rung.name, task, say)
 
     def _base(self, rung: Rung) -> RungOptions:
-        """Return the options of the fastest rung before this one of the same engine."""
+        """Return the options of the fastest earlier rung of the same engine."""
         best, options = 0.0, RungOptions()
         for before in self._job.rungs:
             result = self._results.get(before.name)
@@ -133,14 +133,14 @@ class Runner:
         return options
 
     def _cascade_margin(self) -> float | None:
-        """Return the margin for the service: that of the cascade's rung, if it was measured."""
+        """Return the cascade rung's margin for the service; None if it was not measured."""
         cascade = self._results.get("cascade")
         if cascade is None or cascade.outcome != "measured":
             return None
         return cascade.chosen.cascade_margin
 
     def _left_s(self, number: int) -> float:
-        """Estimate the time from the beginning of the ``number``-th rung to the end."""
+        """Estimate the time from the start of the ``number``-th rung to the end."""
         coming = self._job.rungs[number - 1 :]
         num_pending = sum(
             rung.name not in self._job.impossible and self._store.read(rung.name) is None

@@ -1,4 +1,4 @@
-"""The last rung: the service over HTTP, started, loaded and stopped by the ``tandem`` command."""
+"""The last rung: the service over HTTP, which the ``tandem`` command starts, loads and stops."""
 
 import json
 import os
@@ -33,19 +33,19 @@ from calibration.ladder.store import Store
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 START_S = 240.0
 STOP_S = 60.0
-LOAD_LIMIT_S = 120.0  # beyond a run's time
+LOAD_LIMIT_S = 120.0  # after a run's time
 SAMPLE_S = 0.5
 CLIENTS_PER_CORE = 8
-WARM_UP = 0.3  # of the run's time
-# The kernel hands none of these out, and neither workers of Ray nor replicas take them.
+WARM_UP = 0.3  # of a run's time
+# The kernel, Ray's workers and replicas do not use these.
 PORTS = range(20_000, 30_000)
 
 
 def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None) -> RungResult:
     """Start ``tandem serve`` with the ladder's set, load it with ``tandem bench``, and stop it.
 
-    It is the configuration that ``tandem serve`` takes, without its cache, on a free port of
-    loopback, with ``cascade_margin`` if one is given.
+    The configuration is the default of ``tandem serve`` without the cache, on a free port of
+    loopback, with ``cascade_margin`` if it is not None.
     """
     port, log = free_port(), store.log("service")
     url = f"http://127.0.0.1:{port}"
@@ -76,7 +76,7 @@ def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None)
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -85,7 +85,7 @@ def free_port() -> int:
 
 
 def _wait_ready(url: str, process: Child) -> str:
-    """Wait until the service is ready; return what is wrong if it is not, and the log tells why."""
+    """Wait until the service is ready; return an error with the log's reason if it is not."""
     deadline = time.monotonic() + START_S
     with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
         while time.monotonic() < deadline:
@@ -98,7 +98,7 @@ def _wait_ready(url: str, process: Child) -> str:
 
 
 def _measured(job: LadderJob, store: Store, url: str, service: psutil.Process) -> Figures:
-    """Load the service as long as every rung is, and return what that gave."""
+    """Load the service for the time of a rung, and return the figures."""
     seconds, log = job.asked.seconds, store.log("bench")
     result_file = store.folder / "bench.json"
     result_file.unlink(missing_ok=True)
@@ -137,9 +137,9 @@ def _measured(job: LadderJob, store: Store, url: str, service: psutil.Process) -
 def _followed(
     bench: Child, service: psutil.Process, job: LadderJob
 ) -> tuple[list[float], list[float]]:
-    """Sample the cores' shares and the CPUs' watts until ``bench`` ends; return those of its run.
+    """Sample the cores' shares and the CPUs' watts until ``bench`` ends.
 
-    The run is the last that it does.
+    Return the samples of its last run, without those of its start and warm-up.
     """
     samples: list[tuple[float, float | None]] = []
     power, cpu_s, at_s = PackagePower(), _cpu_s(service), time.monotonic()
@@ -154,7 +154,7 @@ def _followed(
 
 
 def _run_in(result_file: Path) -> dict[str, Any] | None:
-    """Return the figures of the one run in bench's result; None if it left none."""
+    """Return the figures of the run in bench's result; None if there is no result."""
     try:
         (run,) = json.loads(result_file.read_text("utf-8"))["runs"]
     except (OSError, ValueError, KeyError):
@@ -163,7 +163,7 @@ def _run_in(result_file: Path) -> dict[str, Any] | None:
 
 
 def _labelled(work: Path) -> list[tuple[Path, int]]:
-    """Return the labelled files and their classes, as the preparation noted them."""
+    """Return the labelled files and their classes, as stored by the preparation."""
     try:
         noted = json.loads((work / LABELLED_FILES).read_text("utf-8"))
     except (OSError, ValueError):
@@ -173,7 +173,7 @@ def _labelled(work: Path) -> list[tuple[Path, int]]:
 
 @contextmanager
 def _photos(work: Path) -> Iterator[list[str]]:
-    """Yield bench's options for the photos to send: the labelled ones, or else drawn ones."""
+    """Yield bench's options for the photos: the labelled ones, or generated ones."""
     files, folder = _labelled(work), work / "photos"
     if not files:
         yield []
@@ -189,7 +189,7 @@ def _photos(work: Path) -> Iterator[list[str]]:
 
 
 def _top1(url: str, work: Path) -> dict[str, float | int]:
-    """Ask the service for every labelled image; return the fields of :class:`Figures`."""
+    """Send every labelled image to the service; return the fields of :class:`Figures`."""
     files = _labelled(work)
     if not files:
         return {}
@@ -213,7 +213,7 @@ def _memory(root: psutil.Process) -> tuple[float, float]:
 
 
 def _cpu_s(root: psutil.Process) -> float:
-    """Return the CPU time so far of the service's processes."""
+    """Return the CPU time so far of the service's processes, in s."""
     spent_s = 0.0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):

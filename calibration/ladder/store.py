@@ -1,4 +1,4 @@
-"""The results of a ladder on disk: one file a rung, each written in one step."""
+"""The results of a ladder on disk: a file per rung, each written in one step."""
 
 import contextlib
 import fcntl
@@ -11,24 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from calibration.ladder.rung import LABELLED_FILES, LadderError, RungError, RungResult, read_result
+from models import whole_file
 
 JOB_NAME = "job.json"
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"
 
 
 class Store:
-    """A work folder: results, and what the rungs' processes share."""
+    """A work folder: results, and files that the rungs' processes share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextmanager
     def opened(self, facts: Mapping[str, Any], *, is_resumed: bool) -> Iterator[None]:
-        """Make or continue the folder, and keep others out of it meanwhile.
+        """Make or continue the folder, and lock it during the block.
+
+        Args:
+            facts: :meth:`calibration.ladder.job.LadderJob.facts`, on which results depend.
+            is_resumed: whether to keep earlier results, which must have the same facts.
 
         Raises:
-            LadderError: another ladder is at work there, its results are of other facts, or it
-                cannot be written.
+            LadderError: another ladder uses the folder, its results have other facts, or it is not
+                writable.
 
         """
         try:
@@ -67,24 +72,24 @@ class Store:
 
     def _facts(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.folder / JOB_NAME).read_text("utf-8"))
-            return found if isinstance(found, dict) else None
+            stored = json.loads((self.folder / JOB_NAME).read_text("utf-8"))
+            return stored if isinstance(stored, dict) else None
         return None
 
     def read(self, name: str) -> RungResult | None:
-        """Return a rung's result if it is final; one that failed is tried again."""
+        """Return a rung's result if it is final; failed ones are tried again."""
         try:
             result = read_result(self.folder / RESULTS / f"{name}.json")
-        except RungError:  # not there, or of another version
+        except RungError:  # missing, or from another version
             return None
         return None if result.outcome == "failed" else result
 
     def write(self, name: str, result: RungResult) -> None:
-        """Keep a rung's result."""
+        """Store a rung's result."""
         write_whole(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
 
     def remove_networks(self) -> None:
-        """Remove what the rungs shared; their preparations are then made anew."""
+        """Remove the rungs' shared files, so that they are made again."""
         for path in (*self.folder.glob("*.npy"), *self.folder.glob("*.onnx")):
             path.unlink(missing_ok=True)
         for name in ("int8.xml", "int8.bin", LABELLED_FILES):
@@ -95,20 +100,18 @@ class Store:
             path.unlink(missing_ok=True)
 
     def task_files(self, name: str) -> tuple[Path, Path, Path]:
-        """Return where a process finds its task, puts its result, and what it prints goes."""
+        """Return the paths of a process's task, result and log."""
         tasks = self.folder / TASKS
         return tasks / f"{name}.json", tasks / f"{name}-result.json", self.log(name)
 
     def log(self, name: str) -> Path:
-        """Return the file that has what a rung's processes printed."""
+        """Return the log of a rung's processes."""
         return self.folder / LOGS / f"{name}.log"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Write a file in one step; raise :class:`LadderError` if it cannot be written."""
     try:
-        partial.write_text(text, "utf-8")
-        partial.replace(path)
+        whole_file.write_whole(path, text)
     except OSError as error:
         raise LadderError(f"cannot write {path}: {error.strerror}; make room there") from error

@@ -1,4 +1,4 @@
-"""PyTorch: eager, TorchScript or torch.compile, in the memory format and float type of a rung."""
+"""Runs PyTorch: eager, TorchScript or torch.compile, in a rung's memory format and float type."""
 
 import shutil
 import threading
@@ -20,10 +20,10 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 class TorchNetwork:
-    """A network and an input tensor for each caller.
+    """A network with an input tensor for each caller.
 
-    Inputs are made beforehand, as float tensors: what turns pixels into them is not measured
-    (OpenVINO's networks do it themselves, which is).
+    Inputs are prepared float tensors, so preprocessing is not measured. OpenVINO's networks contain
+    it, and there it is measured.
     """
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
@@ -43,10 +43,10 @@ class TorchNetwork:
 
     @property
     def calls(self) -> Sequence[NetworkCall]:
-        return [self._call(one) for one in self._inputs]
+        return [self._call(batch) for batch in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
-        """Answer one batch by its logits."""
+        """Return the logits for a batch."""
         logits: Probabilities = self._run(self._input(pixels)).detach().float().numpy()
         return logits
 
@@ -62,7 +62,7 @@ class TorchNetwork:
                 traced = torch.jit.trace(network, self._inputs[0])
                 return torch.jit.freeze(traced)
         if self._options.mode == "compile":
-            return torch.compile(network)  # at the first call
+            return torch.compile(network)  # compiles at the first call
         return network
 
     def _call(self, tensor: torch.Tensor) -> NetworkCall:
@@ -75,7 +75,7 @@ class TorchNetwork:
         return answer
 
     def _use_threads(self) -> None:
-        """Set the number of threads; OpenMP has one of its own for every thread that calls."""
+        """Set the number of threads; OpenMP keeps it separately for every calling thread."""
         if self._options.threads and not hasattr(self._of_thread, "is_set"):
             torch.set_num_threads(self._options.threads)
             self._of_thread.is_set = True
@@ -86,7 +86,7 @@ def _ignored(_: torch.Tensor) -> None:
 
 
 def check_possible(options: RungOptions) -> None:
-    """Raise :class:`SkippedError` if this machine cannot do what a rung asks of PyTorch."""
+    """Raise :class:`SkippedError` if this machine's PyTorch cannot run these options."""
     if options.float_type == "bf16" and not has_bf16():
         raise SkippedError(
             "this CPU has neither avx512_bf16 nor amx_bf16: PyTorch would emulate bfloat16"

@@ -14,7 +14,7 @@ from calibration.training.unfold import unfold
 from models.errors import ModelSetError
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
-ALIKE = 0.02  # of a probability: weights in FP16 and other kernels do not differ more
+ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
 
 
 def torch_network(task: RungTask) -> torch.nn.Module:
@@ -33,7 +33,7 @@ def torch_network(task: RungTask) -> torch.nn.Module:
 
 
 def no_source(network: RungNetwork) -> str:
-    """Say why a member has no PyTorch rungs, and what measures their speed."""
+    """Return why a member has no PyTorch rungs, and how to measure their speed."""
     return (
         f"member {network.name} is an OpenVINO network without its PyTorch source; "
         "tandem ladder NAME --random-weights measures a torchvision network of any size"
@@ -41,7 +41,7 @@ def no_source(network: RungNetwork) -> str:
 
 
 def random_network(network: RungNetwork) -> torch.nn.Module:
-    """Build torchvision's network with random weights, the same ones each time."""
+    """Build a torchvision network with random weights, the same each time."""
     models = torchvision_models()
     names = classification_names(models)
     if network.name not in names:
@@ -58,16 +58,16 @@ def random_network(network: RungNetwork) -> torch.nn.Module:
 
 
 def classification_names(models: Any) -> list[str]:
-    """Return torchvision's classification networks; those of training alone left out."""
+    """Return torchvision's classification networks, without those only for training."""
     return [name for name in models.list_models(module=models) if name not in AUXILIARY]
 
 
-# They answer with more than logits unless built otherwise, or warn of slow random weights.
+# By default these return more than logits, or warn of slow random weights.
 AUXILIARY = ("googlenet", "inception_v3")
 
 
 def _restored(task: RungTask) -> torch.nn.Module:
-    """Give the architecture the weights of the float IR, and check that it answers the same."""
+    """Load the float IR's weights into the architecture, and check that the answers are equal."""
     network, ir = task.network, member_ir(task.network, "FP16", task.work)
     module = build_network(network.name, network.num_classes)
     pixels = random_pixels(4, network.size)
@@ -79,8 +79,8 @@ def _restored(task: RungTask) -> torch.nn.Module:
     options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
     expected = CompiledNetwork(ir, options).infer(pixels)
     with torch.inference_mode():
-        found = module(normalised(pixels)).softmax(1).numpy()
-    if (difference := float(np.abs(found - expected).max())) > ALIKE:
+        answers = module(normalised(pixels)).softmax(1).numpy()
+    if (difference := float(np.abs(answers - expected).max())) > ALIKE:
         raise SkippedError(
             f"{no_source(network)} (restored from its IR it answers otherwise, by {difference:.2f})"
         )

@@ -1,7 +1,7 @@
-"""The process of one rung: ``python -P -m calibration.ladder.worker TASK.json RESULT.json``.
+"""The process of a rung: ``python -P -m calibration.ladder.worker TASK.json RESULT.json``.
 
-Writes its result in one step, and says on stdout, a JSON line each, what it is doing. It ends when
-its stdin does: whoever started it is gone then.
+It writes its result in one step, and reports its progress on stdout, a JSON object per line. It
+ends when its stdin is closed, since the parent is gone then.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from models.errors import TandemError
 from models.extras import MissingExtraError, needs_extra
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
-TRIAL = 0.15  # of a run's time, for each choice where there are several
+TRIAL = 0.15  # of a run's time, for each of several choices
 Say = Callable[[str], None]
 
 
@@ -48,7 +48,7 @@ def engine_of(task: RungTask) -> MakeReady:
 
 
 def outcome_of(task: RungTask, say: Say = lambda _: None) -> RungResult:
-    """Do the task; whatever goes wrong is in the result."""
+    """Run the task; an error becomes the result."""
     try:
         if task.engine in PREPARATIONS:
             PREPARATIONS[task.engine](task)
@@ -58,13 +58,13 @@ def outcome_of(task: RungTask, say: Say = lambda _: None) -> RungResult:
         return RungResult(outcome="skipped", reason=error.message)
     except TandemError as error:
         return RungResult(outcome="failed", reason=error.message)
-    except Exception as error:  # of any runtime: the ladder goes on without this rung
+    except Exception as error:  # of any runtime: the ladder continues without this rung
         lines = str(error).strip().splitlines() or [""]
         return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
 
 
 def measured(task: RungTask, make_ready: MakeReady, say: Say) -> RungResult:
-    """Make the network ready in the best of the task's ways, and measure it."""
+    """Prepare the network with the best of the task's choices, and measure it."""
     started = time.monotonic()
     say("preparing")
     chosen, ready = best_choice(task, make_ready)
@@ -90,13 +90,13 @@ def measured(task: RungTask, make_ready: MakeReady, say: Say) -> RungResult:
 def best_choice(task: RungTask, make_ready: MakeReady) -> tuple[RungOptions, ReadyNetwork]:
     """Return the choice with the highest throughput in a short run.
 
-    Choices that this machine cannot run are left out.
+    Choices that this machine cannot run are skipped.
 
     Raises:
-        SkippedError: there is none that it can.
+        SkippedError: the machine can run none of them.
 
     """
-    found: list[tuple[float, RungOptions, ReadyNetwork]] = []
+    tried: list[tuple[float, RungOptions, ReadyNetwork]] = []
     reasons: list[str] = []
     for options in task.choices:
         try:
@@ -108,15 +108,15 @@ def best_choice(task: RungTask, make_ready: MakeReady) -> tuple[RungOptions, Rea
             return options, ready
         _warm_up(ready, task)
         run = run_calls(ready.calls, TRIAL * task.seconds, task.cores)
-        found.append((options.batch * len(run.latencies_s) / run.seconds, options, ready))
-        found = sorted(found, key=lambda one: -one[0])[:1]  # the others' memory is given back
-    if not found:
+        tried.append((options.batch * len(run.latencies_s) / run.seconds, options, ready))
+        tried = sorted(tried, key=lambda trial: -trial[0])[:1]  # frees the memory of the others
+    if not tried:
         raise SkippedError("; ".join(dict.fromkeys(reasons)))
-    return found[0][1:]
+    return tried[0][1:]
 
 
 def _warm_up(ready: ReadyNetwork, task: RungTask) -> None:
-    """Run for a while, uncounted: the first calls allocate, and compile where the engine does."""
+    """Run for a while without counting: the first calls allocate, and may compile."""
     for call in ready.calls:
         call()
     run_calls(ready.calls, WARM_UP * TRIAL * task.seconds, task.cores)
@@ -124,23 +124,23 @@ def _warm_up(ready: ReadyNetwork, task: RungTask) -> None:
 
 def main(task_file: Path, result_file: Path) -> None:
     """Read the task, do it, write the result."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
     events = _own_stdout()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    with contextlib.suppress(OSError):  # if memory ends, we go, and the parent says so
+    with contextlib.suppress(OSError):  # then this process is killed first if memory runs out
         OOM_SCORE.write_text("500", "ascii")
-    warnings.simplefilter("ignore")  # torch deprecates what OpenVINO and the rungs are about
+    warnings.simplefilter("ignore")  # torch deprecates features that OpenVINO and the rungs use
     logging.disable(logging.ERROR)
     task = RungTask.model_validate_json(task_file.read_bytes())
     result = outcome_of(task, lambda what: _tell(events, what))
     partial = result_file.with_name(f".{result_file.name}.partial")
     partial.write_text(result.model_dump_json(), "utf-8")
     partial.replace(result_file)
-    os._exit(0)  # threads of runtimes that would not end are no matter any more
+    os._exit(0)  # without waiting for the runtimes' threads
 
 
 def _own_stdout() -> int:
-    """Keep stdout for events; what libraries print goes to stderr."""
+    """Keep stdout for events; redirect the output of libraries to stderr."""
     own = os.dup(1)
     os.dup2(2, 1)
     return own

@@ -1,1 +1,1 @@
-"""Answers images in this process, as a service would, without one."""
+"""Classifies images in this process, with the answers that a service would give."""

@@ -1,12 +1,13 @@
-"""Files of answers, one row an image: JSON lines, or a folder of Parquet files.
+"""Files of answers, a row per image: JSON lines, or a folder of Parquet files, also in a store.
 
-A run that was stopped goes on where it ended: what a file has already is not computed again, if the
-same networks answered it. Only whole lines and whole Parquet files count.
+A stopped run can be continued: images that have rows are not computed again, if the same networks
+answered them. Only whole lines and whole Parquet files count.
 """
 
 import fcntl
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,17 +16,19 @@ from typing import Any, Self
 
 from models.errors import ModelSetError
 from models.extras import needs_extra
+from models.image_stores import is_store, opened_store
 
 Row = dict[str, Any]  # {"file": str, **answer}
 ROWS_A_PART = 4096
 VERSION_KEY = b"tandem.model_version"
+PART = re.compile(r"part-\d{6,}\.parquet")
 
 
 class AnswerFile(ABC):
-    """Where rows go; a context manager that keeps what was added.
+    """A file of rows; a context manager, which writes the remaining rows even after an error.
 
     Attributes:
-        done: the files that earlier runs answered.
+        done: the files that have rows from earlier runs.
 
     """
 
@@ -33,11 +36,11 @@ class AnswerFile(ABC):
 
     @abstractmethod
     def add(self, row: Row) -> None:
-        """Keep a row."""
+        """Add a row."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,44 +49,46 @@ class AnswerFile(ABC):
         self.close()
 
 
-def opened(path: Path, model_version: str) -> AnswerFile:
-    """Open the file, or folder, by its suffix; make it if it is not there.
+def opened(place: str | Path, model_version: str) -> AnswerFile:
+    """Open or make the file or folder, by its suffix; a URL stands for a folder.
 
     Raises:
-        ModelSetError: another suffix, other networks' answers, another run that writes there, or
+        ModelSetError: an unknown suffix, other networks' answers, another run that writes there, or
             no permission.
 
     """
-    makers: dict[str, Callable[[Path, str], AnswerFile]]
-    makers = {".jsonl": JsonLines, ".parquet": ParquetParts}
-    if path.suffix not in makers:
-        raise ModelSetError(f"--out {path}: end it in .jsonl (JSON lines) or .parquet")
+    makers: dict[str, Callable[[str, str], AnswerFile]]
+    makers = {".jsonl": JsonLines, ".parquet": LocalParts}
+    out, suffix = str(place), Path(place).suffix
+    if not is_store(out) and suffix not in makers:
+        raise ModelSetError(f"--out {out}: end it in .jsonl (JSON lines) or .parquet")
     try:
-        return makers[path.suffix](path, model_version)
+        return (ParquetParts if is_store(out) else makers[suffix])(out, model_version)
     except OSError as error:
-        raise ModelSetError(f"--out {path}: {error.strerror}; name another place") from error
+        reason = error.strerror or error
+        raise ModelSetError(f"--out {out}: {reason}; name another place") from error
 
 
 class JsonLines(AnswerFile):
-    """One JSON object a line."""
+    """A file with a JSON object per line."""
 
-    def __init__(self, path: Path, model_version: str) -> None:
-        self.done = set[str]()
+    def __init__(self, out: str, model_version: str) -> None:
+        self.done, path = set[str](), Path(out)
         self._file = path.open("a+b")
         try:
-            _lock(self._file.fileno(), path)
-            self._file.truncate(self._read(path, model_version))
+            _lock(self._file.fileno(), out)
+            self._file.truncate(self._read(out, model_version))
         except BaseException:
             self._file.close()
             raise
 
-    def _read(self, path: Path, model_version: str) -> int:
+    def _read(self, path: str, model_version: str) -> int:
         """Note which files have answers; return where the last whole line ends."""
         whole = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):
-                break  # the run was killed in the midst of it
+                break  # the run was killed while it wrote this line
             row = _parsed(line, path, number)
             _check_version(row.get("model_version", model_version), model_version, path)
             self.done.add(row["file"])
@@ -99,33 +104,37 @@ class JsonLines(AnswerFile):
 
 
 class ParquetParts(AnswerFile):
-    """A folder of Parquet files, each of up to 4,096 rows: a dataset for pandas, Spark and Ray."""
+    """A folder of Parquet files of up to 4,096 rows: a dataset for pandas, Spark and Ray.
 
-    def __init__(self, path: Path, model_version: str) -> None:
-        with needs_extra("parquet", "classify --out FOLDER.parquet"):
+    This is for stores, in which a file appears as a whole; no lock excludes a second run.
+    """
+
+    def __init__(self, out: str, model_version: str) -> None:
+        with needs_extra("parquet", f"classify --out {out}"):
             import pyarrow
+            import pyarrow.fs
             import pyarrow.parquet
         self._arrow, self._parquet = pyarrow, pyarrow.parquet
-        self._folder, self._rows = path, list[Row]()
-        path.mkdir(parents=True, exist_ok=True)
-        self._schema, self.done = _schema(pyarrow, model_version), set[str]()
-        self._held = os.open(path, os.O_RDONLY)
-        try:
-            _lock(self._held, path)
-            self._next = self._read(model_version)
-        except BaseException:
-            os.close(self._held)
-            raise
+        self._files, self._folder = self._opened(out)
+        self._schema = _schema(pyarrow, model_version)
+        self._rows, self.done = list[Row](), set[str]()
+        self._files.create_dir(self._folder)  # fails now if the store is not writable
+        held = self._files.get_file_info(pyarrow.fs.FileSelector(self._folder))
+        names = sorted(info.base_name for info in held if PART.fullmatch(info.base_name))
+        for name in names:
+            self._note(f"{self._folder}/{name}", model_version)
+        self._next = int(names[-1][5:-8]) + 1 if names else 0
 
-    def _read(self, model_version: str) -> int:
-        """Note which files have answers; return the next part's number."""
-        parts = sorted(self._folder.glob("part-*.parquet"))
-        for part in parts:
-            held = self._parquet.read_table(part, columns=["file"])
-            version = (held.schema.metadata or {}).get(VERSION_KEY, b"").decode()
-            _check_version(version, model_version, part)
-            self.done.update(held.column("file").to_pylist())
-        return int(parts[-1].stem.partition("-")[2]) + 1 if parts else 0
+    def _opened(self, out: str) -> tuple[Any, str]:
+        """Return the filesystem, and the folder's path in it."""
+        return opened_store(out)
+
+    def _note(self, part: str, model_version: str) -> None:
+        """Note which files have answers."""
+        held = self._parquet.read_table(part, columns=["file"], filesystem=self._files)
+        version = (held.schema.metadata or {}).get(VERSION_KEY, b"").decode()
+        _check_version(version, model_version, part)
+        self.done.update(held.column("file").to_pylist())
 
     def add(self, row: Row) -> None:
         self._rows.append(row)
@@ -133,24 +142,56 @@ class ParquetParts(AnswerFile):
             self._write()
 
     def close(self) -> None:
-        try:
-            if self._rows:
-                self._write()
-        finally:
-            os.close(self._held)
+        if self._rows:
+            self._write()
 
     def _write(self) -> None:
         rows = [_columns(row) for row in self._rows]
         table = self._arrow.Table.from_pylist(rows, schema=self._schema)
-        part = self._folder / f"part-{self._next:06}.parquet"
-        partial = part.with_suffix(".partial")
+        part = f"{self._folder}/part-{self._next:06}.parquet"
         try:
-            self._parquet.write_table(table, partial)
+            self._put(table, part)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ModelSetError(
+                f"cannot write {part}: {reason}; put that right, and the same command goes on"
+            ) from error
+        self._next += 1
+        self._rows.clear()
+
+    def _put(self, table: Any, part: str) -> None:
+        self._parquet.write_table(table, part, filesystem=self._files)
+
+
+class LocalParts(ParquetParts):
+    """A folder of Parquet files on this machine, locked against other runs."""
+
+    def __init__(self, out: str, model_version: str) -> None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        self._held = os.open(out, os.O_RDONLY)
+        try:
+            _lock(self._held, out)
+            super().__init__(out, model_version)
+        except BaseException:
+            os.close(self._held)
+            raise
+
+    def _opened(self, out: str) -> tuple[Any, str]:
+        return self._arrow.fs.LocalFileSystem(), out
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            os.close(self._held)
+
+    def _put(self, table: Any, part: str) -> None:
+        partial = Path(part).with_suffix(".partial")
+        try:
+            super()._put(table, str(partial))
             partial.replace(part)
         finally:
             partial.unlink(missing_ok=True)
-        self._next += 1
-        self._rows.clear()
 
 
 def _schema(pyarrow: Any, model_version: str) -> Any:
@@ -163,7 +204,7 @@ def _schema(pyarrow: Any, model_version: str) -> Any:
     )
     columns = [
         ("file", pyarrow.string()),
-        ("label", pyarrow.string()),  # the first prediction's; null where there is none
+        ("label", pyarrow.string()),  # of the first prediction; null without one
         ("probability", pyarrow.float32()),
         ("sure", pyarrow.bool_()),
         ("agreement", pyarrow.bool_()),
@@ -175,7 +216,7 @@ def _schema(pyarrow: Any, model_version: str) -> Any:
 
 
 def _columns(row: Row) -> Row:
-    """Return a row as the schema has it."""
+    """Return a row in the schema's form."""
     first: Row = next(iter(row.get("predictions", ())), {})
     members = [(name, said["predictions"]) for name, said in row.get("members", {}).items()]
     return {
@@ -190,7 +231,7 @@ def _columns(row: Row) -> Row:
     }
 
 
-def _parsed(line: bytes, path: Path, number: int) -> Row:
+def _parsed(line: bytes, path: str, number: int) -> Row:
     with suppress(ValueError):
         row = json.loads(line)
         if isinstance(row, dict) and isinstance(row.get("file"), str):
@@ -198,7 +239,7 @@ def _parsed(line: bytes, path: Path, number: int) -> Row:
     raise ModelSetError(f"--out {path}: line {number} is no answer; name another file")
 
 
-def _check_version(has: str, wanted: str, path: Path) -> None:
+def _check_version(has: str, wanted: str, path: str) -> None:
     if has != wanted:
         raise ModelSetError(
             f"--out {path} has answers of the model set's version {has}, this one is {wanted}; "
@@ -206,7 +247,7 @@ def _check_version(has: str, wanted: str, path: Path) -> None:
         )
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

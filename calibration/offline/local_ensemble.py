@@ -1,9 +1,11 @@
-"""A model set's ensemble in this process: the answers of a service that serves the set."""
+"""A model set's ensemble in this process, with the answers of a service that serves the set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from platformdirs import user_cache_path
 
 from calibration.datasets.labelled import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
@@ -14,15 +16,28 @@ from models.golden import check
 from models.ledger import judge
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
+from models.user_folders import user_folder
 
-NetworkRows = Mapping[str, Probabilities]  # each member's (N, C), and the ensemble's
+NetworkRows = Mapping[str, Probabilities]  # (N, C) of each member and of the ensemble
+
+
+@dataclass(frozen=True)
+class ImageInMemory(ImageFile):
+    """An image whose file was read before, or the error of reading it; it has no path."""
+
+    content: bytes | OSError
+
+    def read_bytes(self) -> bytes:
+        if isinstance(self.content, OSError):
+            raise self.content
+        return self.content
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the ensemble says of one image; every list is likeliest first.
+    """The ensemble's answer for an image; every list has the likeliest class first.
 
-    ``sure`` is None where the set does not say when an answer is sure, ``threshold`` unless the set
+    ``sure`` is None if the set has no bound for sure answers. ``threshold`` is None unless the set
     is multi-label.
     """
 
@@ -36,7 +51,7 @@ class Answer:
 
     @property
     def label(self) -> str | None:
-        """The first label; None where a multi-label set lists none."""
+        """The first label; None if a multi-label answer lists none."""
         return self.predictions[0].label if self.predictions else None
 
     def fields(self) -> dict[str, Any]:
@@ -50,22 +65,29 @@ class Answer:
 
 
 class LocalEnsemble:
-    """Classifies images with a set's networks, on every core.
+    """Classifies images with a set's networks on ``num_threads`` cores; None: on all cores.
 
     Raises:
-        GoldenMismatchError: a network does not answer on this CPU as where the set was made.
+        GoldenMismatchError: a network's answers on this CPU differ from those when the set was
+            made.
         ModelSetError: a network cannot be loaded, or INT8 lost more accuracy than the set allows.
 
     """
 
-    def __init__(self, model_set: ModelSet, precision: Precision = "INT8") -> None:
+    def __init__(
+        self,
+        model_set: ModelSet,
+        precision: Precision = "INT8",
+        num_threads: int | None = None,
+    ) -> None:
         verdict = judge(model_set.manifest, precision, model_set.argument)
         if verdict.status == "dropped":
-            raise ModelSetError(verdict.message)
+            raise ModelSetError(f"{verdict.message}. Only tandem serve has --allow-unverified")
         self.model_set, self._precision = model_set, precision
         self.model_version = model_set.fingerprint(precision)
         self._rule = model_set.answer_rule
-        self._networks = Networks(model_set, [precision])
+        cache = user_folder(user_cache_path, "openvino")
+        self._networks = Networks(model_set, [precision], cache, num_threads)
         if (golden := model_set.golden) is not None:
             for name, network in self._networks.compiled[precision].items():
                 check(golden, name, precision, network)
@@ -73,11 +95,11 @@ class LocalEnsemble:
     def classify(
         self, image: bytes | str | Path, top_k: int = 1, threshold: float | None = None
     ) -> Answer:
-        """Classify one image: an encoded file's bytes, or its path.
+        """Classify an image: an encoded file's bytes, or its path.
 
         Raises:
-            ImageError: it is no image, damaged, or larger than the limits.
-            OSError: there is no such file.
+            ImageError: the file is damaged, not an image, or larger than the limits.
+            OSError: the file cannot be read.
 
         """
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
@@ -85,24 +107,30 @@ class LocalEnsemble:
         return self._answer(rows, 0, top_k, threshold)
 
     def classify_many(
-        self, files: Sequence[Path], top_k: int = 1, threshold: float | None = None
+        self,
+        files: Sequence[bytes | Path | OSError],
+        top_k: int = 1,
+        threshold: float | None = None,
     ) -> Iterator[Answer | ImageError | OSError]:
-        """Yield each file's answer, in order; the error of a file that has none.
+        """Yield for each file, bytes or path, its answer or its error, in order.
 
-        A thread for each core takes a batch of 8 files all the way, only a few ahead.
+        A thread per core handles batches of 8 files, with few batches started ahead.
         """
 
         def answered(batch: Sequence[ImageFile]) -> list[Answer | ImageError | OSError]:
             done = self._networks.answer(batch)
             rows = done.probabilities.get(self._precision, {})
-            found: dict[int, Answer | ImageError | OSError] = {
+            outcomes: dict[int, Answer | ImageError | OSError] = {
                 id(image): error for image, error in done.unreadable
             }
             for place, image in enumerate(done.images):
-                found[id(image)] = self._answer(rows, place, top_k, threshold)
-            return [found[id(image)] for image in batch]
+                outcomes[id(image)] = self._answer(rows, place, top_k, threshold)
+            return [outcomes[id(image)] for image in batch]
 
-        images = [ImageFile(path) for path in files]
+        images = [
+            ImageFile(file) if isinstance(file, Path) else ImageInMemory(Path(), file)
+            for file in files
+        ]
         for batch in through_threads(answered, batches(images), self._networks.num_threads):
             yield from batch
 
@@ -122,10 +150,10 @@ class LocalEnsemble:
 
 
 def load(name: str = "imagenette", precision: Precision = "INT8") -> LocalEnsemble:
-    """Load a model set's ensemble by its name, or its folder.
+    """Load a model set's ensemble by name or folder.
 
     Raises:
-        ModelSetError: there is no such set, or it must not answer here; see the class.
+        ModelSetError: there is no such set, or it may not answer here; see the class.
 
     """
     return LocalEnsemble(load_model_set(name), precision)

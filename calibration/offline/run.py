@@ -1,31 +1,80 @@
-"""``tandem classify --offline``: the rows of many files, and where they are kept."""
+"""``tandem classify --offline``: computes the rows of many files, and stores them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from calibration.offline.answer_files import AnswerFile, Row, opened
-from calibration.offline.local_ensemble import Answer, load
+from calibration.offline.local_ensemble import Answer, LocalEnsemble
 from models.errors import ImageError
 from models.manifest import Manifest
+from models.model_set import load_model_set
 
 
-class OfflineRun:
-    """Classifies files with a set's INT8 networks in this process; a context manager.
+class Rows(Protocol):
+    """Classifies files: in this process, or on a cluster.
 
-    Args:
-        name: of a model set, or its folder.
-        out: keeps the rows, and which files an earlier run answered; None: nothing is kept.
-
-    Raises:
-        ModelSetError: no such set, one that must not answer here, or nowhere to write.
+    Attributes:
+        manifest: the set's.
+        model_version: the networks' fingerprint.
 
     """
 
-    def __init__(self, name: str, out: Path | None) -> None:
-        self._ensemble = load(name)
-        version = self._ensemble.model_version
-        self._out: AnswerFile | None = None if out is None else opened(out, version)
+    manifest: Manifest
+    model_version: str
+
+    def rows(self, files: Sequence[str], top_k: int, threshold: float | None) -> Iterator[Row]:
+        """Yield a row per file."""
+        ...
+
+
+class LocalRows:
+    """Classifies files with a set's INT8 networks in this process.
+
+    Args:
+        name: of a model set, or its folder.
+        num_threads: the number of cores; None: all.
+
+    Raises:
+        ModelSetError: there is no such set, or it may not answer here.
+
+    """
+
+    def __init__(self, name: str, num_threads: int | None = None) -> None:
+        self._ensemble = LocalEnsemble(load_model_set(name), num_threads=num_threads)
+        self.manifest = self._ensemble.model_set.manifest
+        self.model_version = self._ensemble.model_version
+
+    def rows(
+        self,
+        files: Sequence[str],
+        top_k: int,
+        threshold: float | None,
+        contents: Sequence[bytes | OSError] | None = None,
+    ) -> Iterator[Row]:
+        """Yield a row per file, in order; ``contents``: the files' bytes, if read before."""
+        read = list(map(Path, files)) if contents is None else contents
+        answers = self._ensemble.classify_many(read, top_k, threshold)
+        for file, answer in zip(files, answers, strict=True):
+            yield {"file": file, **_fields(answer)}
+
+
+class OfflineRun:
+    """Stores the rows of files, skipping files that have one; a context manager.
+
+    Args:
+        source: classifies the files.
+        out: a file, folder or store's URL for the rows, also of earlier runs; None: rows are not
+            stored.
+
+    Raises:
+        ModelSetError: the place is not writable, or has other networks' answers.
+
+    """
+
+    def __init__(self, source: Rows, out: str | None) -> None:
+        self._source = source
+        self._out: AnswerFile | None = None if out is None else opened(out, source.model_version)
 
     def __enter__(self) -> Self:
         return self
@@ -34,28 +83,21 @@ class OfflineRun:
         if self._out is not None:
             self._out.close()
 
-    @property
-    def manifest(self) -> Manifest:
-        """The set's."""
-        return self._ensemble.model_set.manifest
-
-    def left(self, files: list[Path]) -> list[Path]:
-        """Return the files that no earlier run answered."""
+    def left(self, files: list[str]) -> list[str]:
+        """Return the files without a row from earlier runs."""
         done = set[str]() if self._out is None else self._out.done
-        return [file for file in files if str(file) not in done]
+        return [file for file in files if file not in done]
 
-    def rows(self, files: list[Path], top_k: int, threshold: float | None) -> Iterator[Row]:
-        """Yield one row a file, in order, once it is kept."""
-        answers = self._ensemble.classify_many(files, top_k, threshold)
-        for file, answer in zip(files, answers, strict=True):
-            row = {"file": str(file), **_fields(answer)}
+    def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
+        """Yield a row per file, after storing it."""
+        for row in self._source.rows(files, top_k, threshold):
             if self._out is not None:
                 self._out.add(row)
             yield row
 
 
 def _fields(answer: Answer | ImageError | OSError) -> dict[str, Any]:
-    """Return an answer, or an error in the form of a service's."""
+    """Return an answer, or an error in the service's form."""
     if isinstance(answer, Answer):
         return answer.fields()
     code = answer.code if isinstance(answer, ImageError) else "unreadable"

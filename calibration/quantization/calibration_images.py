@@ -1,4 +1,4 @@
-"""Draws the calibration and the validation images, and notes their hashes."""
+"""Draws the calibration and the validation images, and records their hashes."""
 
 import hashlib
 import random
@@ -16,14 +16,14 @@ from models.model_set import ModelSet
 from models.runtime import Pixels
 
 SEED = 20
-# With fewer held-out images than this, chance alone moves top-1 by more than half a point.
+# With fewer held-out images, chance alone moves top-1 by more than half a percentage point.
 MIN_VALIDATION = 400
 MAX_VALIDATION = 2000
 
 
 @dataclass
 class Chosen:
-    """Images drawn from a folder: pixels as ImageInputs has them, and what became of the files."""
+    """Images drawn from a folder: pixels as in ImageInputs, and the files used or skipped."""
 
     pixels: list[Pixels] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
@@ -34,10 +34,11 @@ class Chosen:
 def draw_images(
     folder: Path, num_images: int, inputs: ImageInputs, is_asked: bool = False
 ) -> Chosen:
-    """Draw ``num_images`` readable images at random, seed 20, so that a second run is the same.
+    """Draw ``num_images`` readable images at random, with seed 20, so that runs are repeatable.
 
     Raises:
-        ModelSetError: the folder has fewer; ``is_asked``: the number was the user's own.
+        ModelSetError: the folder has fewer. With ``is_asked`` the message says that the user chose
+            the number.
 
     """
     paths = find_images(folder)
@@ -56,9 +57,9 @@ def draw_images(
         chosen.hashes.append(hashlib.sha256(data).hexdigest())
     if len(chosen.pixels) < num_images:
         bad = f" ({len(chosen.unreadable)} more cannot be read)" if chosen.unreadable else ""
-        told = "asked for" if is_asked else "the set's quantization.subset_size"
+        source = "asked for" if is_asked else "the set's quantization.subset_size"
         raise ModelSetError(
-            f"{folder} has {len(chosen.pixels)} images{bad}; {num_images} are {told}. Give more, "
+            f"{folder} has {len(chosen.pixels)} images{bad}; {num_images} are {source}. Give more, "
             f"or --subset-size {max(1, len(chosen.pixels))} (under 100, INT8 may lose accuracy)"
         )
     return chosen
@@ -66,13 +67,13 @@ def draw_images(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Labelled images that calibration does not see, to measure the drop on; or why there are none.
+    """Labelled images that calibration does not use, to measure the drop; or why there are none.
 
-    ``labelled`` has pixels as :class:`ImageInputs` has them; it is None without them. ``told``:
-    which they are, or why none, for people.
+    ``labelled`` has pixels as in :class:`ImageInputs`, or is None. ``description`` names the
+    images, or says why there are none.
     """
 
-    told: str
+    description: str
     labelled: Labelled | None = None
     hashes: tuple[str, ...] = ()
     dataset: str = ""
@@ -81,10 +82,10 @@ class HeldOut:
 def held_out(
     images: Path | None, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
 ) -> HeldOut:
-    """Read the images of ``validation``, or else what calibration left of ``images``.
+    """Read the images of ``validation``, or else those of ``images`` that calibration left.
 
-    The latter only if it is labelled and enough. No more than 2000 are used: they are held in
-    memory.
+    The latter are used only if they are labelled and enough. At most 2000 are used, since they are
+    held in memory.
 
     Raises:
         ModelSetError: ``validation`` cannot be used.
@@ -94,7 +95,7 @@ def held_out(
         return _of_multi_label(model_set, validation)
     if validation is not None:
         dataset = read_dataset(validation, model_set)
-        found = dataset.images
+        left = dataset.images
     elif images is None:
         return HeldOut("nothing: packaged photographs have no labels of this set")
     else:
@@ -103,19 +104,19 @@ def held_out(
         except ModelSetError:
             return HeldOut(f"{images} has no labels of this set")
         taken = {path.resolve() for path in used}
-        found = tuple(image for image in dataset.images if image.path.resolve() not in taken)
-        if len(found) < MIN_VALIDATION:
-            return HeldOut(f"{len(found)} images are left for it, {MIN_VALIDATION} are needed")
-    chosen = list(found)
+        left = tuple(image for image in dataset.images if image.path.resolve() not in taken)
+        if len(left) < MIN_VALIDATION:
+            return HeldOut(f"{len(left)} images are left for it, {MIN_VALIDATION} are needed")
+    chosen = list(left)
     if len(chosen) > MAX_VALIDATION:
         chosen = random.Random(SEED).sample(chosen, MAX_VALIDATION)
     labelled, hashes = _read(chosen, model_set.manifest.inputs)
-    told = f"{len(hashes)} images of {validation or images}"
-    return HeldOut(told, labelled, tuple(hashes), dataset.name)
+    description = f"{len(hashes)} images of {validation or images}"
+    return HeldOut(description, labelled, tuple(hashes), dataset.name)
 
 
 def _of_multi_label(model_set: ModelSet, validation: Path | None) -> HeldOut:
-    """Return that nothing is held out: accuracy control goes by top-1, which such a set has not."""
+    """Return no images: accuracy control needs top-1, which multi-label sets do not have."""
     if validation is not None:
         raise ModelSetError(
             f"--validation: {model_set.name} is multi-label, and layers are taken back to float by "
@@ -131,7 +132,7 @@ def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelle
             data = image.path.read_bytes()
             pixels.append(inputs.read(data))
         except (ImageError, OSError):
-            continue  # evaluate lists them; here they only do not count
+            continue  # evaluate lists unreadable files; here they are skipped
         truth.append(image.class_index)
         hashes.append(hashlib.sha256(data).hexdigest())
     if not pixels:

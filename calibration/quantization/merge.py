@@ -1,8 +1,8 @@
-"""Merges what quantising made into the manifest, which people may have edited meanwhile.
+"""Merges the results of quantising into the manifest, which may have been edited meanwhile.
 
-Quantising takes minutes and its lock stops other commands, not an editor. So the manifest is read
-again at the end: what quantising owns is replaced, all else stays as it is then. If what INT8 was
-made from has changed, nothing is written.
+Quantising takes minutes, and its lock stops other commands but not an editor. So the manifest is
+read again at the end. Only the fields that quantising owns are replaced. If the inputs of INT8 have
+changed, nothing is written.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from typing import Any
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME, Manifest, MemberRecord, read_manifest
 
-OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a quantised member
+OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
 
 
 def merged(
@@ -23,12 +23,17 @@ def merged(
     *,
     is_validated: bool,
 ) -> Manifest:
-    """Return the manifest of now with the ``quantized`` members' INT8 from ``made``.
+    """Return the present manifest with the ``quantized`` members' INT8 networks from ``made``.
 
-    ``before``: as quantising found it; ``is_validated``: labels decided which images were right.
+    Args:
+        folder: of the set.
+        before: the manifest at the start of quantising.
+        made: ``before`` with the results.
+        quantized: names of members.
+        is_validated: whether labels decided which images were right.
 
     Raises:
-        ModelSetError: the manifest cannot be read, or what INT8 depends on has changed in it.
+        ModelSetError: the manifest cannot be read, or inputs of INT8 have changed in it.
 
     """
     now = read_manifest(folder)
@@ -55,7 +60,7 @@ def merged(
 def _basis(
     manifest: Manifest, quantized: Collection[str], *, is_validated: bool
 ) -> dict[str, object]:
-    """Return what INT8, its drop and the golden answers are made from, named for people."""
+    """Return the inputs of INT8, its drop and the golden answers, with names for messages."""
     basis: dict[str, object] = {
         "image": (manifest.image, [member.image for member in manifest.members]),
         "the members' networks": {member.name: member.networks for member in manifest.members},

@@ -1,4 +1,4 @@
-"""Turns what NNCF and OpenVINO raise of one member into an error of one line, and checks names."""
+"""Turns errors of NNCF and OpenVINO for a member into a line, and checks names of operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from models.manifest import QuantizationOptions
 
 
 def check_ignored(member: str, options: QuantizationOptions, model: ov.Model) -> None:
-    """Raise :class:`ModelSetError` if an operation that is to stay float is not in the network."""
+    """Raise :class:`ModelSetError` if the network lacks an operation that should stay float."""
     operations = model.get_ops()
     known = {
         "ignored_names": (options.ignored_names, {o.get_friendly_name() for o in operations}),
@@ -30,7 +30,7 @@ def check_ignored(member: str, options: QuantizationOptions, model: ov.Model) ->
 
 @contextmanager
 def nncf_errors(member: str) -> Iterator[None]:
-    """Raise :class:`ModelSetError` where NNCF cannot quantise a member."""
+    """Raise :class:`ModelSetError` in place of NNCF's errors during the block."""
     kinds: tuple[type[Exception], ...] = (RuntimeError, *_nncf_kinds())
     try:
         yield
@@ -44,6 +44,6 @@ def nncf_errors(member: str) -> Iterator[None]:
 
 
 def _nncf_kinds() -> tuple[type[Exception], ...]:
-    """Return all of NNCF's errors; they have no root of their own."""
+    """Return all of NNCF's errors, which have no common base."""
     kinds = (value for value in vars(nncf).values() if isinstance(value, type))
     return tuple(kind for kind in kinds if issubclass(kind, Exception))

@@ -1,8 +1,8 @@
-"""Makes calibration images of photographs that Python packages ship: for a set without any others.
+"""Makes calibration images from photographs in Python packages, for sets without other images.
 
-scikit-image's test photographs come from its wheel, scikit-learn's two from where NNCF has it
-installed. They are few, so each gives many: random squares, mirrored, their colours and brightness
-changed. Activations' ranges are what INT8 needs of them, and those are alike for any photographs.
+scikit-image's test photographs come from its wheel. scikit-learn's two are installed with NNCF.
+Each of these few gives many images: random squares, mirrored, with changed colours and brightness.
+INT8 only needs the activations' ranges, which are similar for all photographs.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
-TOLD = "packaged photographs"  # as manifests name them
+TOLD = "packaged photographs"  # the name in manifests
 SCIKIT_IMAGE = Wheel(
     "scikit-image",
     "0.26.0",
@@ -34,8 +34,8 @@ OF_SCIKIT_IMAGE = (
     *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
 )
 OF_SCIKIT_LEARN = ("china.jpg", "flower.jpg")
-LEAST_SHARE = 0.35  # of the shorter side that a square has
-BRIGHTNESS, COLOR = 0.1, 0.05  # by how much all channels, and each by itself, change at most
+LEAST_SHARE = 0.35  # of a square's side to the photograph's shorter side
+BRIGHTNESS, COLOR = 0.1, 0.05  # the largest change of all channels together, and of each separately
 
 
 def packaged_images(
@@ -44,10 +44,10 @@ def packaged_images(
     source: WheelSource,
     report: ReportProgress = lambda _, __: None,
 ) -> Chosen:
-    """Return squares of the photographs as the members' inputs, the same ones every time.
+    """Return squares of the photographs as the members' inputs, the same each time.
 
     Raises:
-        DownloadError: scikit-image's wheel cannot be had.
+        DownloadError: scikit-image's wheel cannot be downloaded.
         ModelSetError: a photograph is missing or cannot be read.
 
     """

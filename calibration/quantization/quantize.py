@@ -1,4 +1,4 @@
-"""Quantises a network to INT8 with NNCF, with accuracy control where that costs too much."""
+"""Quantises a network to INT8 with NNCF, with accuracy control if that loses too much."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Quantized:
-    """An INT8 network and how it came out."""
+    """An INT8 network and its measured loss."""
 
     model: ov.Model
-    compared: Paired | None = None  # float, INT8 on the validation images; None: not measured
-    first_drop: float | None = None  # before accuracy control, if that was needed
-    left_float: tuple[str, ...] = ()  # layers that accuracy control took back to float
+    compared: Paired | None = None  # float and INT8 on the validation images; None: not measured
+    first_drop: float | None = None  # before accuracy control, if that was used
+    left_float: tuple[str, ...] = ()  # layers that accuracy control returned to float
 
     @property
     def drop(self) -> float | None:
@@ -43,12 +43,12 @@ class Quantized:
 
     @property
     def is_retried(self) -> bool:
-        """Whether plain quantisation cost too much."""
+        """Whether plain quantisation lost too much."""
         return self.first_drop is not None
 
 
 def quantize(model: ov.Model, images: Sequence[Pixels], options: QuantizationOptions) -> ov.Model:
-    """Quantise a folded float model; ``images`` are uint8 (H, W, 3) BGR at the input size."""
+    """Quantise a folded float network; ``images`` are uint8 (H, W, 3) BGR at the input size."""
     options = with_model_type(options, model)
     batches = _calibration_batches(images, model)
     quantized: ov.Model = nncf.quantize(
@@ -69,11 +69,11 @@ def quantize_within(
     say: Callable[[str], None] = lambda _: None,
     num_members: int = 1,
 ) -> Quantized:
-    """Quantise; where that costs too much top-1 on ``validation``, keep layers float.
+    """Quantise; if that loses too much top-1 on ``validation``, keep layers float.
 
-    Too much is what the accuracy gate would refuse of one of ``num_members``. NNCF's accuracy
-    control then takes layers back to float, the most harmful first, until the drop is within
-    ``max_drop`` or nothing is left to take back.
+    Too much is a loss that the accuracy gate would refuse for one of ``num_members``. Then NNCF's
+    accuracy control returns layers to float, the most harmful first, until the drop is within
+    ``max_drop`` or no layers are left.
     """
     plain = quantize(model, images, options)
     if validation is None:
@@ -101,21 +101,21 @@ def quantize_within(
 
 
 def is_too_much(compared: Paired, max_drop: float, num_members: int) -> bool:
-    """Whether the accuracy gate refuses what one of ``num_members`` lost."""
+    """Whether the accuracy gate refuses this loss of one of ``num_members``."""
     judgements = judged({"": compared.drop}, compared.num_images, max_drop, num_members)
     return outcome_of(judgements) == "refused"
 
 
 def with_model_type(options: QuantizationOptions, model: ov.Model) -> QuantizationOptions:
-    """Return the options with what NNCF is to take the network for, if they do not say."""
+    """Return the options with the network's kind for NNCF, if they do not set it."""
     if options.model_type is not None:
         return options
-    found = "transformer" if has_attention(model) else "convolutional"
-    return options.model_copy(update={"model_type": found})
+    model_type = "transformer" if has_attention(model) else "convolutional"
+    return options.model_copy(update={"model_type": model_type})
 
 
 def has_attention(model: ov.Model) -> bool:
-    """Whether any product of matrices takes the output of a softmax, as attention does."""
+    """Whether any matrix product has the output of a softmax as input, as in attention."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ScaledDotProductAttention":
             return True
@@ -129,16 +129,16 @@ def has_attention(model: ov.Model) -> bool:
 
 
 def _calibration_batches(images: Sequence[Pixels], model: ov.Model) -> list[Pixels]:
-    """Return the images one by one, or as many at a time as the network was exported for."""
+    """Return the images one by one, or in batches if the network has a fixed batch size."""
     pixels = np.stack(images)
     return [pixels[places] for places in _places(len(images), fixed_batch(model) or 1)]
 
 
 def _advanced(model: ov.Model) -> nncf.AdvancedQuantizationParameters:
-    """Let NNCF take each image of a batch that is built in by itself, as it does others.
+    """Return NNCF's advanced parameters for this network and CPU.
 
-    AVX2 adds two products of INT8 in 16 bits, which saturate: without VNNI weights take 7 bits
-    (DECISIONS.md, "Seven bits on AVX2").
+    With a fixed batch size, activations are sampled per image, as without one. AVX2 adds two INT8
+    products in 16 bits, which saturate: on CPUs without VNNI weights use 7 bits (decision 0018).
     """
     is_avx2_alone = instructions_of(cpu_model()) == "avx2"
     return nncf.AdvancedQuantizationParameters(
@@ -155,20 +155,23 @@ def _arguments(options: QuantizationOptions, num_batches: int) -> dict[str, Any]
         "preset": nncf.QuantizationPreset(options.preset),
         "subset_size": num_batches,
         "fast_bias_correction": options.fast_bias_correction,
-        # NNCF then recommends smooth quantisation and applies it, alpha as it finds best.
+        # With this NNCF uses smooth quantisation, and chooses its alpha.
         "model_type": nncf.ModelType.TRANSFORMER if options.model_type == "transformer" else None,
         "ignored_scope": ignored if options.ignored_names or options.ignored_types else None,
     }
 
 
 def _places(num_images: int, fixed: int) -> list[np.ndarray]:
-    """Return the images of each batch of exactly ``fixed``; the first ones fill up the last."""
+    """Return the images' indices for batches of exactly ``fixed``.
+
+    The first images fill up the last batch.
+    """
     num_batches = -(-num_images // fixed)
     return np.split(np.resize(np.arange(num_images), num_batches * fixed), num_batches)
 
 
 def _batched(labelled: Labelled, fixed: int | None) -> Iterable[tuple[Pixels, np.ndarray]]:
-    """Yield batches of ``fixed`` images, or of up to 8."""
+    """Yield batches of ``fixed`` images; None: of up to 8."""
     num_images = len(labelled.truth)
     ends = np.arange(BATCH, num_images, BATCH)
     for part in _places(num_images, fixed) if fixed else np.split(np.arange(num_images), ends):
@@ -178,7 +181,7 @@ def _batched(labelled: Labelled, fixed: int | None) -> Iterable[tuple[Pixels, np
 def _validate(
     compiled: ov.CompiledModel, batches: Iterable[tuple[Pixels, np.ndarray]]
 ) -> tuple[float, None]:
-    """Return the top-1, as NNCF asks for it; no value per image: it then ranks by outputs."""
+    """Return the top-1 for NNCF, without values per image: NNCF then ranks layers by outputs."""
     right = total = 0
     for pixels, truth in batches:
         right += int((compiled([pixels])[0].argmax(axis=1) == truth).sum())
@@ -187,17 +190,17 @@ def _validate(
 
 
 def rightness(model: ov.Model, labelled: Labelled) -> Rightness:
-    """Return for each image (N,) whether its likeliest class is right; floats run in f32."""
+    """Return for each image (N,) whether its likeliest class is right; float layers run in f32."""
     options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
-    found = [
+    batches = [
         network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled, None)
     ]
-    return np.concatenate(found)
+    return np.concatenate(batches)
 
 
 def quantized_layers(model: ov.Model) -> set[str]:
-    """Return the names of the computing layers whose activations are quantised."""
+    """Return the names of the computing layers with quantised activations."""
     return {
         node.get_friendly_name()
         for node in model.get_ordered_ops()

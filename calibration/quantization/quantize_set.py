@@ -41,27 +41,27 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to quantise on; None takes the manifest's own."""
+    """The images and options of a quantisation; None stands for the manifest's value."""
 
-    images: Path | None  # None: of photographs that packages ship
+    images: Path | None  # None: photographs from packages
     validation: Path | None = None
-    members: tuple[str, ...] = ()  # none: all
+    members: tuple[str, ...] = ()  # empty: all
     subset_size: int | None = None
     preset: str | None = None
     fast_bias_correction: bool | None = None
     max_drop: float | None = None
-    wheels: WheelSource | None = None  # where those packages come from; needed without images
+    wheels: WheelSource | None = None  # the source of those packages; needed without images
 
     def options_of(self, member: MemberRecord) -> QuantizationOptions:
-        """Return the member's options with what was asked for in their place."""
+        """Return the member's options, replaced where this request sets them."""
         asked = {
             "subset_size": self.subset_size,
             "preset": self.preset,
             "fast_bias_correction": self.fast_bias_correction,
         }
-        given = {key: value for key, value in asked.items() if value is not None}
+        changed = {key: value for key, value in asked.items() if value is not None}
         try:
-            return QuantizationOptions.model_validate(member.quantization.model_dump() | given)
+            return QuantizationOptions.model_validate(member.quantization.model_dump() | changed)
         except ValidationError as error:
             first = error.errors()[0]
             raise ModelSetError(
@@ -71,21 +71,21 @@ class Request:
 
 @dataclass
 class MemberQuantization:
-    """What was done, by member; ``unreadable`` are calibration images that were passed over."""
+    """The result, by member; ``unreadable`` are the calibration images that were skipped."""
 
     members: dict[str, Quantized] = field(default_factory=dict)
-    validation: str = ""  # which images measured the drop, or why none did
+    validation: str = ""  # the images that measured the drop, or why there were none
     unreadable: list[str] = field(default_factory=list)
 
 
 def quantize_set(
     model_set: ModelSet, request: Request, say: Say = lambda _: None
 ) -> MemberQuantization:
-    """Quantise the set's float networks and put the INT8 ones into its folder, all or none.
+    """Quantise the set's float networks and add the INT8 ones to its folder, all or none.
 
     Raises:
-        ModelSetError: a member has no float network, images are too few, the disk is full, or the
-            manifest was edited so that this INT8 is not its own; the set is then as it was.
+        ModelSetError: a member has no float network, there are too few images, the disk is full, or
+            edits of the manifest changed the inputs of INT8. Then the set is unchanged.
 
     """
     with change(model_set.folder, "tandem quantize") as staging:
@@ -93,9 +93,9 @@ def quantize_set(
 
 
 def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuantization:
-    """Do it in a set that is being changed, or made."""
+    """Quantise a set that is being changed or made."""
     folder = staging.folder
-    model_set = ModelSet(folder, read_manifest(folder))  # none but an editor changes it now
+    model_set = ModelSet(folder, read_manifest(folder))  # only an editor may change it now
     manifest = model_set.manifest
     records = [manifest.member(n) for n in request.members] or _with_float(manifest)
     _check_runtimes(records)
@@ -103,14 +103,14 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     options = {m.name: request.options_of(m) for m in records}
     for name, path in floats.items():
         check_ignored(name, options[name], read_network(path))
-    # INT8 takes less than the float weights, which are FP16; golden answers and notes the rest.
+    # INT8 is smaller than the float weights in FP16; golden answers and records fit into the rest.
     staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
     size = max(o.subset_size for o in options.values())
     inputs = manifest.inputs
     say(f"reading {size} images of {request.images or TOLD}")
     chosen = _chosen(request, size, inputs)
     validation = held_out(request.images, request.validation, model_set, chosen.paths)
-    outcome = MemberQuantization(validation=validation.told, unreadable=chosen.unreadable)
+    outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
     max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
     for name, path in floats.items():
         model = read_network(path)
@@ -128,7 +128,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
             )
     hashes = set(chosen.hashes)
     if any(q.is_retried for q in outcome.members.values()):
-        hashes |= set(validation.hashes)  # they chose the layers: INT8 is fitted to them
+        hashes |= set(validation.hashes)  # they chose float layers, so INT8 is fitted to them
     made = _with_int8(staging, manifest, outcome, options, hashes, validation)
     made = made.model_copy(update={"calibration_source": "" if request.images else TOLD})
     is_validated = validation.labelled is not None
@@ -154,10 +154,10 @@ def _how(options: QuantizationOptions) -> str:
 def _with_float(manifest: Manifest) -> list[MemberRecord]:
     """Return the members that can be quantised.
 
-    Those that came as INT8, or run on another runtime than OpenVINO, stay as they are.
+    Members imported as INT8, or on another runtime than OpenVINO, stay unchanged.
     """
-    found = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
-    return found or list(manifest.members)  # of whom the first then says that it has none
+    with_float = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
+    return with_float or list(manifest.members)  # for the error that the first has no float network
 
 
 def _is_for_nncf(member: MemberRecord) -> bool:
@@ -198,7 +198,7 @@ def _with_int8(
     hashes: set[str],
     validation: HeldOut,
 ) -> Manifest:
-    """Write the networks and return the manifest that names them; old accuracy is not theirs."""
+    """Write the networks and return their manifest, without the accuracy of earlier ones."""
     members, is_partial = [], False
     for member in manifest.members:
         if (quantized := outcome.members.get(member.name)) is None:
@@ -232,7 +232,7 @@ def _with_int8(
 def _validation_drop(
     network: Network, quantized: Quantized, validation: HeldOut
 ) -> ValidationDrop | None:
-    """Return the drop as the manifest keeps it, for the gate before serving."""
+    """Return the drop for the manifest, which the gate before serving reads."""
     if (compared := quantized.compared) is None:
         return None
     return ValidationDrop(

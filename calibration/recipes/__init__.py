@@ -1,1 +1,1 @@
-"""Makes whole sets by one command: networks, labels and INT8."""
+"""Makes whole sets with one command: networks, labels and INT8."""

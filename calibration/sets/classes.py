@@ -1,9 +1,9 @@
 """Maps a network's classes to a set's by their ids, in the network itself.
 
 Class lists of the same problem differ in order, and by a class for "none of them" ("background").
-By position one would be taken for the other without a word; by id they are picked. Where a network
-has classes that the set has not, these are left out before softmax: the rest share their
-probability in proportion. Scores of a multi-label network are each class's own and stay.
+Mapping by position would confuse them silently, so they are mapped by id. Classes of a network that
+the set lacks are left out before softmax: the others share their probability in proportion. The
+scores of a multi-label network are independent and stay as they are.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True)
 class ClassMap:
-    """The ids of a network's own classes, and of the set's, each in its order."""
+    """The ids of a network's classes and of the set's, each in its own order."""
 
     own: tuple[str, ...]
     wanted: tuple[str, ...]
@@ -44,7 +44,7 @@ class ClassMap:
 
     @property
     def positions(self) -> list[int]:
-        """Where the set's classes are among the network's."""
+        """The position of each of the set's classes among the network's."""
         places = {name: place for place, name in enumerate(self.own)}
         return [places[name] for name in self.wanted]
 
@@ -52,12 +52,12 @@ class ClassMap:
 def select_classes(
     model: ov.Model, classes: ClassMap, path: Path, task: Task = "classification"
 ) -> ov.Model:
-    """Return a network of (N, own classes) rows as one of the set's, in the set's order.
+    """Return the network with rows of the set's classes, in the set's order.
 
     Scores of a multi-label network stay as they are.
 
     Raises:
-        ModelSetError: the network has not as many classes as its ids.
+        ModelSetError: the numbers of the network's classes and ids differ.
 
     """
     (num_classes,) = list(model.output().partial_shape)[1:]

@@ -21,13 +21,13 @@ def convert_module(
     normalisation: Normalisation | None = None,
     task: Task = "classification",
 ) -> ov.Model:
-    """Convert a torch network, float (N, 3, H, W) RGB to logits, into a folded float model.
+    """Convert a torch network, float (N, 3, H, W) RGB to logits, to a folded float model.
 
-    Behind it comes softmax, or a sigmoid if its ``task`` is multi_label.
+    A softmax is appended, or a sigmoid if ``task`` is multi_label.
     """
     module.eval()
     example = torch.zeros(1, 3, input_size, input_size)
-    with torch.no_grad():  # else attention takes another way each time, and cannot be traced
+    with torch.no_grad():  # otherwise attention takes a path that cannot be traced
         model = ov.convert_model(
             module, example_input=example, input=[-1, 3, input_size, input_size]
         )

@@ -1,7 +1,7 @@
-"""Downloads one file over HTTP: resumes, shows progress, and keeps it only if its hash is right.
+"""Downloads a file over HTTP with resumption and progress, and keeps it only if its hash matches.
 
-The bytes go into ``<name>.part``, which becomes ``<name>`` when all is well: nobody ever finds half
-a file under the right name.
+The bytes go into ``<name>.part``, which is renamed to ``<name>`` after the check: so ``<name>`` is
+never incomplete.
 """
 
 import time
@@ -15,14 +15,14 @@ import httpx
 from models.errors import TandemError
 
 TIMEOUT_S = 30.0
-NUM_TRIES = 4  # each goes on where the last one broke off
+NUM_TRIES = 4  # each resumes where the last one broke off
 MAX_BYTES = 2**31  # no float classifier of this kind is larger
 T = TypeVar("T")
-ReportProgress = Callable[[int, int | None], None]  # bytes there, bytes in all if known
+ReportProgress = Callable[[int, int | None], None]  # bytes so far, and in all if known
 
 
 class DownloadError(TandemError):
-    """A file could not be had, or is not what it should be; nothing half-made is left."""
+    """A file could not be downloaded, or differs from the expected one; nothing partial is left."""
 
     code = "download"
 
@@ -34,7 +34,7 @@ def download(
     report: ReportProgress = lambda _, __: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Fetch ``url`` to ``path`` unless it is there; proxies are taken from the environment.
+    """Download ``url`` to ``path`` unless it exists; proxies are taken from the environment.
 
     Raises:
         DownloadError: unreachable, refused, too large, a full disk, or another hash.
@@ -43,7 +43,7 @@ def download(
     part = path.with_name(f"{path.name}.part")
     try:
         if path.is_file() and _sha256_of(path).startswith(sha256_prefix):
-            return path  # else it was damaged since: the good one takes its place
+            return path  # a damaged file is downloaded again
         path.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, report, wait)
         check_hash(part, sha256_prefix)
@@ -56,17 +56,17 @@ def download(
 
 
 def check_hash(path: Path, sha256_prefix: str) -> None:
-    """Compare with the hash that the publisher put into the file's name; remove what differs."""
+    """Check a file's hash, which the publisher put into its name; remove a file that differs."""
     try:
-        found = _sha256_of(path)
+        actual = _sha256_of(path)
     except OSError as error:
         raise DownloadError(f"cannot read {path}: {error.strerror}") from error
-    if not found.startswith(sha256_prefix):
+    if not actual.startswith(sha256_prefix):
         if path.suffix == ".part":
             path.unlink()
         raise DownloadError(
             f"{path.name.removesuffix('.part')} was altered on its way or is damaged: its sha256 "
-            f"begins {found[: len(sha256_prefix)]}, it must begin {sha256_prefix}. "
+            f"begins {actual[: len(sha256_prefix)]}, it must begin {sha256_prefix}. "
             "Fetch it again; if it happens twice, somebody between changes it"
         )
 
@@ -77,7 +77,7 @@ def _sha256_of(path: Path) -> str:
 
 
 def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float], None]) -> None:
-    """Go on from what is in ``part`` until the file is whole."""
+    """Download the bytes that ``part`` lacks."""
     hint = what_next(part.name.removesuffix(".part"))
     trying(url, lambda client: _once(client, url, part, report), hint, wait)
 
@@ -85,10 +85,10 @@ def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float],
 def trying(
     url: str, once: Callable[[httpx.Client], T], hint: str, wait: Callable[[float], None]
 ) -> T:
-    """Do ``once``, again after what may pass: no connection, a status of 500 and more.
+    """Call ``once``, and again after errors that may pass: no connection, or a status of 5xx.
 
     Raises:
-        DownloadError: it did not pass, or the status is below 500; ``hint`` ends its message.
+        DownloadError: all tries failed, or the status is 4xx; ``hint`` ends its message.
 
     """
     with _client() as client:
@@ -120,7 +120,7 @@ def _client() -> httpx.Client:
 
 
 def what_next(name: str) -> str:
-    """Advise somebody who cannot fetch the file ``name`` from here."""
+    """Return advice for a user who cannot download the file ``name`` from here."""
     return (
         "behind a proxy, set HTTPS_PROXY; with a mirror, give --mirror URL (timm's: --hub URL); "
         f"offline, fetch {name} elsewhere and give its folder: --weights-dir DIR"

@@ -1,8 +1,8 @@
-"""Writes that a power cut cannot undo or reorder: files and folders flushed, a manifest replaced.
+"""Writes files so that a power cut can neither undo nor reorder the writes.
 
-A write, a rename or a removal is first made in memory, and the disk may see them in another order
-(fsync(2), rename(2)). So a file's bytes are flushed before a rename gives it the name it is found
-by, and the folder before anything that the rename replaced is removed.
+Writes, renames and removals are first made in memory, and may reach the disk in another order
+(fsync(2), rename(2)). So a file's bytes are flushed before it is renamed to its final name, and the
+folder is flushed before files that the rename replaced are removed.
 """
 
 import errno
@@ -27,7 +27,7 @@ def flush(path: Path) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest in one step: no reader, nor a power cut, ever sees half of it.
+    """Write the manifest in one step, so that no reader or power cut sees a part of it.
 
     Files that it names must have been flushed to the disk before.
     """

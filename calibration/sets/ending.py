@@ -1,4 +1,4 @@
-"""Makes a classifier's output one row of its task an image: float (N, C) in 0..1."""
+"""Brings a classifier's output into its task's form: a row per image, float (N, C) in 0..1."""
 
 from pathlib import Path
 
@@ -14,16 +14,16 @@ from models.errors import ModelSetError
 from models.record import Task
 from models.runtime import CompiledNetwork, RuntimeOptions
 
-# What passes on each class's value by itself.
+# Operators that leave each class's value as it is.
 PASSING = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Convert")
 OWN: dict[str, Ending] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
 
 
 def cut_rounding(model: ov.Model) -> ov.Model:
-    """Leave out the rounding that a quantised network ends in: to integers, or of probabilities.
+    """Remove the rounding at the end of a quantised network.
 
-    What it rounds, to steps of 1/256 as a rule, is answered as it is. Rounded, the rows of many
-    classes sum to anything: 40 classes of 1/256 each are all of one step.
+    It rounds probabilities, usually to steps of 1/256, or converts them to integers. With many
+    classes rounded rows do not sum to 1: each small probability becomes 0 or a step.
     """
     end = model.output().get_node().input_value(0)
     exact = _before_rounding(end)
@@ -35,9 +35,9 @@ def cut_rounding(model: ov.Model) -> ov.Model:
 
 
 def _before_rounding(end: ov.Output) -> ov.Output:
-    """Return what an output rounds; one that does not, itself.
+    """Return the output before its rounding, or the output itself if it is not rounded.
 
-    A rounding is a FakeQuantize, or a way to integers; (q - zero point) * scale may come back.
+    The rounding is a FakeQuantize, or a conversion to integers and possibly back.
     """
     node = end.get_node()
     for kind in ("Multiply", "Subtract"):
@@ -78,10 +78,10 @@ def flatten_output(model: ov.Model, path: Path) -> None:
 def with_ending(
     model: ov.Model, path: Path, outputs: Outputs, task: Task
 ) -> tuple[ov.Model, Ending | None]:
-    """Append what the network lacks of its task, and return that too: softmax, a sigmoid, nothing.
+    """Append the ending that the network lacks for its task, and return it: softmax or sigmoid.
 
     Raises:
-        ModelSetError: its rows are none of the task's, or no numbers.
+        ModelSetError: its rows do not fit the task, or are not numbers.
 
     """
     rows = _answers(model, path)
@@ -94,7 +94,10 @@ def with_ending(
 
 
 def own_ending(model: ov.Model) -> Ending | None:
-    """Return whether a softmax or a sigmoid gives the output; reshapes and rounding may follow."""
+    """Return "softmax" or "sigmoid" if the network ends in one, else None.
+
+    Reshapes and rounding may follow it.
+    """
     return _ending_of(model.output().get_node().input_value(0))
 
 

@@ -1,4 +1,4 @@
-"""Checks of a network's file before a library opens it: what it is, and where its weights are.
+"""Checks a network's file before a library opens it: its kind, and where its weights are.
 
 An ONNX file may name other files for its weights (``TensorProto.external_data``), by any path. A
 network that somebody sends must not read files of other folders.
@@ -10,19 +10,20 @@ from models.errors import ModelSetError
 from models.runtimes.onnx_file import onnx_facts
 
 ONNX = ".onnx"
-NUM_READ = 512  # bytes, of what a file begins with
+NUM_READ = 512  # bytes that are read of the beginning of a file
 GIT_LFS = b"version https://git-lfs.github.com"
 HTML = (b"<!doctype html", b"<html")
-# Of ONNX; of OpenVINO's own, ranges that are found out while it runs are no operator any more.
+# ONNX operators. OpenVINO's graph has no operator for ranges that are computed while it runs.
 DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
 ZIP_MAP = "ZipMap"
 
 
 def check_file(path: Path) -> None:
-    """Check that a file may be a network, and what an ONNX file keeps elsewhere is in its folder.
+    """Check that a file may be a network, and that an ONNX file's other files are in its folder.
 
     Raises:
-        ModelSetError: it is something else, gives no tensor, or has weights outside, or missing.
+        ModelSetError: it is something else, its output is not a tensor, or weights are missing or
+            outside of its folder.
 
     """
     _check_beginning(path)
@@ -38,7 +39,7 @@ def check_file(path: Path) -> None:
 
 
 def is_quantized(path: Path) -> bool:
-    """Whether an ONNX file computes in INT8 by ranges that are found out for each batch."""
+    """Whether an ONNX file is quantised dynamically: in INT8, with ranges computed per batch."""
     if path.suffix != ONNX:
         return False
     return bool(DYNAMIC & onnx_facts(_content(path), str(path)).operators)
@@ -48,7 +49,7 @@ def _check_beginning(path: Path) -> None:
     try:
         with path.open("rb") as opened:
             start = opened.read(NUM_READ)
-    except OSError:  # whoever reads it says what is wrong with it
+    except OSError:  # reported when it is read
         return
     if not start:
         raise ModelSetError(f"{path} is empty: download it, or export it again")
@@ -73,13 +74,13 @@ def _content(path: Path) -> bytes:
 def _check_external(path: Path, locations: set[str]) -> None:
     folder = path.parent.resolve()
     for location in sorted(locations):
-        found = path.parent / location
-        if not found.resolve().is_relative_to(folder):
+        weights = path.parent / location
+        if not weights.resolve().is_relative_to(folder):
             raise ModelSetError(
                 f"{path} keeps weights outside of its folder ({location}): export it again with "
-                "its weights inside, or beside it"
+                "its weights inside, or next to it"
             )
-        if not found.is_file():
+        if not weights.is_file():
             raise ModelSetError(
-                f"{path} keeps weights in {location}, which is missing: put it beside the file"
+                f"{path} keeps weights in {location}, which is missing: put it next to the file"
             )

@@ -1,8 +1,8 @@
-"""Folds preprocessing and softmax or sigmoid into a network, so that it takes plain uint8 images.
+"""Folds preprocessing and softmax or sigmoid into a network, which then takes uint8 images.
 
-Input uint8 (N, H, W, 3) BGR, output float32 (N, C) in 0..1. Layout, colour order, mean, scale and
-softmax are part of the network: no caller can get them wrong, and a quarter of the bytes
-travel.
+The input is uint8 (N, H, W, 3) BGR, the output float32 (N, C) in 0..1. Layout, colour order, mean,
+scale and softmax are part of the network, so that no caller can get them wrong, and images are a
+quarter of the bytes.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ MEAN_RGB = (123.675, 116.28, 103.53)
 SCALE_RGB = (58.395, 57.12, 57.375)
 Triple = tuple[float, float, float]
 ColorOrder = Literal["RGB", "BGR"]
-FOLDED = "image", "tandem/pixels", "before/tandem/pixels"  # inputs of what was folded before
+FOLDED = "image", "tandem/pixels", "before/tandem/pixels"  # inputs of networks folded before
 INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
-# Through these OpenVINO carries a reversal of colours right, into the weights of a convolution. Of
-# others it thinks so too, and leaves PRelu its slopes and a padding its channels.
+# Through these operators OpenVINO moves a reversal of colours correctly into the weights of a
+# convolution. Through others it does so wrongly: it leaves PRelu's slopes and a padding unchanged.
 CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What a float network takes: (pixel - mean) / scale, per channel in ``color_order``."""
+    """The input of a float network: (pixel - mean) / scale per channel, in ``color_order``."""
 
     mean: Triple = MEAN_RGB
     scale: Triple = SCALE_RGB
@@ -36,12 +36,12 @@ class Normalisation:
 
     @property
     def formula(self) -> str:
-        """Say what the network takes, for people."""
+        """The formula as text, for people."""
         return f"({self.color_order} - {_numbers(self.mean)}) / {_numbers(self.scale)}"
 
     @property
     def doubt(self) -> str | None:
-        """Say that these numbers are of pixels from 0 to 1, if they look so."""
+        """A warning if these numbers look like those of pixels from 0 to 1, else None."""
         if min(map(abs, self.scale)) >= 1 and not 0 < max(map(abs, self.mean)) <= 1:
             return None
         mean, scale = ([255 * value for value in values] for values in (self.mean, self.scale))
@@ -53,7 +53,7 @@ class Normalisation:
 
 
 def order_doubt(name: str, pixel_order: ColorOrder | None) -> str | None:
-    """Say which order is assumed of uint8 pixels, the input ``name``, if nobody stated one."""
+    """Return a warning about the assumed colour order of uint8 pixels, unless it was stated."""
     if pixel_order is not None or name in FOLDED:
         return None
     return (
@@ -88,9 +88,9 @@ def fold(
     layout: Literal["NCHW", "NHWC"] = "NCHW",
     batch: int | None = None,
 ) -> ov.Model:
-    """Put uint8 NHWC BGR -> the float input that the model was trained with in front of it.
+    """Prepend the conversion from uint8 NHWC BGR to the float input that the model takes.
 
-    ``batch``: images that the model takes at a time; None: any number.
+    ``batch`` is the number of images that the model takes at a time; None: any number.
     """
     how = normalisation or Normalisation()
     is_reversed = how.color_order == "RGB"
@@ -110,9 +110,9 @@ def fold_integers(
     layout: Literal["NCHW", "NHWC"],
     batch: int | None = None,
 ) -> ov.Model:
-    """Put uint8 NHWC BGR -> the pixels, as whatever integer, that the model takes.
+    """Prepend the conversion from uint8 NHWC BGR to the integer pixels that the model takes.
 
-    int8 cannot hold them: such a model takes pixel - 128.
+    A model with int8 inputs takes pixel - 128.
     """
     kind = model.input().element_type
     if kind == ov.Type.u8 and (color_order, layout) == ("BGR", "NHWC"):
@@ -129,7 +129,7 @@ def fold_integers(
 def _steps(
     model: ov.Model, input_size: int, layout: Literal["NCHW", "NHWC"], batch: int | None
 ) -> PrePostProcessor:
-    """Begin the conversion of uint8 NHWC BGR."""
+    """Return the first steps of the conversion from uint8 NHWC BGR."""
     steps = PrePostProcessor(model)
     tensor = steps.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
@@ -140,7 +140,7 @@ def _steps(
 
 
 def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
-    """Put the steps in front, and if ``is_reversed`` a change of the colours' order."""
+    """Prepend the steps, and a reversal of the colour order if ``is_reversed``."""
     folded = steps.build()
     if is_reversed:
         image = folded.input()
@@ -155,7 +155,7 @@ def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
 
 
 def _ends_in_convolutions(model: ov.Model) -> bool:
-    """Whether the image goes to convolutions alone, through nothing but arithmetic."""
+    """Whether the image only reaches convolutions, and only through arithmetic."""
     ports = list(model.input().get_target_inputs())
     while ports:
         node = ports.pop().get_node()

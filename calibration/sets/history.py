@@ -1,7 +1,7 @@
-"""Keeps a set's earlier versions when a command makes another one in its place.
+"""Keeps a set's earlier versions when a command replaces it.
 
-A version is a whole set in ``.versions`` of the set's folder (:mod:`models.versions`). Its files
-are hard links where the disk has them: what versions share takes no room twice.
+A version is a complete set in ``.versions`` of the set's folder (:mod:`models.versions`). Its files
+are hard links if the disk supports them, so that shared files take room once.
 """
 
 import os
@@ -18,7 +18,7 @@ from models.versions import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_earl
 
 
 def is_bundled(folder: Path) -> bool:
-    """Whether the set comes with the program: no versions of it are kept."""
+    """Whether the set comes with the program, in which case no versions of it are kept."""
     return folder.resolve().parent == BUNDLED_DIR.resolve()
 
 
@@ -33,7 +33,7 @@ def check_current(folder: Path) -> None:
 
 
 def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
-    """Keep the set in ``folder`` if ``manifest`` makes another of it; note what made that."""
+    """Keep the set in ``folder`` as a version if ``manifest`` differs; record the command."""
     old, new = _readable(folder), ModelSet(folder, manifest)
     if old is not None and old.fingerprints == new.fingerprints:
         return manifest
@@ -43,7 +43,7 @@ def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
 
 
 def keep_replaced(folder: Path, building: Path) -> None:
-    """Keep in ``building`` what ``folder`` is, whose place it takes, and the versions of that."""
+    """Keep the set in ``folder``, and its versions, in ``building``, which will replace it."""
     old, new = _readable(folder), _readable(building)
     if new is None or is_bundled(folder):
         return
@@ -55,18 +55,18 @@ def keep_replaced(folder: Path, building: Path) -> None:
 
 
 def link_files(model_set: ModelSet, folder: Path) -> None:
-    """Put the files of a set that are there, and its manifest last, into another folder."""
+    """Link a set's existing files into another folder, and its manifest last."""
     for record in model_set.manifest.files:
         if model_set.is_here(record):
             link(model_set.folder / record.path, folder / record.path)
-    # An editor may write a manifest in place: a link would follow.
+    # Copied, not linked: an editor may write a manifest in place.
     shutil.copyfile(model_set.folder / MANIFEST_NAME, folder / MANIFEST_NAME)
     flush(folder / MANIFEST_NAME)
     flush(folder)
 
 
 def link(source: Path, target: Path) -> None:
-    """Link a file, or copy it where the disk has no hard links; one that is there stays."""
+    """Link a file, or copy it if the disk has no hard links; an existing target stays."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
-    """Keep a set as an earlier version in ``folder``, unless the new one has all that it is."""
+    """Keep a set as an earlier version in ``folder``, unless the new set has the same version."""
     known = tuple(old.fingerprints.values())
     if set(known) <= set(new.fingerprints.values()):
         return

@@ -1,8 +1,9 @@
-"""Imports a classifier that OpenVINO reads as a member: uint8 BGR in, rows of its task out."""
+"""Imports a classifier that OpenVINO can read as a member: uint8 BGR in, probabilities out."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
 
 from calibration.sets.batch import (
@@ -13,6 +14,7 @@ from calibration.sets.batch import (
     check_rows,
     keep_images,
     set_shape,
+    trial_images,
 )
 from calibration.sets.classes import ClassMap, select_classes
 from calibration.sets.ending import (
@@ -27,16 +29,18 @@ from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
 from calibration.sets.task import Ending, Outputs, gives, task_of
+from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import Precision, Task
 from models.runtime import CompiledNetwork, RuntimeOptions, check_network, fixed_batch, read_network
 
-MAX_LEVELS = 256  # of what is quantised
+MAX_LEVELS = 256  # of a quantisation to 8 bits
+NUM_ASKED = 8  # images whose answers are compared with those of another runtime
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A folded network and what was found out about it."""
+    """A folded network, and facts about it."""
 
     model: ov.Model
     input_size: int
@@ -44,13 +48,14 @@ class Imported:
     precision: Precision
     fixed_batch: int | None = None  # images at a time; None: any number
     task: Task = "classification"
-    facts: str = ""  # what it takes and gives, for people
+    facts: str = ""  # its input and output, for people
     doubt: str | None = None  # what may be wrong with how it was read
+    answers: Probabilities | None = None  # (NUM_ASKED, C) to trial images, asked one by one
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """How the network of a file is to be read."""
+    """How to read the network of a file."""
 
     path: Path
     size: int
@@ -92,20 +97,21 @@ def import_network(
         converted: the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
 
     Raises:
-        ModelSetError: not one image in and one row of classes out; the message says what is.
+        ModelSetError: not one image in and one row of classes out; the message names the inputs and
+            outputs.
 
     """
     check_file(converted or path)
     model = read_network(converted or path)
     _check_ends(model, path)
     check_weights(model, path)
-    found, size = _layout_and_size(model, path, input_size, layout)
+    order, size = _layout_and_size(model, path, input_size, layout)
     is_folded = model.input().element_type == ov.Type.u8 and path.suffix != ".tflite"
     usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
         path=path,
         size=size,
-        layout=found,
+        layout=order,
         batch=fixed_batch(model),
         precision="INT8" if _is_quantized(model, converted or path) else "FP16",
         normalisation=normalisation,
@@ -126,6 +132,7 @@ def import_network(
         raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
     trial = CompiledNetwork(model, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
     check_independent(trial, path, reading.precision)
+    images = trial_images(NUM_ASKED, trial.input_shape)
     if input_size not in (None, height):
         raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
     takes = normalisation.formula if is_float else f"{reading.pixel_order} pixels as they are"
@@ -138,13 +145,14 @@ def import_network(
         reading.task,
         f"takes {takes}; {gives(reading.task, added)}",
         doubt,
+        np.concatenate([trial.predict(image[None]) for image in images]),
     )
 
 
 def _folded_for_any(
     model: ov.Model, reading: _Reading
 ) -> tuple[ov.Model, Ending | None, int | None]:
-    """Return the member for any number of images, or for the built-in number; what was added."""
+    """Return the member, the added ending, and the batch size (None: any number of images)."""
     if reading.batch is None:
         return *_folded(model, reading), None
     free = _freed(model.clone(), reading)
@@ -155,7 +163,7 @@ def _folded_for_any(
 
 
 def _freed(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None] | None:
-    """Return the member for any number of images, if there is one."""
+    """Return the member for any number of images, or None if the graph does not allow that."""
     assert reading.batch is not None
     try:
         keep_images(model, reading.batch)
@@ -165,7 +173,7 @@ def _freed(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None]
 
 
 def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None]:
-    """Return the network as a member, and the ending that was added."""
+    """Return the network as a member, and the added ending."""
     path, size, layout, batch = reading.path, reading.size, reading.layout, reading.batch
     set_shape(model, path, layout, size, batch)
     model = cut_rounding(model)
@@ -195,7 +203,7 @@ def _check_ends(model: ov.Model, path: Path) -> None:
 
 
 def _is_quantized(model: ov.Model, path: Path) -> bool:
-    """Whether it computes in INT8; ranges that are found out for each image leave no trace here."""
+    """Whether it computes in INT8; dynamic quantisation cannot be seen here."""
     levels = [
         node.get_attributes()["levels"]
         for node in model.get_ops()
@@ -213,23 +221,23 @@ def _is_quantized(model: ov.Model, path: Path) -> bool:
 def _layout_and_size(
     model: ov.Model, path: Path, input_size: int | None, layout: TensorLayout | None
 ) -> tuple[TensorLayout, int]:
-    """Find the three channels, and the side in pixels if the network fixes it."""
+    """Return the layout, and the side in pixels: the network's, or ``input_size`` if it is open."""
     shape = model.input().partial_shape
-    told = f"{path} takes {model.input().element_type} {shape}"
+    facts = f"{path} takes {model.input().element_type} {shape}"
     if shape.rank.is_dynamic or len(shape) != 4:
-        raise ModelSetError(f"{told}; a member takes images, [N,3,H,W] or [N,H,W,3]")
+        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
     sides = [d.get_length() if d.is_static else None for d in shape]
     if layout == "NCHW" or (layout is None and sides[1] == 3):
         layout, channels, (height, width) = "NCHW", sides[1], sides[2:]
     elif layout == "NHWC" or sides[3] == 3:
         layout, channels, (height, width) = "NHWC", sides[3], sides[1:3]
     else:
-        raise ModelSetError(f"{told}; no side is 3 channels: a member takes colour images")
+        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
     if channels not in (3, None):
-        raise ModelSetError(f"{told}; as {layout} that is {channels} channels, a member takes 3")
+        raise ModelSetError(f"{facts}; as {layout} that is {channels} channels, a member takes 3")
     if height != width:
-        raise ModelSetError(f"{told}; a member takes squares")
+        raise ModelSetError(f"{facts}; a member takes squares")
     size = height or input_size
     if size is None:
-        raise ModelSetError(f"{told}: its size is open, so say --input-size (224 for ImageNet)")
+        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
     return layout, size

@@ -1,4 +1,4 @@
-"""What a member takes and gives, where that is not what the others of its set do.
+"""Options of a member's input and output that differ from the others of its set.
 
 Of the file that ``tandem models add --member-options`` reads::
 
@@ -24,11 +24,11 @@ from models.strict_yaml import YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
-CROPPED = 8 / 7  # the shorter side before the crop, of the input size: as 256 is to 224
+CROPPED = 8 / 7  # the shorter side before the crop, relative to the input size: 256 / 224
 
 
 class MemberOptions(Record):
-    """Of one member; None: as the set's."""
+    """The options of one member; None means the set's option."""
 
     input_size: Annotated[int, Field(ge=1)] | None = None  # px, where the network leaves it open
     resize: Resize | None = None
@@ -47,12 +47,12 @@ class MemberOptions(Record):
         return self
 
     def over(self, base: "MemberOptions") -> "MemberOptions":
-        """Return these options, those of ``base`` where these say nothing."""
+        """Return these options, completed by those of ``base``."""
         return base.model_copy(update=self.model_dump(exclude_none=True))
 
     @property
     def normalisation(self) -> Normalisation:
-        """What a network that takes floats takes."""
+        """The normalisation of a network with float input."""
         usual = Normalisation()
         return Normalisation(
             self.mean or usual.mean, self.scale or usual.scale, self.color_order or "RGB"
@@ -74,7 +74,7 @@ def read_member_options(path: Path) -> dict[str, MemberOptions]:
     """Read a YAML file of options by member.
 
     Raises:
-        ModelSetError: it cannot be read, or an option is none.
+        ModelSetError: it cannot be read, or has an unknown option.
 
     """
     try:

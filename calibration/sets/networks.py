@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, bool]] = {
 
 
 def torchvision_models() -> Any:
-    """Import ``torchvision.models`` beside a CPU build of torch.
+    """Import ``torchvision.models`` with a CPU build of torch.
 
     The registry's torchvision is built for CUDA: with CPU torch its extension does not load, and
     its Python side then fails on two operators whose schemas it takes for granted. Only models are
@@ -57,12 +57,12 @@ def build_network(name: str, num_classes: int, input_size: int | None = None) ->
     """Return a new network of torchvision's: float32 (N, 3, H, W) RGB to logits (N, C).
 
     Args:
-        name: torchvision's.
-        num_classes: C.
-        input_size: in pixels, for networks that are built for one; None: their usual.
+        name: torchvision's name of the network.
+        num_classes: the number of classes, C.
+        input_size: in pixels, for networks with a fixed size; None: torchvision's default.
 
     Raises:
-        ModelSetError: there is no such network.
+        ModelSetError: torchvision has no network of that name.
 
     """
     if name not in NETWORKS and name not in (known := known_networks()):

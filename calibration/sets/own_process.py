@@ -1,6 +1,6 @@
-"""Makes a set in a process of its own: a damaged file can crash the library that reads it.
+"""Creates a set in a process of its own, since a damaged file can crash the library that reads it.
 
-OpenVINO 2026.4 ends with a segmentation fault on a convolution without weights, to name one.
+For example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
 import os
@@ -25,10 +25,10 @@ Send = Callable[[str, Any], None]
 
 
 def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
-    """Make the set as :func:`calibration.sets.add_set.add_set` does.
+    """Create the set like :func:`calibration.sets.add_set.add_set`, in another process.
 
     Raises:
-        ModelSetError: as there; or the process died of a file.
+        ModelSetError: what that function raises, or a file crashed the process.
 
     """
     reader, writer = os.pipe()
@@ -57,7 +57,7 @@ def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> Mo
 
 
 def _followed(messages: IO[bytes], say: Say) -> Path | None:
-    """Say and raise what the process does; return the set's folder, or None if it died."""
+    """Pass on the process's messages and error; return the set's folder, or None if it died."""
     while True:
         try:
             kind, value = pickle.load(messages)
@@ -87,31 +87,44 @@ def _work(send: Send) -> None:
     new, into, is_replaced = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_interrupt_at_end_of_stdin, daemon=True).start()
     try:
-        made = add_set(new, into, is_replaced=is_replaced, say=lambda *said: send("said", said))
+        made = add_set_here(
+            new, into, is_replaced=is_replaced, say=lambda *said: send("said", said)
+        )
         send("made", str(made.folder))
-    except ValidationError as error:
-        send("failed", ModelSetError(_in_a_line(error)))
     except TandemError as error:
         send("failed", error)
 
 
+def add_set_here(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
+    """Create the set in this process, with the manifest's errors as one line.
+
+    Raises:
+        ModelSetError: as of :func:`add_set_apart`, except for a crash.
+
+    """
+    try:
+        return add_set(new, into, is_replaced=is_replaced, say=say)
+    except ValidationError as error:
+        raise ModelSetError(_in_a_line(error)) from None
+
+
 def _in_a_line(error: ValidationError) -> str:
-    """Name the first of the manifest's values that cannot be, and what was given for it."""
+    """Return the first invalid value of a manifest, and why it is invalid, as one line."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or "set"
-    given = first["input"]
-    told = f" (given: {given!r})" if isinstance(given, str | int | float) else ""
-    return f"{where}: {first['msg']}{told}"
+    value = first["input"]
+    shown = f" (given: {value!r})" if isinstance(value, str | int | float) else ""
+    return f"{where}: {first['msg']}{shown}"
 
 
 def _interrupt_at_end_of_stdin() -> None:
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGINT)  # who started this is gone, or was interrupted
+    os.kill(os.getpid(), signal.SIGINT)  # the parent is gone, or was interrupted
 
 
 def main() -> None:
-    """Do what stdin says; messages go to the file descriptor that is the argument."""
+    """Run the task from stdin; write messages to the file descriptor in the argument."""
     writer = int(sys.argv[1])
 
     def send(kind: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from models.versions import VERSIONS_NAME
 
 
 def pin(model_set: ModelSet, version: str) -> ModelSet:
-    """Put a version in the set's place, whole or not at all; what was there is kept as a version.
+    """Replace the set by an earlier version, in one step; the replaced set is kept as a version.
 
     Raises:
         ModelSetError: the set has no such version, a file of it was altered, the set is bundled, or
@@ -41,7 +41,7 @@ def pin(model_set: ModelSet, version: str) -> ModelSet:
 
 
 def _link_users_own(folder: Path, building: Path) -> None:
-    """Take along what is no part of the set: notes that somebody put beside it."""
+    """Link files that do not belong to the set, such as a user's notes, into the new folder."""
     ours = {MANIFEST_NAME, VERSIONS_NAME}
     ours |= {Path(record.path).parts[0] for record in read_manifest(folder).files}
     for path in folder.iterdir():

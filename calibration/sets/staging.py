@@ -1,7 +1,7 @@
-"""Stages a model set's new files: written and checked apart from the set, then moved in.
+"""Stages a model set's new files: writes and checks them in a work folder, then moves them in.
 
-They go into a folder of their own inside the set, then in under names that nothing has yet; the
-manifest, which names them, is replaced last and in one step.
+The work folder is inside the set. The files are moved in under new names, and the manifest, which
+names them, is replaced last and in one step.
 """
 
 import os
@@ -31,13 +31,13 @@ RECORDS = TypeAdapter(tuple[FileRecord, ...])
 
 
 class Staging:
-    """Files on their way into ``folder``; ``calibration.sets.transaction`` makes it."""
+    """The new files of a set in ``folder``; made by :mod:`calibration.sets.transaction`."""
 
     def __init__(self, folder: Path, work: Path, made_by: str | None = None) -> None:
         self.folder, self.work, self._made_by = folder, work, made_by
 
     def check_room(self, num_bytes: int) -> None:
-        """Raise :class:`ModelSetError` if the disk has less room: before minutes of work."""
+        """Raise :class:`ModelSetError` if the disk has less room, before minutes of work."""
         if _free_mb(self.folder) < num_bytes / 1e6:
             raise ModelSetError(
                 f"{self.folder}: {_free_mb(self.folder):.0f} MB are free there, and about "
@@ -76,13 +76,13 @@ class Staging:
         return FileRecord.of(self.work, path.name)
 
     def _free(self, stem: str, digits: str) -> str:
-        """Return a name that the set has not: it may need its own files until the end."""
+        """Return an unused name: the set needs its present files until the end."""
         stems = (stem, f"{stem}-{digits}", f"{stem}-{digits}{os.urandom(4).hex()}")
         taken = {path.stem for path in self.folder.iterdir()}
         return next(name for name in stems if name not in taken)
 
     def golden(self, manifest: Manifest) -> FileRecord:
-        """Record what every network of ``manifest`` answers; unchanged ones keep their answers."""
+        """Record the golden answers of every network; unchanged networks keep theirs."""
         old = manifest_of(self.folder)
         known = ModelSet(self.folder, old).golden if old else None
         before = known.answers if known else {}
@@ -108,9 +108,9 @@ class Staging:
     def move_in(self, manifest: Manifest) -> None:
         """Move what ``manifest`` names into the folder, then replace the manifest.
 
-        What it names no more goes when the change ends. On the disk all comes in the same order,
-        so that a power cut leaves the old set or the new one: the note of what moves, the new
-        files' bytes, their names, the manifest's bytes, its name; after that files are removed.
+        Files that it no longer names are removed when the change ends. Everything reaches the disk
+        in this order, so that a power cut leaves the old set or the new one: the note of moved
+        files, their bytes, their names, the manifest's bytes, its name.
         """
         old = manifest_of(self.folder)
         with writing(self.folder):
@@ -127,7 +127,7 @@ class Staging:
             write_manifest(self.folder, manifest)
 
     def _note(self, moving: tuple[FileRecord, ...]) -> None:
-        """Note which files come or go, for whoever tidies up after a kill."""
+        """Write down which files are added or removed, for the clean-up after a kill."""
         note = self.work / MOVING_NAME
         note.write_bytes(RECORDS.dump_json(moving))
         flush(note)
@@ -136,7 +136,7 @@ class Staging:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what a full disk or a forbidden folder raises into an error that says so."""
+    """Turn errors of a full disk or a read-only folder into a :class:`ModelSetError`."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: OpenVINO's stream failed

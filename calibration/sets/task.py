@@ -1,7 +1,7 @@
-"""Finds out a network's task, and what has to be appended to it: a softmax, a sigmoid or nothing.
+"""Determines a network's task, and the ending it lacks: a softmax, a sigmoid or nothing.
 
 A network that ends in a sigmoid scores each class by itself (multi-label). Any other gives logits
-or a distribution: classes that exclude each other, unless a set is told to be multi-label.
+or a distribution: classes that exclude each other, unless ``--task`` says multi-label.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from models.record import Task
 
 Outputs = Literal["auto", "logits", "probabilities"]
 Ending = Literal["softmax", "sigmoid"]
-SLACK = 1e-4  # that a value may be outside of 0..1
-SUM_SLACK = 1e-2  # that a row's sum may be off one
+SLACK = 1e-4  # how far a value may be outside of 0..1
+SUM_SLACK = 1e-2  # how far a row's sum may be from 1
 ROUNDED_SUM_SLACK = 0.5  # likewise, of a softmax whose values are rounded, by its own operator
 # What makes rows of logits those of a task.
 ENDINGS: Mapping[Task, Ending] = {"classification": "softmax", "multi_label": "sigmoid"}
 
 
 def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None) -> Task:
-    """Return a network's task: what was asked for, or else what it ends in (``own``).
+    """Return a network's task: the one asked for, or by default that of its ending (``own``).
 
     Raises:
-        ModelSetError: classification was asked for, and it ends in a sigmoid.
+        ModelSetError: classification was asked for, but the network ends in a sigmoid.
 
     """
     is_scored = own == "sigmoid" and outputs != "logits"  # or what is in front of it is not meant
@@ -42,13 +42,13 @@ def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None
 def missing_ending(
     rows: Probabilities, path: Path, outputs: Outputs, task: Task, own: Ending | None
 ) -> Ending | None:
-    """Return what is to be appended to a network that answers ``rows``, float32 (N, C).
+    """Return the layer to append to a network that answers ``rows``, float32 (N, C).
 
-    ``own`` is what its graph ends in; the rows are asked only where that does not tell.
+    ``own`` is the ending of its graph; the rows decide only if that is unclear.
 
     Raises:
-        ModelSetError: the rows are no numbers, or none of this task's; with ``--outputs auto`` it
-            may be unclear whether they are logits.
+        ModelSetError: the rows are not numbers, or do not fit the task; or, with ``--outputs
+            auto``, it is unclear whether they are logits.
 
     """
     check_numbers(rows, path)
@@ -81,7 +81,7 @@ def missing_ending(
 
 
 def check_numbers(rows: Probabilities, path: Path) -> None:
-    """Raise :class:`ModelSetError` if what a network answers, (N, C), is not all numbers."""
+    """Raise :class:`ModelSetError` if a network's answers, (N, C), contain NaN or infinity."""
     if np.isnan(rows).any():
         raise ModelSetError(
             f"{path} does not give probabilities, but answers NaN to an image, and no weight is "
@@ -117,14 +117,14 @@ def is_distribution(rows: Probabilities) -> bool:
 
 
 def gives(task: Task, added: Ending | None) -> str:
-    """Say what a network gives, and what was added to it, for people."""
+    """Return a phrase with a network's output and the ending that was added, for people."""
     if added is not None:
         return f"gives logits, to which a {added} was added"
     return "gives scores" if task == "multi_label" else "gives probabilities"
 
 
 def set_task(of_files: Mapping[str, Task]) -> Task:
-    """Return the task of a set from those of its networks, by member and file.
+    """Return the common task of a set's networks, by member and file.
 
     Raises:
         ModelSetError: they differ.

@@ -1,11 +1,11 @@
-"""Transactions on a model set's folder: the set is the old one until the last step, then the new.
+"""Transactions on a model set's folder: readers see the old set until the last step.
 
-Whatever ends a command (an error, a full disk, Ctrl-C, a kill, a power cut), the set is whole. What
-a killed one leaves behind is harmless, and the next one removes it.
+However a command ends (an error, a full disk, Ctrl-C, a kill, a power cut), the set is complete.
+Files that a killed command leaves behind are harmless, and the next command removes them.
 
 - :func:`change` replaces the manifest in one rename; the files that only the old one names go
   after that.
-- :func:`create` builds the new set in ``.NAME.partial`` beside the old one. A folder cannot be
+- :func:`create` builds the new set in ``.NAME.partial``, in the same folder. A folder cannot be
   replaced in one rename, so the old one goes to ``.NAME.old.partial``, the new one takes its name,
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
@@ -33,7 +33,7 @@ from models.model_set import PARTIAL_SUFFIX, replaced_folder
 
 @contextmanager
 def change(folder: Path, made_by: str | None = None) -> Iterator[Staging]:
-    """Change the set in ``folder``; nothing of it is touched before :meth:`Staging.move_in`."""
+    """Change the set in ``folder``, which stays untouched until :meth:`Staging.move_in`."""
     if made_by is not None:
         check_current(folder)
     work = folder / f".staging{PARTIAL_SUFFIX}"
@@ -51,7 +51,7 @@ def change(folder: Path, made_by: str | None = None) -> Iterator[Staging]:
 def create(
     folder: Path, *, is_replaced: bool = False, made_by: str | None = None
 ) -> Iterator[Staging]:
-    """Make a new set at ``folder``; it appears whole, when the block ends well, or not at all."""
+    """Create a set at ``folder``, which appears complete if the block succeeds, or not at all."""
     _check_free(folder, is_replaced=is_replaced)
     building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
     aside = replaced_folder(folder)
@@ -87,7 +87,7 @@ def _check_free(folder: Path, *, is_replaced: bool) -> None:
 
 
 def _swap(building: Path, folder: Path, aside: Path) -> None:
-    """Put the new set in the place of the old, which comes back if that fails."""
+    """Replace the old set by the new one, and restore the old one if that fails."""
     try:
         if folder.exists():
             folder.replace(aside)
@@ -107,7 +107,7 @@ def _put_back(aside: Path, folder: Path) -> None:
 
 
 def _tidy(folder: Path, work: Path) -> None:
-    """Remove the work folder, and of the files that came or went what the manifest has not."""
+    """Remove the work folder, and moved files that the manifest does not name."""
     try:
         moving = RECORDS.validate_json((work / MOVING_NAME).read_bytes())
     except (OSError, ValidationError):  # none had been moved
@@ -121,7 +121,7 @@ def _tidy(folder: Path, work: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove what is there, if it can be."""
+    """Remove the file or folder, if it can be."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

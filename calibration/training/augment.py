@@ -41,9 +41,10 @@ def read_folders(folders: list[Path]) -> LabelledImages:
 
 
 def random_crop(image: Pixels, size: int, rng: np.random.Generator, min_area: float) -> Pixels:
-    """Random resized crop (area ``min_area``..1, aspect 3/4..4/3; Szegedy 2014), flip, brightness.
+    """Return a random resized crop with random flip and brightness.
 
-    Takes and returns uint8 (H, W, 3) RGB, the result ``size`` x ``size``.
+    The area is ``min_area``..1, the aspect 3/4..4/3 (Szegedy 2014). Input and result are uint8 (H,
+    W, 3) RGB; the result is ``size`` x ``size``.
     """
     height, width = image.shape[:2]
     area = height * width * rng.uniform(min_area, 1.0)
@@ -72,9 +73,10 @@ def normalised(pixels: Pixels) -> torch.Tensor:
 def mix(
     batch: torch.Tensor, targets: torch.Tensor, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Leave half of the batches alone; a quarter mixup (Zhang 2018), a quarter CutMix (Yun 2019).
+    """Apply mixup (Zhang 2018) or CutMix (Yun 2019) to a quarter of the batches each.
 
-    ``batch`` float32 (N, 3, H, W), ``targets`` float32 (N, C) class probabilities.
+    The other half stays unchanged. ``batch`` is float32 (N, 3, H, W), ``targets`` float32 (N, C)
+    class probabilities.
     """
     draw = rng.random()
     if draw < 0.5:

@@ -1,8 +1,8 @@
 """Averages the weights of two trainings: ``python -m calibration.training.average --help``.
 
-Two runs that started from the same weights lie in one valley, and their middle generalises better
-than either (Izmailov et al. 2018, "Averaging weights leads to wider optima"). What batch
-normalisation remembers of its inputs is measured anew, as that paper does.
+The mean of two runs that started from the same weights generalises better than either (Izmailov et
+al. 2018, "Averaging weights leads to wider optima"). The statistics of batch normalisation are
+measured again, as in that paper.
 """
 
 from pathlib import Path
@@ -23,17 +23,18 @@ BATCH = 64
 def average_weights(
     network: torch.nn.Module, first: Path, second: Path, data: LabelledImages, size: int
 ) -> None:
-    """Give ``network`` the mean of two state dicts, and statistics of crops of ``data``.
+    """Load the mean of two state dicts into ``network``, with statistics from crops of ``data``.
 
     Raises:
         ModelSetError: the state dicts are of different networks.
 
     """
-    one, two = load_file(first), load_file(second)
-    if one.keys() != two.keys() or one.keys() != network.state_dict().keys():
+    of_first, of_second = load_file(first), load_file(second)
+    if of_first.keys() != of_second.keys() or of_first.keys() != network.state_dict().keys():
         raise ModelSetError(f"{first} and {second} are not two trainings of this network")
     mean = {
-        k: (v.float() + two[k].float()) / 2 if v.is_floating_point() else v for k, v in one.items()
+        k: (v.float() + of_second[k].float()) / 2 if v.is_floating_point() else v
+        for k, v in of_first.items()
     }
     network.load_state_dict(mean)
     for module in network.modules():

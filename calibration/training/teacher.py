@@ -1,8 +1,8 @@
-"""Knowledge distillation: a served network gives the probabilities that another is trained on.
+"""Knowledge distillation: a served network gives the target probabilities for training.
 
 Function matching (Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and
-consistent"): the student sees the same crop and the same mixture, and learns the whole answer. On
-a few thousand images that says more than their labels do.
+consistent"): the student sees the same crop and mixture as the teacher, and learns all its
+probabilities. With a few thousand images these teach more than labels.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ BATCH = 16
 
 
 class Teacher:
-    """A folded IR, run at whatever size the student trains at."""
+    """A folded IR, which runs at any size that the student trains at."""
 
     def __init__(self, xml: Path) -> None:
         self._xml = xml
         self._network: CompiledNetwork | None = None
 
     def probabilities(self, batch: torch.Tensor) -> torch.Tensor:
-        """Answer normalised float32 (N, 3, H, W) RGB with float32 (N, C) probabilities."""
+        """Return float32 (N, C) probabilities for normalised float32 (N, 3, H, W) RGB."""
         network = self._at(batch.shape[-1])
         rgb = batch.permute(0, 2, 3, 1) * torch.tensor(SCALE_RGB) + torch.tensor(MEAN_RGB)
         pixels = rgb.round().clamp(0, 255).to(torch.uint8).numpy()[..., ::-1]  # BGR

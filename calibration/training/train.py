@@ -56,8 +56,8 @@ def train(
     data = read_folders(images)
     run_dir.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(sizes=parse_sizes(sizes), peak_rate=peak_rate)
-    told = Teacher(teacher) if teacher else None
-    trainer = Trainer(network, len(data.classes), recipe, run_dir, told)
+    distilled_from = Teacher(teacher) if teacher else None
+    trainer = Trainer(network, len(data.classes), recipe, run_dir, distilled_from)
     if trainer.checkpoint.exists():
         trainer.resume()
         console.print(f"resumed after epoch {trainer.epoch} of {recipe.num_epochs}")
@@ -88,7 +88,7 @@ def _train_one_epoch(
 
 
 def _accuracy(trainer: Trainer, folder: Path, classes: tuple[str, ...]) -> dict[str, float]:
-    """Measure a little above the size trained at, where a network is best (Touvron 2019)."""
+    """Measure accuracy slightly above the training size, where it is best (Touvron 2019)."""
     size = math.ceil(trainer.recipe.size_at(trainer.epoch - 1) * 1.15 / 16) * 16
     files = folder_files(folder)
     there = tuple(sorted({name for _, name in files}))
@@ -101,7 +101,7 @@ def _accuracy(trainer: Trainer, folder: Path, classes: tuple[str, ...]) -> dict[
 
 
 def _read(files: list[tuple[Path, str]], rule: ImageRule) -> Iterator[tuple[Pixels, str]]:
-    """Yield (uint8 (H, W, 3) BGR, class) of each file; what cannot be read is left out."""
+    """Yield (uint8 (H, W, 3) BGR, class) for each file, without unreadable ones."""
     for path, name in files:
         with suppress(ImageError, OSError):
             yield read_image(path.read_bytes(), rule), name

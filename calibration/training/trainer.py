@@ -45,20 +45,20 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, fused=True)
         self._is_bf16 = has_bf16()
         self._teacher = teacher
-        self.epoch = 0  # the next one to run
+        self.epoch = 0  # the next epoch
 
     @property
     def checkpoint(self) -> Path:
-        """Where the state is kept between epochs."""
+        """The file with the state between epochs."""
         return self.run_dir / f"{self.name}.checkpoint.safetensors"
 
     def start_from(self, path: Path) -> None:
-        """Take weights only; the schedule starts at its beginning."""
+        """Load weights only; the schedule starts from its beginning."""
         load_weights(self.network, path)
         self.average.load_state_dict(self.network.state_dict())
 
     def save(self) -> None:
-        """Write the whole state (to resume) and the average alone in FP16 (to convert)."""
+        """Write the whole state (to resume), and the average in FP16 (to convert)."""
         state = {f"network.{k}": v for k, v in self.network.state_dict().items()}
         state |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
         for index, slots in self.optimizer.state_dict()["state"].items():
@@ -68,7 +68,7 @@ class Trainer:
         save_tensors(average, self.run_dir / f"{self.name}.safetensors", {"epoch": self.epoch})
 
     def resume(self) -> None:
-        """Take up the run where :meth:`save` left it; its length may have changed since."""
+        """Continue the run that :meth:`save` stored; its length may have changed since."""
         state = load_file(self.checkpoint)
         for part, network in (("network.", self.network), ("average.", self.average)):
             own = {k.removeprefix(part): v for k, v in state.items() if k.startswith(part)}
@@ -80,7 +80,7 @@ class Trainer:
                 slots.setdefault(int(index), {})[slot] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        # The fused optimizer walks memory, not indices: moments must lie as their weights do.
+        # The fused optimizer needs moments with the same memory layout as their weights.
         for parameter, own_slots in self.optimizer.state.items():
             for slot, value in own_slots.items():
                 if value.shape == parameter.shape:
@@ -88,7 +88,7 @@ class Trainer:
         self.epoch = int(read_metadata(self.checkpoint)["epoch"])
 
     def run_epoch(self, data: LabelledImages, max_steps: int | None = None) -> Iterator[float]:
-        """Train one epoch, yielding each step's loss; samples depend on seed and epoch alone."""
+        """Train an epoch, yielding each step's loss; samples depend only on seed and epoch."""
         rng = np.random.default_rng((self.recipe.seed, self.epoch))
         order = rng.permutation(len(data))
         num_steps = self.num_steps(data, max_steps)
@@ -99,7 +99,7 @@ class Trainer:
         self.epoch += 1
 
     def num_steps(self, data: LabelledImages, max_steps: int | None = None) -> int:
-        """Return how many steps an epoch has; a last batch that is not full is left out."""
+        """Return the number of steps of an epoch, without an incomplete last batch."""
         full = max(1, len(data) // self.recipe.batch_size)
         return full if max_steps is None else min(full, max_steps)
 
@@ -117,7 +117,7 @@ class Trainer:
         with self._autocast():
             logits = self.network(batch)
         smoothing = recipe.label_smoothing
-        if self._teacher is not None:  # its answer to what the student sees, not the labels
+        if self._teacher is not None:  # its probabilities replace the labels
             targets, smoothing = self._teacher.probabilities(batch), 0.0
         loss = torch.nn.functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         self.optimizer.zero_grad()
@@ -128,7 +128,7 @@ class Trainer:
         return float(loss.item())
 
     def _autocast(self) -> torch.autocast:
-        """Compute in bfloat16 where the CPU does, else in float32."""
+        """Compute in bfloat16 if the CPU supports it, else in float32."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self._is_bf16)
 
     def _update_average(self) -> None:
@@ -143,7 +143,7 @@ class Trainer:
             )
 
     def accuracy(self, pixels: Pixels, labels: Indices) -> float:
-        """Return the average's top-1 on uint8 (N, H, W, 3) RGB."""
+        """Return the top-1 of the weights' moving average on uint8 (N, H, W, 3) RGB."""
         right = 0
         for start in range(0, len(pixels), 64):
             part = slice(start, start + 64)
@@ -154,7 +154,7 @@ class Trainer:
 
 
 def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether the CPU multiplies bfloat16 itself; emulated, it is many times slower."""
+    """Return whether the CPU supports bfloat16 natively; emulated, it is many times slower."""
     try:
         flags = set(cpuinfo.read_text("utf-8").split())
     except OSError:

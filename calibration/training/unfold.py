@@ -1,12 +1,12 @@
-"""Restores torch weights from a float OpenVINO IR, so that training can go on from it.
+"""Restores torch weights from a float OpenVINO IR, so that training can continue.
 
-Conversion melts each batch normalisation into the convolution before it. Its scale and statistics
-are gone, but not what they did: the melted kernel and bias are put back, and the normalisation is
-given the statistics that its inputs have on training images, with the scale and shift that undo
-them. The network computes what the IR did, and its normalisations are ready to be trained again.
+Conversion folds each batch normalisation into the convolution before it, which loses its scale and
+statistics. Here the folded kernel and bias are restored to the convolution. The normalisation gets
+the statistics of its inputs on training images, with the scale and shift that cancel them. The
+network computes the same as the IR, and its normalisations can be trained again.
 
-Run: ``python -m calibration.training.unfold --help``. For networks that convolve first and
-normalise then (ResNet); DenseNet normalises first, and what it concatenates cannot be told apart
+Run: ``python -m calibration.training.unfold --help``. It works for networks that normalise after
+convolving (ResNet). DenseNet normalises first, and its concatenated inputs cannot be separated
 again.
 """
 
@@ -28,7 +28,9 @@ FULLY_CONNECTED = "/aten::linear/MatMul"
 
 
 def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
-    """Give ``network`` the weights of ``model``; ``pixels`` uint8 (N, H, W, 3) RGB set the scales.
+    """Load the weights of ``model`` into ``network``.
+
+    ``pixels``, uint8 (N, H, W, 3) RGB, determine the statistics of normalisations.
 
     Raises:
         ModelSetError: the IR does not have the network's layers.
@@ -49,7 +51,7 @@ def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
                 "that normalise after a convolution (ResNet) can be unfolded"
             )
         kernel = _constant(add.input_value(0).get_node().input_value(1).get_node())
-        if kernel.shape[1] == 3:  # the pixels': folding turned it to take BGR
+        if kernel.shape[1] == 3:  # the first layer, which folding changed to BGR input
             kernel = kernel[:, ::-1]
         _fill(convolution.weight, kernel)
         for tensor, value in ((norm.weight, 1.0), (norm.running_mean, 0.0)):
@@ -73,7 +75,7 @@ def _convolution_of(norm: str) -> str:
 
 def _constant(node: ov.Node) -> np.ndarray:
     """Return a constant's values, stored as FP16 or FP32."""
-    if node.get_type_name() == "Convert":  # FP16, made FP32 as the network runs
+    if node.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
         node = node.input_value(0).get_node()
     return np.array(node.get_data(), np.float32)
 
@@ -86,13 +88,13 @@ def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
 def _give_statistics(
     network: torch.nn.Module, norms: dict[str, torch.nn.Module], pixels: Pixels
 ) -> None:
-    """Measure each normalisation's input, and scale and shift so that nothing changes."""
-    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    """Measure each normalisation's input; set scale and shift so that the output is unchanged."""
+    statistics: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def record(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
         def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3))
-            found[name] = (mean, variance)
+            statistics[name] = (mean, variance)
 
         return hook
 
@@ -102,7 +104,7 @@ def _give_statistics(
         for hook in hooks:
             hook.remove()
         for name, norm in norms.items():
-            mean, variance = found[name]
+            mean, variance = statistics[name]
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(variance)
             norm.weight.copy_((variance + norm.eps).sqrt())

@@ -1,6 +1,6 @@
 """A client of Tandem: ``Client("http://127.0.0.1:8000").classify("photo.jpg").label``.
 
-Over gRPC: :mod:`tandem_client.grpc_client`, which the extra ``grpc`` is for.
+:mod:`tandem_client.grpc_client` is the client over gRPC, which needs the extra ``grpc``.
 """
 
 from tandem_client.answers import (

@@ -1,4 +1,4 @@
-"""What an address says of where a service is."""
+"""Classifies addresses: whether a service is on this machine."""
 
 import ipaddress
 import socket
@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address``, an URL or HOST:PORT, is this machine's own.
+    """Whether ``address``, a URL or HOST:PORT, is on this machine.
 
-    Then no proxy is between, whatever HTTP_PROXY says: the photo and the key stay here.
+    Then no proxy is used, despite HTTP_PROXY, so that photo and key stay on this machine.
     """
     try:
         host = urlsplit(address if "//" in address else f"//{address}").hostname or ""

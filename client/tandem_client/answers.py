@@ -1,4 +1,4 @@
-"""The service's answers as frozen dataclasses; unknown fields are kept in ``raw`` alone."""
+"""The service's answers as frozen dataclasses; unknown fields are kept only in ``raw``."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from tandem_client.errors import Degraded, TandemError
 
 @dataclass(frozen=True)
 class Prediction:
-    """One class of an answer; ``index`` is its place in the set's labels, from 0."""
+    """A class of an answer; ``index`` is its place in the set's labels, from 0."""
 
     index: int
     label: str
@@ -19,9 +19,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class MemberOpinion:
-    """What one member says alone: its first choice, and its own likeliest classes.
+    """A member's own answer: its first choice, and its likeliest classes.
 
-    Of a multi-label set it may list no label: then ``label`` and ``probability`` are None.
+    In a multi-label set it may list no label; then ``label`` and ``probability`` are None.
     """
 
     label: str | None
@@ -31,7 +31,7 @@ class MemberOpinion:
 
 @dataclass(frozen=True)
 class StageTiming:
-    """What a stage of the service took, in ms from the request's arrival there."""
+    """The duration of a stage of the service, in ms from the request's arrival there."""
 
     stage: str
     start_ms: float
@@ -42,7 +42,7 @@ class StageTiming:
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the request's time went in the service."""
+    """The durations of the request's stages in the service."""
 
     total_ms: float
     stages: Sequence[StageTiming]
@@ -50,19 +50,25 @@ class Timings:
 
 @dataclass(frozen=True)
 class Classification:
-    """The answer for one image.
+    """The answer for an image.
 
-    ``degraded``: fewer members answered than were asked, ``missing_members`` says why each did not.
-    ``skipped_members`` were not asked, since the first was sure (a cascade). ``cached``: computed
-    for an earlier request. Of a multi-label set ``threshold`` is the least score of a label in
-    ``predictions``, which may be empty. ``sure``: the first class is likely enough to be relied on;
-    None: the set does not say. ``raw`` is the answer as it came.
+    Attributes:
+        degraded: whether fewer members answered than were asked.
+        missing_members: why each of the others did not answer.
+        skipped_members: members not asked, since the first was sure (a cascade).
+        cached: whether it was computed for an earlier request.
+        threshold: for a multi-label set, the lowest score of a label in ``predictions``, which may
+            be empty.
+        sure: whether the first class is likely enough to be relied on; None if the set has no
+            bound.
+        raw: the answer as received.
+
     """
 
     model_set: str
     predictions: Sequence[Prediction]  # the ensemble's, likeliest first
     members: Mapping[str, MemberOpinion]
-    agreement: bool  # all members have the same first choice; of a multi-label set, the same labels
+    agreement: bool  # equal first choices of all members; for a multi-label set, equal labels
     degraded: bool
     request_id: str
     timings: Timings
@@ -71,7 +77,7 @@ class Classification:
     cached: bool = False
     threshold: float | None = None
     sure: bool | None = None
-    model_version: str = ""  # the set's fingerprint; empty: of a service before 0.2
+    model_version: str = ""  # the set's fingerprint; empty for a service before 0.2
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -81,13 +87,13 @@ class Classification:
 
     @property
     def probability(self) -> float:
-        """The likeliest class's probability, 0..1; LookupError as of :attr:`label`."""
+        """The likeliest class's probability, 0..1; LookupError as for :attr:`label`."""
         return self._first.probability
 
     @property
     def labels(self) -> Sequence[str]:
-        """The labels of the answer, in its order; of a multi-label set there may be none."""
-        return tuple(one.label for one in self.predictions)
+        """The labels of the answer, in its order; none are possible for a multi-label set."""
+        return tuple(prediction.label for prediction in self.predictions)
 
     @property
     def _first(self) -> Prediction:
@@ -101,15 +107,15 @@ class Classification:
     def check_whole(self) -> None:
         """Raise :class:`Degraded` if a member is missing."""
         if self.degraded:
-            told = ", ".join(f"{name} ({why})" for name, why in self.missing_members.items())
-            raise Degraded(f"answered without {told or 'all members'}", self)
+            missing = ", ".join(f"{name} ({why})" for name, why in self.missing_members.items())
+            raise Degraded(f"answered without {missing or 'all members'}", self)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one image of many: an answer or its error.
+    """The result for an image among several: an answer or an error.
 
-    ``index`` counts the images from 0; ``path`` is the image's, None if it was given otherwise.
+    ``index`` counts the images from 0. ``path`` is the image's path, or None without one.
     """
 
     index: int
@@ -124,60 +130,60 @@ class Result:
         return self.answer
 
 
-def classification_of(told: Mapping[str, Any]) -> Classification:
-    """Return the answer that a JSON object is.
+def classification_of(fields: Mapping[str, Any]) -> Classification:
+    """Parse the JSON object of an answer.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is no answer of Tandem's.
+        KeyError, TypeError, ValueError, AttributeError: the object is not an answer of Tandem.
 
     """
-    predictions, threshold = _predictions(told["predictions"]), _number(told.get("threshold"))
+    predictions, threshold = _predictions(fields["predictions"]), _number(fields.get("threshold"))
     if not predictions and threshold is None:
         raise ValueError("an answer without predictions")
     return Classification(
-        model_set=str(told["model_set"]),
+        model_set=str(fields["model_set"]),
         predictions=predictions,
-        members={name: _opinion(one) for name, one in told["members"].items()},
-        agreement=bool(told["agreement"]),
-        degraded=bool(told["degraded"]),
-        request_id=str(told["request_id"]),
-        timings=_timings(told["timings_ms"]),
-        skipped_members=tuple(told.get("skipped_members") or ()),
-        missing_members=dict(told.get("missing_members") or {}),
-        cached=bool(told.get("cached", False)),
+        members={name: _opinion(opinion) for name, opinion in fields["members"].items()},
+        agreement=bool(fields["agreement"]),
+        degraded=bool(fields["degraded"]),
+        request_id=str(fields["request_id"]),
+        timings=_timings(fields["timings_ms"]),
+        skipped_members=tuple(fields.get("skipped_members") or ()),
+        missing_members=dict(fields.get("missing_members") or {}),
+        cached=bool(fields.get("cached", False)),
         threshold=threshold,
-        sure=told.get("sure"),
-        model_version=str(told.get("model_version", "")),
-        raw=told,
+        sure=fields.get("sure"),
+        model_version=str(fields.get("model_version", "")),
+        raw=fields,
     )
 
 
-def _predictions(told: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:
+def _predictions(rows: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:
     return tuple(
-        Prediction(int(one["index"]), str(one["label"]), float(one["probability"])) for one in told
+        Prediction(int(row["index"]), str(row["label"]), float(row["probability"])) for row in rows
     )
 
 
-def _opinion(told: Mapping[str, Any]) -> MemberOpinion:
-    predictions = _predictions(told["predictions"])
-    if not predictions:  # of a multi-label set
+def _opinion(fields: Mapping[str, Any]) -> MemberOpinion:
+    predictions = _predictions(fields["predictions"])
+    if not predictions:  # possible for a multi-label set
         return MemberOpinion(None, None, ())
-    return MemberOpinion(str(told["label"]), float(told["probability"]), predictions)
+    return MemberOpinion(str(fields["label"]), float(fields["probability"]), predictions)
 
 
-def _number(told: Any) -> float | None:
-    return None if told is None else float(told)
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
-def _timings(told: Mapping[str, Any]) -> Timings:
+def _timings(fields: Mapping[str, Any]) -> Timings:
     stages = tuple(
         StageTiming(
-            str(one["stage"]),
-            float(one["start_ms"]),
-            float(one["duration_ms"]),
-            one.get("member"),
-            one.get("batch_size"),
+            str(stage["stage"]),
+            float(stage["start_ms"]),
+            float(stage["duration_ms"]),
+            stage.get("member"),
+            stage.get("batch_size"),
         )
-        for one in told["stages"]
+        for stage in fields["stages"]
     )
-    return Timings(float(told["total"]), stages)
+    return Timings(float(fields["total"]), stages)

@@ -1,4 +1,4 @@
-"""Calls on an event loop: attempts, waits, and the deadline that ends them all."""
+"""Calls on an event loop: attempts, waits, and the deadline that ends them."""
 
 import asyncio
 import ssl
@@ -16,7 +16,7 @@ from tandem_client.retries import Attempts
 
 
 class AsyncCalls:
-    """Sends what is asked of one service, over connections of its own."""
+    """Sends calls to a service, over its own connections."""
 
     def __init__(self, options: Options, context: ssl.SSLContext) -> None:
         self._options = options
@@ -31,19 +31,19 @@ class AsyncCalls:
         self._sleep = asyncio.sleep
 
     async def aclose(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def classify(
-        self, given: Image | Sequence[Image], options: CallOptions
+        self, image: Image | Sequence[Image], options: CallOptions
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request."""
-        call = await _call_of(given, options)
+        call = await _call_of(image, options)
         said = await self.ask(call)
         return answer_of(call, said, allow_degraded=self._options.allow_degraded)
 
     async def result(self, index: int, image: Image, options: CallOptions) -> Result:
-        """Classify one image of many, whose error is its own."""
+        """Classify one of many images; return its error instead of raising it."""
         try:
             (outcome,) = await self.ask(await _call_of(image, options))
             answer = checked(outcome, allow_degraded=self._options.allow_degraded)
@@ -52,7 +52,7 @@ class AsyncCalls:
         return Result(index, path_of(image), answer)
 
     async def ask(self, call: Call) -> list[Outcome]:
-        """Return what the service says of each image, after as many attempts as it takes.
+        """Return the service's outcome for each image, retrying as the options allow.
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
@@ -80,7 +80,7 @@ class AsyncCalls:
         return outcomes(self._options, call, response, response.content)
 
 
-async def _call_of(given: Image | Sequence[Image], options: CallOptions) -> Call:
-    if takes_long(given):
-        return await asyncio.to_thread(Call.of, given, options)
-    return Call.of(given, options)
+async def _call_of(image: Image | Sequence[Image], options: CallOptions) -> Call:
+    if takes_long(image):
+        return await asyncio.to_thread(Call.of, image, options)
+    return Call.of(image, options)

@@ -18,9 +18,10 @@ from tandem_client.tls import Tls
 
 
 class AsyncClient:
-    """Asks a service from an event loop; :class:`tandem_client.Client` has the arguments' meaning.
+    """Calls a service from an event loop; :class:`tandem_client.Client` explains the arguments.
 
-    Connections are kept between calls; ``aclose``, or an ``async with`` block, ends them.
+    Connections are kept between calls. ``aclose``, or the end of an ``async with`` block, closes
+    them.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._calls.aclose()
 
     @overload
@@ -75,6 +76,7 @@ class AsyncClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification: ...
 
     @overload
@@ -87,6 +89,7 @@ class AsyncClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> list[Result]: ...
 
     async def classify(
@@ -98,6 +101,7 @@ class AsyncClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request: :meth:`tandem_client.Client.classify`.
 
@@ -107,7 +111,7 @@ class AsyncClient:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold)
+        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
         return await self._calls.classify(image, options)
 
     def classify_many(
@@ -122,11 +126,13 @@ class AsyncClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> AsyncIterator[Result]:
         """Classify any number of images: :meth:`tandem_client.Client.classify_many`.
 
-        ``images`` is iterated on the loop, and must not block it. What is under way is cancelled
-        when the iterator is closed (``contextlib.aclosing``), or the task that iterates is.
+        ``images`` is iterated on the event loop, and must not block it. Calls under way are
+        cancelled when the iterator is closed (``contextlib.aclosing``), or when the iterating task
+        is cancelled.
 
         Raises:
             TandemError: with ``raise_errors``.
@@ -137,5 +143,5 @@ class AsyncClient:
                 f"concurrency is {concurrency}, max_connections {self._options.max_connections}: "
                 "give the client as many connections"
             )
-        options = CallOptions(top_k, channels, timeout, priority, threshold)
+        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
         return Stream(options, concurrency, ordered, raise_errors).on_loop(images, self._calls)

@@ -22,21 +22,21 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class Client:
-    """Asks a service, one call at a time; any number of threads may share it.
+    """Calls a service; any number of threads may share it.
 
-    Connections are kept between calls; ``close``, or a ``with`` block, ends them, and the thread on
-    which the requests are.
+    Connections are kept between calls. ``close``, or the end of a ``with`` block, closes them and
+    ends the thread that sends the requests.
 
     Args:
-        url: where the service is, with ``http://`` or ``https://``.
-        api_key: the key of a service that wants one.
-        timeout: seconds for a call with all its attempts; the service hears of it too.
-        retry: how often and after what a call is tried again.
-        tls: files for ``https://``, or a context of one's own.
-        allow_degraded: whether answers of fewer members than were asked are answers; else they are
-            raised as :class:`Degraded`.
-        max_connections: that are open at a time.
-        transport: answers in place of a network, for tests.
+        url: of the service, with ``http://`` or ``https://``.
+        api_key: for a service that requires one.
+        timeout: seconds for a call with all its attempts; also sent to the service.
+        retry: how often, and after which errors, a call is repeated.
+        tls: files for ``https://``, or your own context.
+        allow_degraded: whether to return answers of fewer members than were asked; otherwise they
+            raise :class:`Degraded`.
+        max_connections: the limit of open connections.
+        transport: replaces the network, for tests.
 
     """
 
@@ -65,7 +65,7 @@ class Client:
         self._context = options.tls_context()
         self._calls = AsyncCalls(options, self._context)
         self._thread = LoopThread(self._calls)
-        weakref.finalize(self, self._thread.close)  # of a client that nobody closed
+        weakref.finalize(self, self._thread.close)  # for a client that is never closed
 
     def __repr__(self) -> str:
         return f"Client({self._options.shown_url!r})"
@@ -82,7 +82,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._thread.close()
 
     @overload
@@ -95,6 +95,7 @@ class Client:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification: ...
 
     @overload
@@ -107,6 +108,7 @@ class Client:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> list[Result]: ...
 
     def classify(
@@ -118,28 +120,30 @@ class Client:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request.
 
         Args:
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
-                sequence of them, as many as the service takes in one request (64).
-            top_k: classes in the answer; the service's default if None.
+                sequence of them, up to the service's limit per request (64).
+            top_k: classes in the answer; None: the service's default.
             channels: "rgb" or "bgr", the order of an array's channels; not for files.
             timeout: seconds for this call, in place of the client's.
             priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
-            threshold: of a multi-label set, the least score of a label in the answer; the set's
-                if None.
+            threshold: for a multi-label set, the lowest score of a label in the answer; None: the
+                set's.
+            model_set: for a service with several sets, the set's name; None: the first.
 
         Returns:
-            The answer; for a sequence a :class:`Result` for each image, in order: one bad image
-            has its error there, and spoils no other.
+            The answer; for a sequence a :class:`Result` for each image, in order. A bad image has
+                its error there, and does not affect the others.
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold)
+        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
         call = Call.of(image, options)
         said = self._thread.run(self._calls.ask, call)
         return answer_of(call, said, allow_degraded=self._options.allow_degraded)
@@ -156,29 +160,31 @@ class Client:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Iterator[Result]:
-        """Classify any number of images, each in a request of its own, some at a time.
+        """Classify any number of images, each in its own request, several at a time.
 
-        Images are taken from ``images`` and read as places become free, never all at once; at most
-        ``4 * concurrency`` answers wait for whoever iterates. The requests run on one thread, which
-        ends with the iteration, however that ends.
+        Images are taken from ``images`` and read when places become free; at most ``4 *
+        concurrency`` answers wait for the caller. The requests run on a thread that ends with the
+        iteration.
 
         Args:
             images: see :meth:`classify`.
             concurrency: requests under way at a time.
             ordered: whether results come in the images' order, or as they are answered.
-            raise_errors: whether the first image without an answer ends it all; else each error is
-                in its image's :class:`Result`.
-            top_k: see :meth:`classify`, like the others; ``timeout`` is of each image.
+            raise_errors: whether the first error ends the iteration; otherwise each error is in its
+                image's :class:`Result`.
+            top_k: see :meth:`classify`, as for the others; ``timeout`` applies to each image.
             channels: see :meth:`classify`.
             timeout: see :meth:`classify`.
             priority: see :meth:`classify`.
             threshold: see :meth:`classify`.
+            model_set: see :meth:`classify`.
 
         Raises:
             TandemError: with ``raise_errors``.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold)
+        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
         stream = Stream(options, concurrency, ordered, raise_errors)
         return stream.blocking(images, self._options, self._context)

@@ -15,12 +15,16 @@ Reason = Literal["overloaded", "not_ready", "refused", "reset"]
 class TandemError(Exception):
     """Root of the tree.
 
-    ``code`` is stable: the service's, or one of the client's own (``unreachable``, ``bad_answer``,
-    ``deadline``, ``unreadable``, ``bad_array``, ``degraded``). ``request_id`` and ``status`` (of
-    HTTP) are None where there was no answer, or where a file of several has an error of its own.
+    Attributes:
+        code: stable: the service's, or the client's own (``unreachable``, ``bad_answer``,
+            ``deadline``, ``unreadable``, ``bad_array``, ``degraded``).
+        request_id: None without an answer, or for the error of a file among several.
+        status: the HTTP status; None in the same cases.
+        retry_after_s: when the service suggests to try again, in s.
+
     """
 
-    reason: Reason | None = None  # why it may be tried again; None: it may not
+    reason: Reason | None = None  # why it may be retried; None: never
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class TandemError(Exception):
         super().__init__(message, code, request_id, status, retry_after_s)
         self.message, self.code = message, code
         self.request_id, self.status = request_id, status
-        self.retry_after_s = retry_after_s  # when the service says it is worth while again
+        self.retry_after_s = retry_after_s  # the service's advice
 
     def __str__(self) -> str:
         asked = f", request {self.request_id}" if self.request_id else ""
@@ -41,31 +45,31 @@ class TandemError(Exception):
 
 
 class BadImage(TandemError):
-    """The image is at fault: no image, damaged, of another format, too large, or unreadable."""
+    """The image cannot be used: not an image, damaged, unsupported, too large, or unreadable."""
 
 
 class BadRequest(TandemError):
-    """A parameter or the request as a whole is at fault: ``bad_parameter``, ``too_many_files``."""
+    """A parameter or the whole request is invalid: ``bad_parameter``, ``too_many_files``."""
 
 
 class Unauthorized(TandemError):
-    """The service wants a key, and was given none or another."""
+    """The service requires a key, and the request had none or a wrong one."""
 
 
 class Overloaded(TandemError):
-    """Every place is taken (429), also after the retries that there was time for."""
+    """All places are taken (429), even after the retries that the time allowed."""
 
     reason = "overloaded"
 
 
 class NotReady(TandemError):
-    """A member of the ensemble does not answer yet, or no longer does (503)."""
+    """A member of the ensemble does not answer yet, or no longer (503)."""
 
     reason = "not_ready"
 
 
 class DeadlineExceeded(TandemError):
-    """There was no answer within the call's time, as the service (504) or the client found."""
+    """There was no answer in time, by the service (504) or the client."""
 
 
 class ServiceError(TandemError):
@@ -73,11 +77,11 @@ class ServiceError(TandemError):
 
 
 class BadAnswer(TandemError):
-    """Something answered, but not as Tandem does: perhaps it is another service's address."""
+    """The answer is not Tandem's: perhaps another service has this address."""
 
 
 class Unreachable(TandemError):
-    """Nobody answered: refused, cut off, no such address, a certificate that is not trusted."""
+    """No answer: refused, broken off, an unknown address, or an untrusted certificate."""
 
     def __init__(self, message: str, reason: Reason | None = None) -> None:
         super().__init__(message, "unreachable")
@@ -86,9 +90,9 @@ class Unreachable(TandemError):
 
 
 class Degraded(TandemError):
-    """Fewer members answered than were asked, and the client does not take such answers.
+    """Fewer members answered than were asked, and the client does not accept their answer.
 
-    ``answer`` is what the others said.
+    ``answer`` is the answer of the others.
     """
 
     def __init__(self, message: str, answer: "Classification") -> None:
@@ -124,20 +128,20 @@ _BY_STATUS: Mapping[int, type[TandemError]] = {
 
 
 def has_error_of(status: int) -> bool:
-    """Whether an HTTP status says by itself what is wrong, whoever between answered it."""
+    """Whether an HTTP status alone determines the error, whichever server sent it."""
     return status in _BY_STATUS
 
 
 def error_of(
-    told: Mapping[str, Any],
+    fields: Mapping[str, Any],
     status: int | None = None,
     retry_after_s: float | None = None,
 ) -> TandemError:
-    """Return the error that the service tells: ``{"code", "message", "request_id"}``.
+    """Return the error for the service's ``{"code", "message", "request_id"}``.
 
-    A code that this client does not know goes by the HTTP status, if there is one.
+    A code that this client does not know is mapped by the HTTP status, if there is one.
     """
-    code, message, request_id = (told.get(name) for name in ("code", "message", "request_id"))
+    code, message, request_id = (fields.get(name) for name in ("code", "message", "request_id"))
     kind = _BY_CODE.get(str(code)) or _of_status(status)
     return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)
 

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer (``POST /v1/classify``), the same for both clients."""
+"""An HTTP request and its answer (``POST /v1/classify``), for both clients."""
 
 import json
 import ssl
@@ -13,7 +13,7 @@ from tandem_client.images import Image, path_of
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts, retry_after_s, told_s
 
-CONNECT_S = 5.0  # longer than any handshake; then another attempt may meet a living host
+CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
 Outcome = Classification | TandemError
 
 
@@ -21,7 +21,7 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
     """Return the request for an attempt that may take ``left_s``.
 
     Raises:
-        Unreachable: the address is none.
+        Unreachable: the address is invalid.
 
     """
     headers = _headers(call.options) | {"x-request-timeout-seconds": told_s(left_s)}
@@ -50,7 +50,7 @@ def _headers(options: CallOptions) -> dict[str, str]:
 
 
 def outcomes(options: Options, call: Call, response: httpx.Response, body: bytes) -> list[Outcome]:
-    """Return what was said of each image, in order.
+    """Return the outcome of each image, in order.
 
     Raises:
         TandemError: the request failed as a whole, or the answer is not Tandem's.
@@ -58,14 +58,14 @@ def outcomes(options: Options, call: Call, response: httpx.Response, body: bytes
     """
     status = response.status_code
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
-        told = None
-    if isinstance(told, dict) and isinstance(told.get("error"), dict):
-        raise error_of(told["error"], status, retry_after_s(response.headers.get("retry-after")))
+        answer = None
+    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+        raise error_of(answer["error"], status, retry_after_s(response.headers.get("retry-after")))
     try:
-        if status == httpx.codes.OK and isinstance(told, dict):
-            rows = told["results"] if call.is_form else [told]
+        if status == httpx.codes.OK and isinstance(answer, dict):
+            rows = answer["results"] if call.is_form else [answer]
             if len(rows) == len(call.files):
                 return [outcome_of(row) for row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -74,28 +74,28 @@ def outcomes(options: Options, call: Call, response: httpx.Response, body: bytes
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """Return one image's answer, or its error."""
+    """Return an image's answer, or its error."""
     return error_of(row["error"]) if "error" in row else classification_of(row)
 
 
 def _refuse(options: Options, response: httpx.Response) -> NoReturn:
-    """Raise for an answer in another form than ours: a balancer's, or another service's."""
+    """Raise for an answer in a foreign form: a load balancer's, or another service's."""
     status, message = response.status_code, _not_ours(options, response.status_code)
     if has_error_of(status):
-        told = {"code": f"http_{status}", "message": message}
-        raise error_of(told, status, retry_after_s(response.headers.get("retry-after")))
+        fields = {"code": f"http_{status}", "message": message}
+        raise error_of(fields, status, retry_after_s(response.headers.get("retry-after")))
     raise BadAnswer(message, "bad_answer", status=status)
 
 
 def failure(options: Options, attempts: Attempts, error: httpx.HTTPError) -> TandemError:
-    """Return the error for a request that had no answer."""
+    """Return the error for a request without an answer."""
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return attempts.exceeded()
     return Unreachable(_no_answer(options, error), _reason(error))
 
 
 def _reason(error: httpx.HTTPError) -> Reason | None:
-    """Return why it may be tried again; a certificate is the same the next time."""
+    """Return why the request may be retried; None for a bad certificate, which stays bad."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
@@ -118,10 +118,10 @@ def _not_ours(options: Options, status: int) -> str:
 def answer_of(
     call: Call, said: list[Outcome], *, allow_degraded: bool
 ) -> Classification | list[Result]:
-    """Return what a caller gets: the answer, or a result for each image of a form.
+    """Return the caller's result: the answer, or a result for each image of a form.
 
     Raises:
-        TandemError: the one image has none.
+        TandemError: the only image has no answer.
 
     """
     if not call.is_form:
@@ -148,7 +148,8 @@ def checked(outcome: Outcome, *, allow_degraded: bool) -> Classification:
 def failed(index: int, image: Image, error: TandemError) -> Result:
     """Return the result for an image without an answer.
 
-    The error is parted from where it was raised: those frames hold the image, of thousands.
+    The error loses its traceback, whose frames would keep the image in memory, for thousands of
+    images.
     """
     error.__cause__ = error.__context__ = None
     return Result(index, path_of(image), error=error.with_traceback(None))

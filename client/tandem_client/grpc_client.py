@@ -1,6 +1,6 @@
 """The blocking client over gRPC, ``tandem.v1.Ensemble``.
 
-``pip install 'tandem-serve-client[grpc]'`` brings what it needs.
+``pip install 'tandem-serve-client[grpc]'`` installs its dependencies.
 """
 
 import time
@@ -22,20 +22,21 @@ from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
 from tandem_client.tls import Tls
 
 METHOD = "/tandem.v1.Ensemble/Classify"
-# A form's answers, and requests of many images: the service has its own limit (max_body_bytes).
+# For a form's answers and requests of many images; the service has its own limit (max_body_bytes).
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-# Attempts are counted here, where they are bounded by the call's time, not by grpcio.
-# Between them grpcio connects anew: by its own default after 1 s, then up to 120.
+# This client retries by itself, within a call's time, so grpcio's retries are off. grpcio
+# reconnects between attempts: its default waits are 1 s, then up to 120 s.
 CHANNEL = [
     *UNLIMITED,
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-# What a status says where the service itself does not: HAProxy's answer, or grpcio's own.
+# Errors by status, if the service itself sent none: from HAProxy or grpcio.
 STATUSES = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -44,15 +45,15 @@ STATUSES = {
 
 
 class GrpcClient:
-    """Asks a service over one HTTP/2 connection; any number of threads may share it.
+    """Calls a service over an HTTP/2 connection; any number of threads may share it.
 
     Args:
         target: HOST:PORT of ``tandem serve --grpc-port``.
-        api_key: the key of a service that wants one. Without ``tls`` it travels as it is.
-        timeout: seconds for a call with all its attempts; the service hears of it too.
-        retry: how often and after what a call is tried again.
+        api_key: for a service that requires one. Without ``tls`` it is sent unencrypted.
+        timeout: seconds for a call with all its attempts; also sent to the service.
+        retry: how often, and after which errors, a call is repeated.
         tls: files; None: no encryption.
-        allow_degraded: whether answers of fewer members than were asked are answers.
+        allow_degraded: whether to return answers of fewer members than were asked.
 
     """
 
@@ -97,7 +98,7 @@ class GrpcClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._channel.close()
 
     @overload
@@ -110,6 +111,7 @@ class GrpcClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification: ...
 
     @overload
@@ -122,6 +124,7 @@ class GrpcClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> list[Result]: ...
 
     def classify(
@@ -133,6 +136,7 @@ class GrpcClient:
         timeout: float | None = None,
         priority: int | None = None,
         threshold: float | None = None,
+        model_set: str | None = None,
     ) -> Classification | list[Result]:
         """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
 
@@ -140,16 +144,21 @@ class GrpcClient:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold)
+        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
         call = Call.of(image, options)
         return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
     def _ask(self, call: Call) -> list[Outcome]:
-        """Return what the service says of each image, after as many attempts as it takes."""
+        """Return the service's outcome for each image, retrying as the options allow."""
         timeout_s = call.options.timeout_s or self._options.timeout_s
         attempts = Attempts(self._options.retry, timeout_s, self._now)
         asked = call.options
-        request = ClassifyRequest(images=call.files, top_k=asked.top_k, threshold=asked.threshold)
+        request = ClassifyRequest(
+            images=call.files,
+            top_k=asked.top_k,
+            threshold=asked.threshold,
+            model_set=asked.model_set,
+        )
         while True:
             left_s = attempts.begin()
             metadata = _metadata(self._options, call.options, left_s)
@@ -169,15 +178,17 @@ def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[
         metadata.append(("authorization", f"Bearer {options.api_key}"))
     if call.priority is not None:
         metadata.append(("priority", f"u={call.priority}"))
+    if call.model_set is not None and call.model_set.isascii() and call.model_set.isprintable():
+        metadata.append(("model-set", call.model_set))
     return metadata
 
 
 def _outcomes(reply: ClassifyReply, num_images: int, options: Options) -> list[Outcome]:
-    told: dict[str, Any] = MessageToDict(
+    answer: dict[str, Any] = MessageToDict(
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     try:
-        rows = told["results"]
+        rows = answer["results"]
         if len(rows) == num_images:
             return [outcome_of(row.get("classified") or row) for row in rows]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -188,25 +199,27 @@ def _outcomes(reply: ClassifyReply, num_images: int, options: Options) -> list[O
 def _failure(error: grpc.RpcError, attempts: Attempts, options: Options) -> TandemError:
     """Return the error for a call that failed as a whole.
 
-    What has no ``error-code`` is not the application's: the connection's, or a proxy's.
+    Without ``error-code`` it is not the application's, but the connection's or a proxy's.
     """
     status, trailing = error.code(), dict(error.trailing_metadata() or ())
     if "error-code" in trailing:
-        told = {
+        fields = {
             "code": trailing["error-code"],
             "message": error.details(),
             "request_id": trailing.get("request_id"),
         }
-        return error_of(told, STATUSES.get(status), _pushback_s(trailing))
+        return error_of(fields, STATUSES.get(status), _pushback_s(trailing))
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return attempts.exceeded()
     if status is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"no answer from {options.shown_url} ({error.details()})", "refused")
-    told = {"code": f"grpc_{status.name.lower()}", "message": error.details()}
-    return error_of(told, STATUSES.get(status, 500), _pushback_s(trailing))
+    fields = {"code": f"grpc_{status.name.lower()}", "message": error.details()}
+    return error_of(fields, STATUSES.get(status, 500), _pushback_s(trailing))
 
 
 def _pushback_s(trailing: dict[str, Any]) -> float | None:
-    """Read ``grpc-retry-pushback-ms`` (gRPC proposal A6); what Retry-After is over HTTP."""
-    given = str(trailing.get("grpc-retry-pushback-ms", ""))
-    return int(given[:9]) / 1000 if given.isascii() and given.isdecimal() else None
+    """Read ``grpc-retry-pushback-ms`` (gRPC proposal A6), gRPC's equivalent of Retry-After."""
+    pushback_ms = str(trailing.get("grpc-retry-pushback-ms", ""))
+    return (
+        int(pushback_ms[:9]) / 1000 if pushback_ms.isascii() and pushback_ms.isdecimal() else None
+    )

@@ -1,4 +1,4 @@
-"""What callers may give as an image, and the bytes that are sent for it."""
+"""Images that callers may pass, and their encoding for a request."""
 
 import os
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ Encoded: TypeAlias = bytes | bytearray | memoryview
 Image: TypeAlias = Union[str, os.PathLike[str], Encoded, "NDArray[np.uint8]"]
 
 
-def images_of(given: Image | Sequence[Image]) -> tuple[Sequence[Image], bool]:
-    """Return the images that were given, and whether they were given as several."""
-    if isinstance(given, Sequence) and not isinstance(given, str | Encoded):
-        return given, True
-    return [given], False
+def images_of(image: Image | Sequence[Image]) -> tuple[Sequence[Image], bool]:
+    """Return the images as a sequence, and whether the caller passed several."""
+    if isinstance(image, Sequence) and not isinstance(image, str | Encoded):
+        return image, True
+    return [image], False
 
 
 def path_of(image: Image) -> str | os.PathLike[str] | None:
-    """Return the image's path; None if it is given otherwise."""
+    """Return the image's path; None if it is not a path."""
     return image if isinstance(image, str | os.PathLike) else None
 
 
 def encoded(image: Image, channels: Channels | None) -> bytes:
-    """Return a file's bytes: read, as they are, or an array's as PNG.
+    """Return the bytes to send: a file's content, given bytes, or an array as PNG.
 
-    PNG keeps every pixel, so that the answer is the one for the array; the service scales and
-    crops it as it does with any file.
+    PNG keeps every pixel, so the answer is exactly for the array; the service scales and crops it
+    like any file.
 
     Raises:
         BadImage: the file cannot be read, or the array is not (H, W, 3) uint8.
         ValueError: an array without ``channels``.
-        TypeError: none of what an image may be.
+        TypeError: not a type of image.
 
     """
     if isinstance(image, bytes):
@@ -51,15 +51,15 @@ def encoded(image: Image, channels: Channels | None) -> bytes:
     return _encode(image, channels)
 
 
-def takes_long(given: Image | Sequence[Image]) -> bool:
-    """Whether :func:`encoded` reads files or packs pixels, and an event loop must not do it."""
-    return not isinstance(given, Encoded)
+def takes_long(image: Image | Sequence[Image]) -> bool:
+    """Whether :func:`encoded` would read files or pack pixels, and so block an event loop."""
+    return not isinstance(image, Encoded)
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         why = getattr(error, "strerror", None) or str(error)
         raise BadImage(f"cannot read the file: {why}", "unreadable") from error
 

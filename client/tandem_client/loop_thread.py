@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for blocking code."""
+"""An event loop on its own thread, for blocking code."""
 
 import asyncio
 import concurrent.futures
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from tandem_client.async_calls import AsyncCalls
 
 T = TypeVar("T")
-# Ctrl-C in the moment before a thread begins to wait is not seen until it has waited.
+# Ctrl-C just before a thread starts to wait is noticed only after the wait.
 NOTICED_WITHIN_S = 0.5
 
 
 class LoopThread:
-    """Runs calls from the first on until ``close``, which cancels what is under way.
+    """Runs calls on an event loop until ``close``, which cancels calls under way.
 
-    A call that an event loop runs can be ended at any moment. A blocking socket bounds each read
-    and each write, but not how many of them a service that trickles makes of one call.
-    The thread is a daemon: an interpreter that ends amid a call does not wait for it.
+    A call on an event loop can be cancelled at any moment. With blocking sockets each read and
+    write has a timeout, but a slow service can stretch a call over any number of them. The thread
+    is a daemon, so an interpreter that exits during a call does not wait for it.
     """
 
     def __init__(self, calls: AsyncCalls) -> None:
@@ -44,7 +44,7 @@ class LoopThread:
     def submit(
         self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object
     ) -> "concurrent.futures.Future[T]":
-        """Begin with ``call(*arguments)``."""
+        """Start ``call(*arguments)`` on the thread; return its future."""
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the client is closed: make another")
@@ -56,7 +56,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
 
     def run(self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
-        """Return what ``call(*arguments)`` returns; Ctrl-C meanwhile cancels it."""
+        """Return the result of ``call(*arguments)``; Ctrl-C meanwhile cancels it."""
         future = self.submit(call, *arguments)
         try:
             wait_for_any([future])
@@ -65,7 +65,7 @@ class LoopThread:
             future.cancel()
 
     def close(self) -> None:
-        """End the thread, and the connections; nothing can be submitted any more."""
+        """End the thread and close the connections; later calls fail."""
         with self._lock:
             if self._started.is_set() and not self._is_closed:
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -85,6 +85,6 @@ class LoopThread:
 
 
 def wait_for_any(futures: "list[concurrent.futures.Future[T]]") -> None:
-    """Wait until one of them is done."""
+    """Wait until one of the futures is done."""
     while not any(future.done() for future in futures):
         concurrent.futures.wait(futures, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)

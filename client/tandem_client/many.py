@@ -1,4 +1,4 @@
-"""Any number of images: so many requests at a time, results in order or as they come."""
+"""Any number of images, a few requests at a time; results in order or as they arrive."""
 
 import asyncio
 import concurrent.futures
@@ -13,14 +13,14 @@ from tandem_client.images import Image
 from tandem_client.loop_thread import LoopThread, wait_for_any
 from tandem_client.options import CallOptions, Options
 
-# Images begun and results that nobody took yet, for each request under way: while an early answer
-# is late the later ones need not wait, and memory stays bounded.
+# Started images and unconsumed results for each request under way: later images need not wait for a
+# slow one, and memory stays bounded.
 AHEAD = 4
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How images are sent: ``concurrency`` at a time, each with ``options``."""
+    """The way images are sent: ``concurrency`` at a time, each with ``options``."""
 
     options: CallOptions
     concurrency: int
@@ -33,13 +33,13 @@ class Stream:
 
     @property
     def window(self) -> int:
-        """Images that are begun and not yet given to the caller, at most."""
+        """The limit of images that are started and not yet returned to the caller."""
         return AHEAD * self.concurrency
 
     def blocking(
         self, images: Iterable[Image], options: Options, context: ssl.SSLContext
     ) -> Iterator[Result]:
-        """Yield results; the requests are on another thread, ``images`` are taken on this one."""
+        """Yield results; requests run on another thread, ``images`` is iterated on this one."""
         connections = replace(options, max_connections=self.concurrency)
         calls, slots = AsyncCalls(connections, context), asyncio.Semaphore(self.concurrency)
         with LoopThread(calls) as thread:
@@ -70,7 +70,7 @@ class Stream:
     async def _result(
         self, calls: AsyncCalls, slots: asyncio.Semaphore, index: int, image: Image
     ) -> Result:
-        """Return an image's result, once there is a place for it."""
+        """Return an image's result, once a place is free."""
         async with slots:
             return await calls.result(index, image, self.options)
 
@@ -85,7 +85,7 @@ class Stream:
     def _next(
         self, begun: "deque[concurrent.futures.Future[Result]]"
     ) -> "concurrent.futures.Future[Result]":
-        """Take the future whose result is next, once it is done."""
+        """Remove and return the future of the next result, once it is done."""
         waited = [begun[0]] if self.ordered else list(begun)
         wait_for_any(waited)
         done = next(future for future in waited if future.done())
@@ -93,7 +93,7 @@ class Stream:
         return done
 
     async def _next_task(self, begun: "deque[asyncio.Task[Result]]") -> Result:
-        """Wait for the next result; its task is in ``begun`` until then, to be cancelled."""
+        """Wait for the next result; its task stays in ``begun`` to be cancelled until then."""
         if self.ordered:
             done = begun[0]
             await asyncio.wait([done])

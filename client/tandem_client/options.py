@@ -1,4 +1,4 @@
-"""What a client was made with, and what one call asks for."""
+"""The options of a client, and those of a call."""
 
 import re
 import ssl
@@ -12,13 +12,13 @@ from tandem_client.retries import RetryPolicy, checked_timeout_s
 from tandem_client.tls import Tls
 from tandem_client.version import DISTRIBUTION, __version__
 
-_KEY = re.compile(r"[\x21-\x7e]+")  # what a header can carry without quoting; no spaces
+_KEY = re.compile(r"[\x21-\x7e]+")  # characters that a header can carry without quoting
 _USER_INFO = re.compile(r"(?<=//)[^/?#]*@")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a client; ``api_key`` is shown nowhere."""
+    """The arguments of a client; ``api_key`` is never printed."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
@@ -38,12 +38,12 @@ class Options:
 
     @property
     def shown_url(self) -> str:
-        """The address as messages have it: without a name and password that it may hold."""
+        """The URL for messages, without a user name and password."""
         return _USER_INFO.sub("", self.url)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request has."""
+        """The headers of every request."""
         headers = {"user-agent": f"{DISTRIBUTION}/{__version__}"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -51,13 +51,13 @@ class Options:
 
     @property
     def limits(self) -> httpx.Limits:
-        """Every connection may be kept: as many callers as there were come again."""
+        """The limits of connections: all may be kept, since as many callers may return."""
         return httpx.Limits(
             max_connections=self.max_connections, max_keepalive_connections=self.max_connections
         )
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what connections to https:// are made with."""
+        """Return the TLS context for https:// URLs."""
         if isinstance(self.tls, ssl.SSLContext):
             return self.tls
         return httpx.create_ssl_context() if self.tls is None else self.tls.context()
@@ -65,19 +65,20 @@ class Options:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What one call asks for; None leaves it to the service, or to the client's own options."""
+    """The options of a call; None leaves them to the service, or to the client's options."""
 
     top_k: int | None = None
     channels: Channels | None = None
     timeout_s: float | None = None
     priority: int | None = None
     threshold: float | None = None
+    model_set: str | None = None
 
     @property
-    def query(self) -> dict[str, float] | None:
-        """What the address of a request has; None: nothing."""
-        given = {"top_k": self.top_k, "threshold": self.threshold}
-        return {name: value for name, value in given.items() if value is not None} or None
+    def query(self) -> dict[str, float | str] | None:
+        """Return the query parameters of a request; None without any."""
+        values = {"top_k": self.top_k, "threshold": self.threshold, "model_set": self.model_set}
+        return {name: value for name, value in values.items() if value is not None} or None
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None:
@@ -90,7 +91,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """The images of one request as files; one of a form has an answer for each."""
+    """The images of a request as files; a form has an answer for each."""
 
     images: Sequence[Image]
     files: Sequence[bytes]
@@ -98,16 +99,16 @@ class Call:
     options: CallOptions
 
     @classmethod
-    def of(cls, given: Image | Sequence[Image], options: CallOptions) -> "Call":
+    def of(cls, image: Image | Sequence[Image], options: CallOptions) -> "Call":
         """Return the call for an image, or for several.
 
         Raises:
-            BadImage: one of them cannot be sent.
-            ValueError: there is none.
+            BadImage: an image cannot be sent.
+            ValueError: there are no images.
 
         """
-        images, is_form = images_of(given)
+        images, is_form = images_of(image)
         if not images:
             raise ValueError("no images: give one or more")
-        files = [encoded(image, options.channels) for image in images]
+        files = [encoded(each, options.channels) for each in images]
         return cls(images, files, is_form, options)

@@ -1,7 +1,7 @@
-"""When a call is tried again: what is safe, not before Retry-After, never past its deadline.
+"""Decides when a call is retried: if safe, not before Retry-After, never past its deadline.
 
-Backoff is exponential with full jitter (M. Brooker, "Exponential Backoff And Jitter", 2015), on top
-of what the service says: clients that were refused together do not come back together.
+Backoff is exponential with full jitter (M. Brooker, "Exponential Backoff And Jitter", 2015), in
+addition to the service's Retry-After. So clients that were refused together do not return together.
 """
 
 import math
@@ -19,16 +19,16 @@ LEAST_TOLD_S = 0.001
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how soon; ``max_attempts=1`` never tries again.
+    """How often and how soon to retry; ``max_attempts=1`` never retries.
 
-    ``on`` says after what: ``overloaded`` (429), ``not_ready`` (503), ``refused`` (no connection),
-    ``reset`` (a connection that ended before its answer was there). To classify an image again
-    changes nothing in the service, so that all of them are safe.
+    ``on`` lists the causes: ``overloaded`` (429), ``not_ready`` (503), ``refused`` (no connection),
+    ``reset`` (the connection ended before the answer). Classifying an image again changes nothing
+    in the service, so all of them are safe.
     """
 
     max_attempts: int = 5
-    base_s: float = 0.1  # the first wait is up to this, each further one up to twice as long
-    max_s: float = 5.0  # no wait of the client's own is longer
+    base_s: float = 0.1  # the first wait is at most this; the maximum doubles with each further one
+    max_s: float = 5.0  # the longest wait of the client's own
     on: frozenset[Reason] = frozenset({"overloaded", "not_ready", "refused", "reset"})
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call, and the time that is left for them."""
+    """The attempts of a call, and the time left for them."""
 
     def __init__(
         self,
@@ -77,17 +77,17 @@ class Attempts:
         return left
 
     def exceeded(self) -> DeadlineExceeded:
-        """Return the error of a call whose time is over."""
+        """Return the error of a call whose time has passed."""
         return DeadlineExceeded(
             f"no answer within {self._timeout_s:g} s; try again, or allow more time (timeout)",
             "deadline",
         )
 
     def wait_s(self, error: TandemError) -> float:
-        """Return how long to wait before the next attempt.
+        """Return the seconds to wait before the next attempt.
 
         Raises:
-            TandemError: ``error`` itself, if there is to be no further attempt.
+            TandemError: ``error`` itself, if it must not be retried.
 
         """
         policy = self._policy
@@ -101,15 +101,15 @@ class Attempts:
 
 
 def told_s(left_s: float) -> str:
-    """Return the time that an attempt has as the service is told it: never 0, which is refused."""
+    """Return an attempt's time for the request's header; never 0, which the service refuses."""
     return f"{max(left_s, LEAST_TOLD_S):.3f}"
 
 
 def checked_timeout_s(timeout_s: float) -> float:
-    """Return a call's time.
+    """Return a call's time after checking it.
 
     Raises:
-        ValueError: it is no number of seconds above 0.
+        ValueError: it is not a number of seconds above 0.
 
     """
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
@@ -118,9 +118,9 @@ def checked_timeout_s(timeout_s: float) -> float:
 
 
 def retry_after_s(value: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Read a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date.
+    """Parse a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date.
 
-    None if it is absent, or neither.
+    None if it is absent or malformed.
     """
     if value is None:
         return None
@@ -131,7 +131,7 @@ def retry_after_s(value: str | None, now: Callable[[], float] = time.time) -> fl
         date = parsedate_to_datetime(text)
     except (TypeError, ValueError):
         return None
-    if date.tzinfo is None:  # "-0000": a time in UTC of unknown zone
+    if date.tzinfo is None:  # "-0000": UTC without a known zone
         date = date.replace(tzinfo=timezone.utc)
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
     return max(0.0, (date - epoch).total_seconds() - now())

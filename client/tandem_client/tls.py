@@ -1,4 +1,4 @@
-"""The files with which a client speaks to a service over TLS."""
+"""The TLS files of a client: trusted roots, and its own certificate and key."""
 
 import os
 import ssl
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM; None leaves what httpx (or gRPC) trusts by itself.
+    """PEM files; with None, httpx or gRPC use their default roots.
 
-    ``roots`` are trusted when the service shows its certificate. ``certificate`` is the client's
-    own, for a service that asks for one; its ``key`` may be in the same file.
+    ``roots`` verify the service's certificate. ``certificate`` is the client's own, for a service
+    that requires one; its ``key`` may be in the same file.
     """
 
     roots: str | os.PathLike[str] | None = None
@@ -19,10 +19,10 @@ class Tls:
     key: str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return what connections are made with.
+        """Return the TLS context for connections.
 
         Raises:
-            OSError: a file cannot be read, or is no certificate or key (ssl.SSLError).
+            OSError: a file is unreadable or invalid (ssl.SSLError).
 
         """
         context = ssl.create_default_context(cafile=self.roots)
@@ -31,7 +31,7 @@ class Tls:
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return the contents of roots, key and certificate, as grpcio wants them."""
+        """Return the contents of roots, key and certificate, in grpcio's order."""
         key = self.key if self.key is not None else self.certificate
         files = (self.roots, key, self.certificate)
         roots, private_key, chain = (None if f is None else Path(f).read_bytes() for f in files)

@@ -1,6 +1,6 @@
 """Runtimes of members: OpenVINO and ONNX Runtime behind one interface.
 
-``load(path, options)`` gives a network that answers uint8 images with probabilities; the file's
-suffix says which runtime it is for. ONNX Runtime is an extra: it is imported when the first network
-of its own is loaded, and by nothing else.
+``load(path, options)`` returns a network that maps uint8 images to probabilities; the file's suffix
+determines the runtime. ONNX Runtime is an extra, which is imported only when a network of its own
+is loaded.
 """

@@ -1,4 +1,4 @@
-"""Loads a member's network with the runtime that its file is for."""
+"""Loads a member's network with its file's runtime."""
 
 import os
 from pathlib import Path
@@ -13,10 +13,10 @@ STATM = Path("/proc/self/statm")  # pages: size, resident, ...
 
 
 def runtime_of(path: Path) -> RuntimeName:
-    """Return the runtime that a member's file is for, by its suffix.
+    """Return the runtime of a member's file, by its suffix.
 
     Raises:
-        ModelSetError: no runtime has such files.
+        ModelSetError: no runtime has files with this suffix.
 
     """
     for runtime, suffix in SUFFIXES.items():
@@ -31,7 +31,7 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
 
     Raises:
         MissingExtraError: its runtime is not installed.
-        ModelSetError: the file is none of its runtime, or not what a member is.
+        ModelSetError: the runtime cannot read the file, or it is not a member's network.
 
     """
     runtime, before = runtime_of(path), _resident_bytes()
@@ -39,7 +39,7 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
     if runtime == "openvino":
         network = CompiledNetwork(path, options)
     else:
-        from models.runtimes.onnx_runtime import OnnxNetwork  # an extra: only for who needs it
+        from models.runtimes.onnx_runtime import OnnxNetwork  # an optional extra
 
         network = OnnxNetwork(path, options)
     network.memory_bytes = max(0, _resident_bytes() - before)

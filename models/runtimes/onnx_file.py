@@ -1,8 +1,8 @@
-"""What an ONNX file says of itself, read without the onnx package: opsets, operators, other files.
+"""Reads an ONNX file's opsets, operators and external files, without the onnx package.
 
-Only the structure is walked (field numbers of onnx.proto, ONNX 1.23); weights are skipped over. It
-is asked before any library opens the file, because external data names paths, and a path from a
-model set is followed by nobody.
+It only walks the structure (field numbers of onnx.proto, ONNX 1.23) and skips weights. It runs
+before any library opens the file: external data names paths, which must not be followed from a
+model set.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from pathlib import Path
 from models.errors import ModelSetError
 
 MAX_BYTES = 2**31  # protobuf's own limit of a message
-MAX_DEPTH = 32  # graphs in attributes of nodes of graphs
-# Messages by name: the fields that are messages of interest, by number.
+MAX_DEPTH = 32  # of graphs in attributes of nodes of graphs
+# For each message, its fields that are relevant messages, by number.
 MESSAGES: dict[str, dict[int, str]] = {
     "model": {7: "graph", 8: "opset", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -29,18 +29,18 @@ Field = tuple[int, int | memoryview]
 
 @dataclass
 class OnnxFacts:
-    """What was found in one file."""
+    """The facts read from an ONNX file."""
 
     opsets: dict[str, int] = field(default_factory=dict)  # by domain; ONNX's own is ""
     operators: set[str] = field(default_factory=set)
-    external: set[str] = field(default_factory=set)  # paths of external data, as they are written
+    external: set[str] = field(default_factory=set)  # paths of external data, as written
 
 
 def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
     """Walk the bytes of an ONNX file.
 
     Raises:
-        ModelSetError: they are no ONNX file, or it was cut short.
+        ModelSetError: they are not an ONNX file, or it was cut short.
 
     """
     facts = OnnxFacts()
@@ -54,11 +54,11 @@ def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
 
 
 def read_onnx(path: Path) -> bytes:
-    """Return the file's bytes after checking that its weights are all in it.
+    """Return the file's bytes after checking that it contains all its weights.
 
     Raises:
-        ModelSetError: unreadable, too large, no ONNX file, or weights in other files: the
-            manifest's hash would not vouch for those.
+        ModelSetError: the file is unreadable, too large or not ONNX, or has weights in other files,
+            which the manifest's hash would not cover.
 
     """
     content = _bytes_of(path)
@@ -102,22 +102,22 @@ def _walk(data: memoryview, kind: str, facts: OnnxFacts, depth: int) -> None:
 
 
 def _add_opset(data: memoryview, facts: OnnxFacts) -> None:
-    found = dict(_fields(data))
-    domain, version = found.get(1, memoryview(b"")), found.get(2, 0)
+    values = dict(_fields(data))
+    domain, version = values.get(1, memoryview(b"")), values.get(2, 0)
     if isinstance(domain, memoryview) and isinstance(version, int):
         facts.opsets[str(domain, "utf-8")] = version
 
 
 def _add_entry(data: memoryview, facts: OnnxFacts) -> None:
-    """Take the location of external data, whether or not ``data_location`` says to use it."""
-    found = dict(_fields(data))
-    key, value = found.get(1), found.get(2, memoryview(b""))
+    """Add the location of external data, even if ``data_location`` does not use it."""
+    values = dict(_fields(data))
+    key, value = values.get(1), values.get(2, memoryview(b""))
     if isinstance(key, memoryview) and isinstance(value, memoryview) and bytes(key) == b"location":
         facts.external.add(str(value, "utf-8"))
 
 
 def _fields(data: memoryview) -> Iterator[Field]:
-    """Yield (number, value) of each field of a message: numbers as int, the rest as bytes."""
+    """Yield (number, value) of each field of a message: numbers as int, others as bytes."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -139,7 +139,7 @@ def _fields(data: memoryview) -> Iterator[Field]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number that begins at ``at``, and where the next field does."""
+    """Return the number at ``at``, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

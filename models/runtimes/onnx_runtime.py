@@ -1,9 +1,8 @@
 """ONNX Runtime on the CPU: the extra ``onnxruntime``.
 
-A member's file is one ONNX graph with its preprocessing folded in: uint8 (N, H, W, 3) BGR to
-float32 (N, C) probabilities. Nothing is compiled for a batch size: a batch runs as large as it is,
-unless the file has a size built in. Then any number of images is taken, and runs that many at a
-time.
+A member's file is an ONNX graph with its preprocessing folded in: uint8 (N, H, W, 3) BGR to float32
+(N, C) probabilities. Batches of any size run without compiling. A file with a fixed batch size also
+takes any number of images, and runs them in parts of that size.
 """
 
 from collections.abc import Sequence
@@ -20,23 +19,23 @@ from models.runtimes.interface import LoadedNetwork, check_image
 from models.runtimes.onnx_file import read_onnx
 from models.runtimes.options import Pixels, RuntimeOptions
 
-QUIET = 4  # ONNX Runtime's log level "fatal": errors are raised, and need not be on stderr too
+QUIET = 4  # the log level "fatal": errors are raised, and need not be on stderr too
 
 
 class OnnxNetwork(LoadedNetwork):
-    """One session, which any number of threads may run."""
+    """A session, which any number of threads may run."""
 
     runtime: ClassVar[RuntimeName] = "onnxruntime"
     float_type = "f32"
-    memory_bytes = 0  # measured by models.runtimes.load
-    kernels: tuple[str, ...] = ()  # ONNX Runtime does not tell
+    memory_bytes = 0  # set by models.runtimes.load
+    kernels: tuple[str, ...] = ()  # ONNX Runtime hides them
 
     def __init__(self, path: Path, options: RuntimeOptions) -> None:
         """Load an ONNX file.
 
         Raises:
             MissingExtraError: onnxruntime is not installed.
-            ModelSetError: it is no such graph, has weights in other files, or needs operators or
+            ModelSetError: the graph does not fit, has weights in other files, or needs operators or
                 an opset that this onnxruntime lacks.
 
         """
@@ -49,7 +48,7 @@ class OnnxNetwork(LoadedNetwork):
             self._session: Any = onnxruntime.InferenceSession(
                 content, _session_options(onnxruntime, options), ["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's own kinds, which have no common base
+        except Exception as error:  # onnxruntime's errors have no common base
             raise ModelSetError(
                 f"ONNX Runtime {self.version} cannot load {path}: {_first_line(error)}"
             ) from error
@@ -58,14 +57,14 @@ class OnnxNetwork(LoadedNetwork):
         self._sizes = tuple(sorted(sizes))
 
     def _ends(self) -> tuple[tuple[int, ...], int, int | None]:
-        """Return the images' shape, the number of classes and the built-in batch size, if any."""
+        """Return the images' shape, the number of classes, and the fixed batch size or None."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelSetError(
                 f"{self.path} has {len(inputs)} inputs and {len(outputs)} outputs; "
                 "a member has one of each"
             )
-        (taken,), (given,) = inputs, outputs
+        (taken,), (output,) = inputs, outputs
         sides = tuple(taken.shape)
         is_fixed = len(sides) == 4 and all(isinstance(side, int) for side in sides[1:])
         if taken.type != "tensor(uint8)" or not is_fixed or sides[3] != 3:
@@ -73,31 +72,31 @@ class OnnxNetwork(LoadedNetwork):
                 f"{self.path} takes {taken.type} {list(sides)}; a member takes uint8 [N,H,W,3] "
                 "with H and W fixed: tandem models add folds the preprocessing in"
             )
-        classes = given.shape[1] if len(given.shape) == 2 else None
-        if given.type != "tensor(float)" or not isinstance(classes, int):
+        classes = output.shape[1] if len(output.shape) == 2 else None
+        if output.type != "tensor(float)" or not isinstance(classes, int):
             raise ModelSetError(
-                f"{self.path} gives {given.type} {given.shape}; a member gives float32 [N,C]"
+                f"{self.path} gives {output.type} {output.shape}; a member gives float32 [N,C]"
             )
-        self._names = [given.name], taken.name
+        self._names = [output.name], taken.name
         batch = sides[0] if isinstance(sides[0], int) else None
         return sides[1:], classes, batch
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """What a queue forms, ascending; the built-in one alone, if there is one."""
+        """The batch sizes for the queue, ascending; only the fixed size if there is one."""
         return self._sizes
 
     def add_batch_size(self, size: int) -> None:
-        """Take batches of one more size; a built-in one stays alone."""
+        """Add a batch size; no effect with a fixed size."""
         if self.fixed_batch is None:
             self._sizes = tuple(sorted({*self._sizes, size}))
 
     def remove_batch_size(self, size: int) -> None:
-        """Take back a size that was added."""
+        """Remove an added batch size."""
         self._sizes = tuple(of for of in self._sizes if of != size)
 
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run a batch, as every network does, in parts where a batch size is built in."""
+        """Run a batch as every network does, in parts if the network has a fixed batch size."""
         num = len(images)
         if not num or (num > self.max_batch_size and self.fixed_batch is None):
             raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are taken")
@@ -111,11 +110,11 @@ class OnnxNetwork(LoadedNetwork):
         try:
             rows: Probabilities = self._session.run(outputs, {name: batch})[0]
         except Exception as error:  # as when loading
-            told = f"ONNX Runtime cannot run {self.path} on {len(batch)} images"
-            raise ModelSetError(f"{told}: {_first_line(error)}") from error
+            problem = f"ONNX Runtime cannot run {self.path} on {len(batch)} images"
+            raise ModelSetError(f"{problem}: {_first_line(error)}") from error
         if rows.shape != (len(batch), self.num_classes):
-            told = f"{self.path} answers {rows.shape} to {len(batch)} images"
-            raise ModelSetError(told)
+            problem = f"{self.path} answers {rows.shape} to {len(batch)} images"
+            raise ModelSetError(problem)
         return np.asarray(rows, np.float32)
 
     def _in_parts(self, batch: Pixels) -> Probabilities:
@@ -128,11 +127,11 @@ class OnnxNetwork(LoadedNetwork):
 
 
 def _session_options(onnxruntime: Any, options: RuntimeOptions) -> Any:
-    """Return ONNX Runtime's options: as many threads as given, idle when there is no work.
+    """Return ONNX Runtime's options: a fixed number of threads, which do not spin.
 
-    The thread that calls takes part in its run, so with S streams of T threads the shared pool has
-    S * (T - 1), and ``intra_op_num_threads`` counts one caller more than the pool. Threads do not
-    spin while they wait: the cores are other members' too.
+    The calling thread takes part in its run. So with S streams of T threads the shared pool has S *
+    (T - 1) threads, and ``intra_op_num_threads`` is that plus one caller. Spinning threads would
+    take cores from the other members.
     """
     chosen = onnxruntime.SessionOptions()
     chosen.intra_op_num_threads = options.num_streams * (options.threads_each - 1) + 1

@@ -1,4 +1,4 @@
-"""How a network is loaded: threads, batch sizes, float type."""
+"""Options for loading a network: threads, batch sizes, float type."""
 
 import logging
 import os
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How one network is compiled, or loaded."""
+    """How a network is compiled or loaded."""
 
     num_threads: int = 1
     batch_sizes: tuple[int, ...] = (1, 3, 8)
-    num_streams: int = 1  # infer requests that run at a time, sharing the threads
-    # What layers that are not INT8 compute in. Left to OpenVINO, a CPU with AVX512_BF16 or AMX
-    # would take bf16 and answer otherwise than one without, so it is always given. Asked for bf16,
-    # a CPU without it computes in f32, and so do the other runtimes. DECISIONS.md, "Float type".
+    num_streams: int = 1  # infer requests at a time, which share the threads
+    # The type in which layers that are not INT8 compute. It is always set: by default OpenVINO uses
+    # bf16 on CPUs with AVX512_BF16 or AMX, with other answers. CPUs without bf16 compute in f32,
+    # and so do the other runtimes. See decision 0008.
     float_type: FloatType = "f32"
-    cache_dir: Path | None = None  # compiled models are kept here between starts (OpenVINO)
+    cache_dir: Path | None = None  # for compiled models between starts (OpenVINO)
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
@@ -41,12 +41,12 @@ class RuntimeOptions:
 
     @property
     def threads_each(self) -> int:
-        """Threads that work on one batch."""
+        """The threads that work on a batch."""
         return self.num_threads // self.num_streams
 
     @property
     def properties(self) -> dict[str, Any]:
-        """Return OpenVINO's own names for these options."""
+        """Return these options as OpenVINO's properties."""
         chosen: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY" if self.num_streams == 1 else "THROUGHPUT",
             "NUM_STREAMS": self.num_streams,
@@ -60,7 +60,7 @@ class RuntimeOptions:
 
 
 def _can_write(folder: Path) -> bool:
-    """Make the folder; a cache that cannot be written is no reason not to serve."""
+    """Make the folder; an unwritable cache must not stop the service."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -229,7 +229,7 @@ def test_the_command_line_sends_a_key(
         assert (done.returncode == 0) == has_key, done.stderr + done.stdout
         assert KEY not in done.stdout + done.stderr
         if not has_key:
-            assert "wants a key" in done.stdout + done.stderr
+            assert "requires an API key" in done.stdout + done.stderr
 
 
 def test_a_key_is_in_no_log_and_no_command_line(
@@ -262,7 +262,7 @@ def test_the_page_asks_for_a_key_and_keeps_it(
         page.goto(f"{url}/")
         field = page.get_by_label("Key", exact=True)
         expect(field).to_be_focused()
-        expect(page.get_by_role("alert")).to_contain_text("wants a key")
+        expect(page.get_by_role("alert")).to_contain_text("requires an API key")
         field.fill("not-one-of-the-services-keys")
         field.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("none of this service's keys")

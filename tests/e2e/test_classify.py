@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def classify(folder: Path, service_url: str) -> Run:
     def run(*arguments: str, url: str = service_url) -> subprocess.CompletedProcess[str]:
-        command = [TANDEM, "classify", "--url", url, *arguments]
+        command: list[str | Path] = [TANDEM, "classify", "--url", url, *arguments]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
     return run

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import cv2
 import httpx
@@ -30,10 +31,11 @@ def test_the_answer_is_that_of_the_interface(tandem: Client, client: httpx.Clien
 
 
 def test_pixels_are_classified_as_their_file_is(tandem: Client, photo: bytes) -> None:
-    bgr = cv2.imdecode(np.frombuffer(photo, np.uint8), cv2.IMREAD_COLOR)
+    bgr: Any = cv2.imdecode(np.frombuffer(photo, np.uint8), cv2.IMREAD_COLOR)
     encoded = cv2.imencode(".png", bgr)[1].tobytes()
     wanted = [p.probability for p in tandem.classify(encoded, top_k=10).predictions]
-    for array, channels in ((bgr, "bgr"), (bgr[..., ::-1], "rgb")):
+    forms: list[tuple[Any, Literal["rgb", "bgr"]]] = [(bgr, "bgr"), (bgr[..., ::-1], "rgb")]
+    for array, channels in forms:
         said = tandem.classify(array, channels=channels, top_k=10)
         assert [p.probability for p in said.predictions] == pytest.approx(wanted, abs=1e-6)
 

@@ -23,23 +23,40 @@ FAULTS = ("member", "gateway", *(() if why_not() else ("blink",)))
 WITHIN_S = 400
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """One cluster for all: its start is what takes time."""
-    file: Path = tmp_path_factory.mktemp("faults") / "faults.json"
-    chosen = [word for name in FAULTS for word in ("--fault", name)]
+def strike(folder: Path, *faults: str) -> dict:
+    """Return what a cluster of its own says of these faults."""
+    file = folder / "faults.json"
+    chosen = [word for name in faults for word in ("--fault", name)]
     command = [sys.executable, "tests/load/faults.py", *chosen, "--json", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_no_accepted_request_is_lost_and_no_answer_is_wrong(result: dict, fault: str) -> None:
-    told = result["faults"][fault]
+def check_that_nothing_is_lost(told: dict) -> None:
     assert told["under_way"] >= 4  # it had something to lose
     assert told["lost"] == told["wrong"] == told["refused"] == 0, told
     assert told["right"] == told["accepted"] == told["requests"] > 0
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """One cluster for all: its start is what takes time."""
+    return strike(tmp_path_factory.mktemp("faults"), *FAULTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_accepted_request_is_lost_and_no_answer_is_wrong(result: dict, fault: str) -> None:
+    check_that_nothing_is_lost(result["faults"][fault])
+
+
+@pytest.mark.redis
+def test_a_head_comes_back_to_its_state_in_redis(tmp_path: Path) -> None:
+    """A cluster of its own, whose head keeps its state in a redis-server of ours."""
+    told = strike(tmp_path, "head")["faults"]["head"]
+    check_that_nothing_is_lost(told)
+    replicas = sum(sum(by_node.values()) for by_node in told["placement"].values())
+    assert told["replicas_kept"] == replicas  # none was started anew for it
 
 
 @pytest.mark.parametrize("fault", FAULTS)

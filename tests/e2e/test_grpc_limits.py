@@ -54,7 +54,7 @@ def guarded(
 
 async def send(
     port: int, request: ClassifyRequest, metadata: tuple[tuple[str, str], ...] = (), **options
-) -> tuple[CODE, str]:
+) -> tuple[grpc.StatusCode, str]:
     """Return the call's status and error code on a connection of its own."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NO_LIMIT) as channel:
         try:
@@ -67,13 +67,15 @@ async def send(
 def test_nobody_waits_for_a_message_that_does_not_come(guarded: Service, port: int) -> None:
     """It is said at once that there is no key, and after 10 s that there is no message."""
 
-    async def stop_after(num_sent: int, *metadata: tuple[str, str]) -> tuple[CODE, str, int]:
+    async def stop_after(
+        num_sent: int, *metadata: tuple[str, str]
+    ) -> tuple[grpc.StatusCode, str, int]:
         started = time.monotonic()
         async with slow_relay(port, num_sent) as relay:
             code, told = await send(relay.port, LARGE, metadata)
         return code, told, round((time.monotonic() - started) / 10)
 
-    async def together() -> list[tuple[CODE, str, int]]:
+    async def together() -> tuple[tuple[grpc.StatusCode, str, int], ...]:
         return await asyncio.gather(
             stop_after(200_000), stop_after(200_000, *WITH_KEY), stop_after(5_000, *WITH_KEY)
         )
@@ -88,10 +90,10 @@ def test_nobody_waits_for_a_message_that_does_not_come(guarded: Service, port: i
 def test_large_messages_without_a_key_take_no_memory(guarded: Service, port: int) -> None:
     gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
 
-    async def flood() -> Counter[tuple[CODE, str]]:
+    async def flood() -> Counter[tuple[grpc.StatusCode, str]]:
         return Counter(await asyncio.gather(*(send(port, LARGE) for _ in range(NUM_LARGE))))
 
-    async def watched() -> tuple[Counter[tuple[CODE, str]], int]:
+    async def watched() -> tuple[Counter[tuple[grpc.StatusCode, str]], int]:
         flooding, most = asyncio.create_task(flood()), 0
         while not flooding.done():
             most = max(most, gateway.memory_info().rss)

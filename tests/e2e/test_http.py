@@ -49,7 +49,7 @@ def test_the_answer_is_that_of_the_networks_without_a_service(
     answer = client.post(f"/v1/classify?top_k={len(labels)}", content=data).json()
     assert by_index(answer) == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
     members = [by_index(member) for member in answer["members"].values()]
-    mean = np.mean(members, axis=0, dtype=np.float32)[np.newaxis]
+    mean = np.asarray(members, np.float32).mean(axis=0, keepdims=True)
     temperature = load_model_set("imagenette").manifest.temperature
     averaged = tempered(mean, temperature)[0]
     assert averaged == pytest.approx(in_process(data), abs=SAME_PROBABILITY)

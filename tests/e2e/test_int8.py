@@ -24,6 +24,7 @@ from app.metrics.table import FAILED_GOLDEN_CHECKS
 from calibration.sets.durable import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
+from tests.support.exposed_metrics import exposed
 from tests.support.services.live_service import TANDEM, Service, Start
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
@@ -103,6 +104,7 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
     service.stop()
 
 
+@pytest.mark.slow  # make test has tests/unit/calibration/quantization
 def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_path: Path) -> None:
     """Nothing is moved in before the last of many members is done: the second has begun here."""
     gains = {f"member{n}": 2.0 + n for n in range(NUM_MEMBERS)}
@@ -110,7 +112,7 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
         tmp_path / "slow", gains=gains, precision="FP16", num_convolutions=30, size=64
     )
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    arguments = ["--images", pictures / "calibration", "--subset-size", "24"]
+    arguments: list[str | Path] = ["--images", pictures / "calibration", "--subset-size", "24"]
     with subprocess.Popen(
         [TANDEM, "quantize", folder, *arguments],
         stderr=subprocess.PIPE,
@@ -159,7 +161,7 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(
     take_golden(one, two)
     metrics = free_port()
     service = start_service("--model-set", str(one), "--metrics-port", str(metrics))
-    failed = rf'{FAILED_GOLDEN_CHECKS.exposed[0]}\{{.*member="sure".*\}} 1\.0'
+    failed = rf'{exposed(FAILED_GOLDEN_CHECKS)[0]}\{{.*member="sure".*\}} 1\.0'
     wait_until(
         lambda: re.search(failed, scraped(metrics)) or service.process.poll() is not None,
         120,
@@ -185,7 +187,12 @@ def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Pa
 
     In the fast tier: test_real_photos.py, forty photographs; test_live.py, the report.
     """
-    arguments = ["--images", shared_data / "imagenette" / "eval", "--max-images", "200"]
+    arguments: list[str | Path] = [
+        "--images",
+        shared_data / "imagenette" / "eval",
+        "--max-images",
+        "200",
+    ]
     done = subprocess.run(
         [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],
         capture_output=True,

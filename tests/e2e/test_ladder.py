@@ -34,7 +34,16 @@ def images(tmp_path: Path) -> Path:
 def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> None:
     files = {"--json": tmp_path / "a.json", "--plot": tmp_path / "a.svg"}
     written = [str(part) for pair in files.items() for part in pair]
-    options = ["--rungs", RUNGS, "--seconds", "1", "--member", "densenet169", "--images", images]
+    options: list[str | Path] = [
+        "--rungs",
+        RUNGS,
+        "--seconds",
+        "1",
+        "--member",
+        "densenet169",
+        "--images",
+        images,
+    ]
     options += ["--work", tmp_path / "work"]
     done = subprocess.run(
         [TANDEM, "ladder", "imagenette", *options, *written],
@@ -57,7 +66,7 @@ def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> 
 
 
 def test_ctrl_c_ends_the_rungs_process_too(tmp_path: Path) -> None:
-    options = ["--rungs", "int8", "--seconds", "600", "--work", tmp_path / "work"]
+    options: list[str | Path] = ["--rungs", "int8", "--seconds", "600", "--work", tmp_path / "work"]
     running = subprocess.Popen(
         [TANDEM, "ladder", "imagenette", *options],
         stdout=subprocess.DEVNULL,

@@ -25,9 +25,23 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """Return the folder of the set, as the command makes it."""
     folder, into = shared_data / "imagenet-small", tmp_path_factory.mktemp("sets")
     members = [f"{name}={folder / 'tflite' / file}" for name, file in MEMBERS.items()]
-    files = ["--labels", folder / "labels.txt", "--class-ids", folder / "class_ids.txt"]
+    files: list[str | Path] = [
+        "--labels",
+        folder / "labels.txt",
+        "--class-ids",
+        folder / "class_ids.txt",
+    ]
     options = [word for member in members for word in ("--member", member)]
-    command = [TANDEM, "models", "add", "mobilenets", *options, *files, "--into", into]
+    command: list[str | Path] = [
+        TANDEM,
+        "models",
+        "add",
+        "mobilenets",
+        *options,
+        *files,
+        "--into",
+        into,
+    ]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
     return into / "mobilenets"
 
@@ -37,8 +51,15 @@ def test_live_is_in_process_image_by_image(
 ) -> None:
     service = start_service("--model-set", str(mobilenets))
     service.wait_ready()
-    images = ["--images", shared_data / "imagenet-small" / "images"]
-    sample = ["--max-images", str(NUM_IMAGES), "--url", service.url, "--json", "-"]
+    images: list[str | Path] = ["--images", shared_data / "imagenet-small" / "images"]
+    sample: list[str | Path] = [
+        "--max-images",
+        str(NUM_IMAGES),
+        "--url",
+        service.url,
+        "--json",
+        "-",
+    ]
     done = subprocess.run(
         [TANDEM, "evaluate", mobilenets, *images, *sample],
         capture_output=True,

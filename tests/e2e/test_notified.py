@@ -1,4 +1,7 @@
-"""A service as systemd and a Prometheus elsewhere have it: says that it is ready, shows metrics."""
+"""A service as systemd and a Prometheus elsewhere have it: says that it is ready, shows metrics.
+
+``make test`` sends the same notices in tests/unit/launch/test_notify.py.
+"""
 
 import signal
 import socket
@@ -6,10 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from app.metrics.table import PROCESS_MEMORY
+from tests.support.exposed_metrics import exposed
 from tests.support.services.live_service import READY_WITHIN_S, Start
 from tests.support.services.processes import EVENTUALLY_S, wait_until
+
+pytestmark = pytest.mark.slow
 
 ELSEWHERE = "127.0.0.2"
 
@@ -30,7 +37,7 @@ def test_ready_and_stopping_are_told_and_the_metrics_are_elsewhere(
         assert httpx.get(f"{service.url}/readyz", timeout=60).status_code == 200
         url = f"http://{ELSEWHERE}:{port}/metrics"
         assert f"metrics: {url}\n" in service.log.read_text()
-        name = PROCESS_MEMORY.exposed[0]
+        name = exposed(PROCESS_MEMORY)[0]
         wait_until(lambda: name in httpx.get(url, timeout=60).text, EVENTUALLY_S, "no metrics")
         service.send(signal.SIGTERM)
         assert systemd.recv(100) == b"STOPPING=1"

@@ -4,6 +4,7 @@ In the fast tier: tests/unit/functions, with the real graph on tiny networks.
 """
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import httpx
@@ -38,7 +39,7 @@ def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(
         content["applications"][0]["args"] |= arguments
     service = start_service("--config", str(tmp_path / "mirroring.yaml"))
     service.wait_ready()
-    drawn = cv2.imdecode(np.frombuffer(drawn_photo(width=292, height=292), np.uint8), 1)
+    drawn: Any = cv2.imdecode(np.frombuffer(drawn_photo(width=292, height=292), np.uint8), 1)
     files = [cv2.imencode(".png", image)[1].tobytes() for image in (drawn, drawn[:, ::-1])]
     with httpx.Client(base_url=service.url, timeout=60) as client:
         form = [("files", (f"{i}.png", files[0])) for i in range(4)]

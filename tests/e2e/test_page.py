@@ -131,6 +131,8 @@ def test_the_timeline_draws_the_services_own_times(
         title = " ".join(filter(None, [stage["stage"], stage.get("member")]))
         row = page.locator("#stages li").filter(has=page.get_by_text(title, exact=True))
         lane, span = row.locator(".lane").bounding_box(), row.locator(".span").bounding_box()
+        assert lane
+        assert span
         start = (span["x"] - lane["x"]) / lane["width"] * timings["total"]
         duration = span["width"] / lane["width"] * timings["total"]
         few_pixels = 4 / lane["width"] * timings["total"]

@@ -1,4 +1,7 @@
-"""The pages in a real Chromium below a route_prefix, and behind a proxy that adds a path."""
+"""The pages in a real Chromium below a route_prefix, and behind a proxy that adds a path.
+
+``make test`` has the page without a prefix, in test_page.py.
+"""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ from tests.support.services.live_service import Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PREFIX = "/pets/tandem"
 # As an Ingress, nginx or Traefik has it: below a path is the service, which hears nothing of it.
 PROXY = """\

@@ -1,4 +1,7 @@
-"""``TANDEM_PORTABLE=1``: Serve's own proxy in HAProxy's place, as on a Mac; nothing reachable."""
+"""``TANDEM_PORTABLE=1``: Serve's own proxy in HAProxy's place, as on a Mac; nothing reachable.
+
+``make test`` has the default settings in test_http.py and traced/test_grpc.py.
+"""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +21,8 @@ from tests.support.services.processes import (
     wait_until,
 )
 from tests.support.services.stopping import stop_and_check
+
+pytestmark = pytest.mark.slow
 
 REFUSED_WITHIN_S = 60
 

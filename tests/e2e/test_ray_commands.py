@@ -55,7 +55,13 @@ def test_serve_run_answers_and_stops(
     tmp_path: Path, temp: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
 ) -> None:
     port, log = free_port(), tmp_path / "log.txt"
-    command = [BIN / "serve", "run", str(config_at(port, tmp_path)), "--address", "local"]
+    command: list[str | Path] = [
+        BIN / "serve",
+        "run",
+        str(config_at(port, tmp_path)),
+        "--address",
+        "local",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             ending_with_parent(command),

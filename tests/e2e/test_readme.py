@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import Settings
 from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.ledger import current_records
 from models.model_set import load_model_set
@@ -18,14 +17,14 @@ from models.record import Precision
 from tests.support import result_pages
 from tests.support.services.live_service import ROOT, Service, drawn_photo
 
-DECISIONS = (ROOT / "app/DECISIONS.md").read_text("utf-8")
+LADDER = (ROOT / "docs/decisions/0036-one-machine-one-process.md").read_text("utf-8")
 README, USE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/use.md"))
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README + USE, re.MULTILINE | re.DOTALL)
 MAKE_LINES = [
     line
     for kind, text in BLOCKS
     if kind == "sh" or "make " in text
-    for line in text.splitlines()
+    for line in text.replace("\\\n", "").splitlines()
     if kind == "sh" or line.startswith("make ")
 ]
 TIMEOUT_S = 300
@@ -114,15 +113,6 @@ def test_serve_says_what_is_shown(service: Service) -> None:
         assert line.strip() in said
 
 
-def test_the_settings_table_is_the_programs() -> None:
-    table = (ROOT / "configs" / "README.md").read_text("utf-8").splitlines()
-    for name, field in Settings.model_fields.items():
-        row = next((li for li in table if li.startswith(f"| `{name}` |")), None)
-        assert row, f"the table of configs/README.md has no {name}"
-        assert field.description
-        assert field.description in row
-
-
 def test_the_accuracy_table_is_the_manifests() -> None:
     (record,) = current_records(load_model_set("imagenette").manifest)
     card = (ROOT / "models/imagenette/README.md").read_text("utf-8")
@@ -168,22 +158,6 @@ def cost(table: dict[str, dict[Precision, float]], name: str, which: Precision, 
     return f"{sum(table[member][which] for member in names):.{n}f}"
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p}" for p in ("use.md", *result_pages.PAGES))]
-)
-def test_every_link_leads_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text("utf-8")
-    for target, heading in re.findall(r"\]\((?!http)([^)#]+)(?:#([^)]*))?\)", text):
-        path = (ROOT / page).parent / target
-        assert path.exists(), target
-        if heading:
-            lines = path.read_text("utf-8").splitlines()
-            headings = [
-                re.sub(r"[^a-z0-9 -]", "", li.lstrip("# ").lower()) for li in lines if li[:1] == "#"
-            ]
-            assert heading in {li.replace(" ", "-") for li in headings}, heading
-
-
 def test_curl_is_there() -> None:
     assert shutil.which("curl"), "README's commands need curl: apt-get install curl"
 
@@ -197,7 +171,7 @@ def test_the_ladder_is_what_was_measured() -> None:
     ]
     assert len(rows) >= 6
     for row in rows:
-        assert row in DECISIONS, f"the table in app/DECISIONS.md has no {row}"
+        assert row in LADDER, f"the table of decision 0036 has no {row}"
 
 
 def test_the_table_of_speed_is_what_was_measured() -> None:

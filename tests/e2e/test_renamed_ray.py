@@ -12,7 +12,7 @@ import pytest
 
 from app.calls.ray_features import GRPC_OPTIONS, STAGE_ROUTER
 from app.calls.ray_names import Feature
-from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE, SIGNALS
+from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE
 from tests.support.renamed_ray import renamed_ray
 from tests.support.services.live_service import Service, changed_config
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -23,12 +23,11 @@ NAMES = {
     FORKS: "_build_python_executable_command_memory_profileable",
     ONE_MACHINE: "start_api_server",
     LOG_MONITOR: "start_log_monitor",
-    SIGNALS: "set_sigterm_handler",
     CONTROLLER: "get_serve_instance_details",
     GRPC_OPTIONS: "DEFAULT_GRPC_SERVER_OPTIONS",
     STAGE_ROUTER: "on_new_queue_len_info",
 }
-OF_LAUNCH = (FORKS, ONE_MACHINE, LOG_MONITOR, SIGNALS, CONTROLLER)
+OF_LAUNCH = (FORKS, ONE_MACHINE, LOG_MONITOR, CONTROLLER)
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ def is_there(name: str, service: Service) -> bool:
     return any(name in title(process) for process in descendants(service.process.pid))
 
 
+@pytest.mark.slow  # make test stops a running service in test_stopping.py
 @pytest.mark.parametrize(
     ("moment", "number"),
     [

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.support.services.live_service import ROOT, Service, Start, changed_config
-from tests.support.services.processes import EVENTUALLY_S, descendants, replicas, wait_until
+from tests.support.services.processes import EVENTUALLY_S, raylet, replicas, wait_until
 from tests.support.spoilt_golden import both_precisions, spoil_int8
 from tests.support.tiny_networks import write_tiny_set
 
@@ -48,6 +47,7 @@ def _no_format() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow  # make test formats lines in tests/unit/compute and launch
 def test_every_line_is_json(start_service: Start, photo: bytes, tmp_path: Path) -> None:
     """Start, ready, an error with its request's id, a replica lost and replaced, the end."""
     with changed_config(tmp_path) as content:
@@ -92,11 +92,7 @@ def test_every_line_is_json(start_service: Start, photo: bytes, tmp_path: Path) 
     assert all(line.keys() >= {"asctime", "levelname", "message"} for line in lines)
 
 
-def raylet(service: Service) -> psutil.Process:
-    (found,) = (p for p in descendants(service.process.pid) if p.name() == "raylet")
-    return found
-
-
+@pytest.mark.slow  # as above
 def test_a_set_that_changes_is_a_line(
     start_service: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +112,7 @@ def test_a_set_that_changes_is_a_line(
     assert [member["precision"] for member in served["members"]] == ["FP16", "FP16"]
     wait_until(lambda: said("serving model set tiny, FP16"), EVENTUALLY_S, "the first set's line")
 
-    ray = raylet(service)
+    ray = raylet(service.process.pid)
     (address,) = (w for w in ray.cmdline() if w.startswith("--gcs-address="))
     subprocess.run(
         [sys.executable, "-c", DEPLOY, address.partition("=")[2], str(second)],

@@ -110,7 +110,7 @@ def test_without_a_home_or_an_account_at_the_loopback_of_ipv6(
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     port = free_port()
-    serve = [BIN / "tandem", "serve", "--host", "::1", "--port", str(port)]
+    serve: list[str | Path] = [BIN / "tandem", "serve", "--host", "::1", "--port", str(port)]
     command = restricted(serve, {})
     command.remove("HOME=/")
     service = Service(port, log=tmp_path / "log.txt", command=command)
@@ -124,7 +124,14 @@ def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
 ) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    serve = ["prlimit", "--nproc=250", BIN / "tandem", "serve", "--port", str(free_port())]
+    serve: list[str | Path] = [
+        "prlimit",
+        "--nproc=250",
+        BIN / "tandem",
+        "serve",
+        "--port",
+        str(free_port()),
+    ]
     done = subprocess.run(
         restricted(serve, {}), capture_output=True, text=True, check=False, timeout=300
     )
@@ -137,7 +144,16 @@ def test_with_standard_error_closed(
     free_port: Callable[[], int], photo: bytes, photo_label: str
 ) -> None:
     port = free_port()
-    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", BIN / "tandem", "serve", "--port", str(port)]
+    closed: list[str | Path] = [
+        "sh",
+        "-c",
+        'exec "$@" 2>&-',
+        "sh",
+        BIN / "tandem",
+        "serve",
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(
         ending_with_parent(closed), stdout=subprocess.DEVNULL, start_new_session=True
     )

@@ -28,6 +28,7 @@ def answers(served: Served) -> bool:
     return answer.status_code == 200 and answer.json()["members"].keys() == MEMBERS.keys()
 
 
+@pytest.mark.slow  # make test has tests/unit/calls/channels
 def test_a_gateway_calls_the_stages_of_its_node_over_sockets(served: Served) -> None:
     assert answers(served)
     wait_until(

@@ -1,4 +1,7 @@
-"""A file that kills the process that decodes it: its call's other files are answered."""
+"""A file that kills the process that decodes it: its call's other files are answered.
+
+``make test`` ends a child process in tests/unit.
+"""
 
 import asyncio
 import os
@@ -17,6 +20,8 @@ from app.settings import Settings
 from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.tiny_networks import picture
+
+pytestmark = pytest.mark.slow
 
 DEADLY = picture() + b"deadly"
 NUM_GOOD = 7

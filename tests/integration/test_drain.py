@@ -15,7 +15,6 @@ LONG_S = 600.0  # until who waits that long is given up
 SOON_S = 200.0  # it did not wait so long, on however busy a machine
 
 
-@ray.remote(num_cpus=0, max_concurrency=2)
 class Controller:
     """Knows one application, which goes a while after it was deleted."""
 
@@ -32,6 +31,11 @@ class Controller:
     def delete_apps(self, names: list[str]) -> None:
         assert names == ["tandem"]
         self._deleted_at = time.time()
+
+
+def remote_controller(takes_s: float, *, is_silent: bool = False) -> Any:
+    actor: Any = ray.remote(Controller)
+    return actor.options(num_cpus=0, max_concurrency=2).remote(takes_s, is_silent=is_silent)
 
 
 class Client:
@@ -66,14 +70,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cluster", "patient")
 def test_it_waits_until_the_applications_are_gone() -> None:
-    has_answered, took_s = drained(Controller.remote(0.5), timeout_s=LONG_S)
+    has_answered, took_s = drained(remote_controller(0.5), timeout_s=LONG_S)
     assert has_answered
     assert 0.5 <= took_s < SOON_S
 
 
 @pytest.mark.usefixtures("cluster", "patient")
 def test_it_waits_no_longer_than_it_may() -> None:
-    has_answered, took_s = drained(Controller.remote(3600), timeout_s=1)
+    has_answered, took_s = drained(remote_controller(3600), timeout_s=1)
     assert has_answered
     assert 1 <= took_s < SOON_S
 
@@ -81,14 +85,14 @@ def test_it_waits_no_longer_than_it_may() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_silent_controller_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", LIMIT_S)
-    has_answered, took_s = drained(Controller.remote(0, is_silent=True), timeout_s=LONG_S)
+    has_answered, took_s = drained(remote_controller(0, is_silent=True), timeout_s=LONG_S)
     assert not has_answered
     assert LIMIT_S <= took_s < SOON_S
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_dead_controller_is_given_up() -> None:
-    controller = Controller.remote(0)
+    controller = remote_controller(0)
     ray.get(controller.__ray_ready__.remote())
     ray.kill(controller)
     started = time.monotonic()

@@ -60,7 +60,7 @@ def test_a_killed_member_comes_back(client):
 
 def test_the_typed_builder_refuses_an_argument_it_does_not_know():
     with pytest.raises(ValidationError, match="modelset"):
-        call_user_app_builder_with_args_if_necessary(build, {"modelset": "tiny"})
+        call_user_app_builder_with_args_if_necessary(build, {"modelset": "tiny"})  # type: ignore[arg-type]
 
 
 def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(served, client):

@@ -56,9 +56,12 @@ def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
 
 
 def test_a_message_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    port = served.config.grpc_port
+    assert port is not None
+
     async def stop_half_way() -> grpc.aio.AioRpcError:
         async with (
-            slow_relay(served.config.grpc_port, 100_000) as relay,
+            slow_relay(port, 100_000) as relay,
             grpc.aio.insecure_channel(f"127.0.0.1:{relay.port}") as channel,
         ):
             call = EnsembleStub(channel).Classify(

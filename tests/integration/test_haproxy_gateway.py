@@ -121,14 +121,14 @@ async def _until_it_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 @pytest.mark.parametrize("body", [b"", b"image"])
-@pytest.mark.parametrize("path", ["/nothing", "/v2/repository/index"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/models"])
 def test_a_small_body_that_nobody_reads_keeps_its_connection(
     client: httpx.Client, path: str, body: bytes
 ) -> None:
     ports = set()
     for _ in range(3):
         answer = client.post(path, content=body)
-        assert answer.status_code in (404, 200)
+        assert answer.status_code in (404, 405)
         ports.add(answer.extensions["network_stream"].get_extra_info("client_addr")[1])
     assert len(ports) == 1
 

@@ -191,7 +191,7 @@ def test_the_methods_that_serve_adds_have_few_calls_at_a_time(port: int) -> None
     assert asyncio.run(_beside_open_chats(port, OTHER)) is CODE.OK
 
 
-async def _beside_open_chats(port: int, path: str) -> CODE:
+async def _beside_open_chats(port: int, path: str) -> grpc.StatusCode:
     """Return how one more call of a method ended beside as many as Serve's may have."""
     never = asyncio.Event()
 

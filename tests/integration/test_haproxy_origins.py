@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from app.http.origins import EXPOSED
+from app.setting_values import EXPOSED
 from tests.support.haproxy_process import MAX_REQUESTS, ORIGIN, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -101,6 +101,12 @@ async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> Non
     gateway.num_arrived, gateway.told = 0, []
 
 
+def has_ended_or_arrived(
+    task: asyncio.Task[httpx.Response], gateway: Gated, inside: Sequence[object]
+) -> Callable[[], bool]:
+    return lambda: task.done() or gateway.num_inside > len(inside)
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/classify", "/v2/models/imagenette/infer", "/v1/models/imagenette:predict"]
 )
@@ -110,7 +116,7 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
         refused = 0
         while gateway.num_inside < MAX_REQUESTS + 3:
             task = ask()
-            await until(lambda task=task: task.done() or gateway.num_inside > len(inside))
+            await until(has_ended_or_arrived(task, gateway, inside))
             if not task.done():
                 inside.append(task)
                 continue
@@ -148,7 +154,7 @@ def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:
         gateway.limit = None  # and so it says no more: the last word loses its force
         while gateway.num_inside < MAX_REQUESTS:
             task = ask()
-            await until(lambda task=task: task.done() or gateway.num_inside > len(inside))
+            await until(has_ended_or_arrived(task, gateway, inside))
             if not task.done():
                 inside.append(task)
         gateway.gate.set()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -38,7 +39,7 @@ class Breakable(Classifier):
             raise RuntimeError("no memory")
         return self._network.predict(batch)
 
-    async def _infer(self, batch: Sequence[Pixels]) -> np.ndarray:
+    async def _infer(self, batch: Sequence[Pixels]) -> Any:
         with self._health.run():
             return await self._inference_threads.run(self._run, batch)
 
@@ -100,6 +101,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow  # make test has tests/unit/graph/test_members_properties.py
 def test_any_member_is_enough_if_the_policy_says_so(
     content_with_less: None, client: httpx.Client
 ) -> None:

@@ -1,5 +1,7 @@
 """The Open Inference Protocol through Serve's proxy, every stage a deployment of its own."""
 
+from typing import Any
+
 import cv2
 import grpc
 import httpx
@@ -36,7 +38,8 @@ def model(served: Served) -> str:
 
 def pixels_of(*colors: str) -> np.ndarray:
     files = [np.frombuffer(picture(color, SIZE), np.uint8) for color in colors]
-    return np.stack([cv2.imdecode(data, cv2.IMREAD_COLOR) for data in files])
+    decoded: list[Any] = [cv2.imdecode(data, cv2.IMREAD_COLOR) for data in files]
+    return np.stack(decoded)
 
 
 def test_encoded_and_decoded_images(client: httpx.Client, model: str) -> None:

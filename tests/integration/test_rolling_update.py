@@ -1,4 +1,7 @@
-"""Another model set is deployed while requests come: none of them fails."""
+"""Another model set is deployed while requests come: none of them fails.
+
+``make test`` has tests/unit/graph/test_rolling_update.py.
+"""
 
 import threading
 from collections import Counter
@@ -17,6 +20,8 @@ from models.manifest import read_manifest
 from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
+
+pytestmark = pytest.mark.slow
 
 PREFIX = "/rolled"
 CLIENTS = 4

@@ -57,6 +57,7 @@ def replicas() -> dict[str, set[int]]:
     return {stage: replica_pids(stage) for stage in STAGES}
 
 
+@pytest.mark.slow  # make test starts and ends the service alone
 def test_the_applications_of_others_stay_as_they_are(
     served: Served, imperative: str, client: httpx.Client, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def answering(handle: Any) -> tuple[set[int], int]:
     return set(asyncio.run(all_of_them())), made - NUM_CALLS
 
 
+@pytest.mark.slow  # make test has tests/unit/calls
 def test_a_replica_that_hangs_is_left_out_until_it_speaks(handle: Any) -> None:
     wait_until(lambda: len(answering(handle)[0]) == 2, EVENTUALLY_S, "two replicas that answer")
     victim = min(answering(handle)[0])

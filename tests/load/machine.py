@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-import app.cli.output
+from models.extras import describe_machine
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))
@@ -19,7 +19,7 @@ sys.path.append(str(ROOT))
 
 def describe() -> dict[str, Any]:
     """Return commit, command, CPU and versions, to be stored with every result."""
-    facts = app.cli.output.describe_machine()
+    facts = describe_machine()
     commit = _git("rev-parse", "--short=12", "HEAD")
     if _git("status", "--porcelain", "--", ".", ":!tests/load/results"):
         commit += "-dirty"

@@ -46,12 +46,13 @@ def main(
     clients: Annotated[str, typer.Option(help="loads: clients, or forms (of 16)")] = LOADS,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of each turn", min=1)] = 8.0,
+    starts: Annotated[int, typer.Option(help="of all services, each with its rounds", min=1)] = 1,
     model_set: Annotated[str, typer.Option("--set", help="name, folder, or a size: 224")] = "",
     config: Annotated[Path | None, typer.Option(help="of Tandem, together")] = None,
     also_tandem: Annotated[
         list[str], typer.Option(help="BIN:FOLDER, the tandem of another checkout")
     ] = [],  # noqa: B006
-    alone: Annotated[str, typer.Option(help="measure this contestant only, no bound")] = "",
+    alone: Annotated[str, typer.Option(help="measure these contestants only, no bound")] = "",
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
 ) -> None:
     """Measure the groups, one after the other."""
@@ -59,20 +60,22 @@ def main(
     if unknown := set(names) - set(GROUPS):
         raise SystemExit(f"--only {','.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
     others = [Other.parse(text) for text in also_tandem]
-    result: dict[str, Any] = {"machine": describe(), "rounds": rounds, "seconds": seconds}
+    result: dict[str, Any] = {"machine": describe(), "starts": starts}
+    result |= {"rounds": rounds, "seconds": seconds}
     with TemporaryDirectory(prefix="to-", dir="/tmp") as folder:
         sets = Sets(Path(folder), model_set)
         for name in names:
             found = contestants(name, sets, config, others)
-            chosen = [one for one in found if not alone or one.name == alone]
+            chosen = [one for one in found if not alone or one.name in alone.split(",")]
             if not chosen:
                 there = ", ".join(one.name for one in found)
                 raise SystemExit(f"--alone {alone}: {name} has {there}")
             sent = small_photos(bodies) if name == "null" else bodies
-            with all_running(chosen) as services:
-                bound_set = None if alone else sets.of(name)
-                turns = Turns(services, sent, bound_set, clients.split(","), seconds)
-                rows = turns.rounds(rounds, name)
+            bound_set, rows = None if alone else sets.of(name), []
+            for start in range(starts):  # a process can be 10 % slower all its life: its memory
+                with all_running(chosen) as services:
+                    turns = Turns(services, sent, bound_set, clients.split(","), seconds)
+                    rows += turns.rounds(range(start * rounds, (start + 1) * rounds), name)
             result[name] = {"median": summary(rows), "turns": rows}
             show(name, result[name]["median"])
             if out is not None:  # at once: a later group may fail

@@ -1,7 +1,7 @@
 """The turns of tests/load/overhead.py: one load on one server, or on the networks in process."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from app.bench.client import Target
 from app.bench.load import Load
 from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise
-from app.bench.upper_bound import OneImage
+from calibration.offline.upper_bound import OneImage
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 
@@ -46,7 +46,7 @@ class Turns:
         self._loads, self._seconds = loads, seconds
         self._bound = InProcess(bodies, bound_set, seconds) if bound_set else None
 
-    def rounds(self, number: int, group: str) -> list[Row]:
+    def rounds(self, numbers: Iterable[int], group: str) -> list[Row]:
         """Return a row for each turn; in every round another contestant is first."""
         # What a service makes when it is first needed, as batches of a backlog, is there then.
         most = max([16, *(int(load) for load in self._loads if load != FORMS)])
@@ -55,7 +55,7 @@ class Turns:
             run_lean(warm_up, lambda: None)
         names = [*([BOUND] if self._bound else []), *self._services]
         rows = []
-        for index in range(number):
+        for index in numbers:
             for load in self._loads:
                 for place in range(len(names)):
                     name = names[(index + place) % len(names)]

@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from app.deployments.combiner import Combiner
 from app.graph.request import ClassifyRequest
-from app.responses import Classified
+from app.responses import Classified, Timings
 from app.settings import Settings
 from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 
@@ -26,11 +27,11 @@ class Cached:
         self.decoder = FakeDecoder()
         self.members = {"sure": FakeMember(), "unsure": FakeMember()}
         for name, member in self.members.items():
-            member.rows = {pixel: np.float32(row) for pixel, row in ROWS[name].items()}
+            member.rows = {pixel: np.array(row, np.float32) for pixel, row in ROWS[name].items()}
         stages = (self.decoder, self.members, Combiner(self.settings))
         self.service = service_of(self.settings, *stages, as_handles=as_handles)
 
-    async def classify(self, *files: bytes, top_k: int = 2, **options: object):
+    async def classify(self, *files: bytes, top_k: int = 2, **options: Any):
         request = ClassifyRequest(list(files), top_k, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 
@@ -51,4 +52,4 @@ class Cached:
 
 
 def without_timings(answer: Classified) -> Classified:
-    return replace(answer, timings_ms=None, cached=None)
+    return replace(answer, timings_ms=Timings(0.0, []), cached=None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BUILDAH = shutil.which("buildah")
@@ -48,12 +49,12 @@ class Image:
     """What the image says, and its files."""
 
     root: Path
-    config: Mapping[str, object]
+    config: Mapping[str, Any]
 
     def command(self, *arguments: str) -> list[str]:
         """Return the image's own command with further arguments; only /tmp can be written to."""
-        words = [*self.config["Entrypoint"], *self.config["Cmd"], *arguments]  # type: ignore[misc]
-        return self.running("-i", *self.config["Env"], *words)  # type: ignore[misc]
+        words = [*self.config["Entrypoint"], *self.config["Cmd"], *arguments]
+        return self.running("-i", *self.config["Env"], *words)
 
     def running(self, *words: str) -> list[str]:
         """Return a command of the image, run in the image's folder as its user."""

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from tests.support.manifests import pods
+
 Spec = dict[str, Any]
 Duration = Annotated[str, StringConstraints(pattern=r"^(\d+(ms|s|m|h|d|w|y))+$")]
 Labels = dict[str, str]
@@ -115,6 +117,32 @@ class RayService(_Strict):
     spec: RayServiceSpec
 
 
+class RayJobSpec(_Strict):
+    activeDeadlineSeconds: int | None = None
+    backoffLimit: int = 0
+    rayClusterSpec: RayCluster
+    submitterPodTemplate: Spec
+    metadata: Labels = {}
+    submitterConfig: Spec | None = None
+    entrypoint: str
+    runtimeEnvYAML: str | None = None
+    jobId: str | None = None
+    submissionMode: Literal["K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"] = (
+        "K8sJobMode"
+    )
+    entrypointNumCpus: float | None = None
+    ttlSecondsAfterFinished: int = 0
+    shutdownAfterJobFinishes: bool = False
+    suspend: bool = False
+
+
+class RayJob(_Strict):
+    apiVersion: Literal["ray.io/v1"]
+    kind: Literal["RayJob"]
+    metadata: Metadata
+    spec: RayJobSpec
+
+
 class Relabeling(_Strict):
     sourceLabels: list[str] = []
     regex: str | None = None
@@ -183,21 +211,20 @@ class PrometheusRule(_Strict):
     spec: PrometheusRuleSpec
 
 
-KINDS = {kind.__name__: kind for kind in (RayService, PodMonitor, PrometheusRule)}
+KINDS = {kind.__name__: kind for kind in (RayService, RayJob, PodMonitor, PrometheusRule)}
 
 
 def kubernetes_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Return what a custom resource has of Kubernetes' own, as resources of that kind."""
+    for template in pods(document) if document["kind"] in ("RayService", "RayJob") else ():
+        metadata = {"name": "pod", **template.get("metadata", {})}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     if document["kind"] != "RayService":
         return
     spec = document["spec"]
     service = spec["serveService"]
     yield {"apiVersion": "v1", "kind": "Service", **service}
     cluster = spec["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        template = group["template"]
-        metadata = {"name": "pod", **template.get("metadata", {})}
-        yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     password = cluster["gcsFaultToleranceOptions"]["redisPassword"]
     container = {
         "name": "rest",

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from models.cpus import available_cpus, cpu_model
+from tests.support.wrapped import wrapped
 
 RESULTS = Path("build/tests")  # where the Makefile has them written
 REPORT = Path("tests/durations.md")
@@ -59,7 +60,7 @@ def table(tier: Tier) -> str:
 def report(fast: Tier, everything: Tier) -> str:
     """Return what ``make durations`` writes below the mark."""
     only_slow = everything.without(fast)
-    return (
+    return wrapped(
         f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {available_cpus()} cores, {cpu_model()}:\n\n"
         "| target | tests | seconds |\n| --- | --- | --- |\n"
         f"| `make test` | {len(fast.tests)} | {fast.wall_s:.0f} |\n"

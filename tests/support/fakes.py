@@ -5,8 +5,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
+from ray.serve.handle import DeploymentHandle
 
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.deployments.replica import classify_many, decode_many
@@ -15,6 +17,7 @@ from app.graph.ensemble import Ensemble
 from app.graph.keys import read_keys
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody
+from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
 from app.messages import Combined, Decoded, Fault, MemberAnswer
 from app.queueing.admission import Admission
@@ -23,14 +26,10 @@ from app.queueing.priority import Lane
 from app.responses import (
     Classified,
     MemberOpinion,
-    Prediction,
-    ServedMember,
-    ServedModels,
-    ServedRuntime,
     Timings,
 )
 from app.settings import Settings
-from models.ensemble import average, top_k
+from models.ensemble import Prediction, average, top_k
 from models.model_set import load_model_set
 from tests.support.tiny_networks import LABELS
 
@@ -64,6 +63,8 @@ class FakeService(EnsembleService):
     def __init__(self, settings: Settings | None = None, num_classes: int = 10) -> None:
         self.settings = settings or Settings(max_body_bytes=1000, max_files=3)
         self.num_classes = num_classes
+        self._graph: Any = None  # its networks are always there
+        self.sets, self.version = {"fake": self}, "0123456789ab"
         self._is_multi_label = False
         self._default_top_k = min(self.settings.default_top_k, num_classes)
         self._answer_timeout_s = self.settings.request_timeout_s
@@ -167,7 +168,7 @@ class FakeMember:
 
     def __init__(self, row: Sequence[float] = (0.2, 0.7, 0.1)) -> None:
         self.row = row
-        self.rows: dict[int, Sequence[float]] = {}
+        self.rows: dict[int, Sequence[float] | np.ndarray] = {}
         self.seen: list[list[int]] = []  # the images' pixels, by call
         self.raises: BaseException | None = None
         self.gate: asyncio.Event | None = None
@@ -241,7 +242,7 @@ class BodyAtHand:
 
 def of_model_set(settings: Settings, *stages: object) -> None:
     """Let fake stages say that they serve the settings' model set; real ones know theirs."""
-    fingerprint = load_model_set(settings.model_set).fingerprint(settings.precision)
+    fingerprint = load_model_set(settings.model_set).fingerprint(settings.served_precision)
     for stage in stages:
         if hasattr(stage, "fingerprint"):
             stage.fingerprint = fingerprint
@@ -249,9 +250,9 @@ def of_model_set(settings: Settings, *stages: object) -> None:
 
 def service_of(
     settings: Settings,
-    decoder: object,
-    members: Mapping[str, object],
-    combiner: object,
+    decoder: Any,
+    members: Mapping[str, Any],
+    combiner: Any,
     *,
     as_handles: bool = False,
 ) -> EnsembleService:
@@ -262,10 +263,15 @@ def service_of(
     model_set = load_model_set(settings.model_set)
     of_model_set(settings, decoder, *members.values(), combiner)
     if as_handles:
-        decoder, combiner = RemoteDecoder(FakeHandle(decoder)), RemoteCombiner(FakeHandle(combiner))
-        members = {name: RemoteMember(FakeHandle(member)) for name, member in members.items()}
+        decoder, combiner = RemoteDecoder(handle_of(decoder)), RemoteCombiner(handle_of(combiner))
+        members = {name: RemoteMember(handle_of(member)) for name, member in members.items()}
     ensemble = Ensemble(settings, model_set, decoder, members, combiner)
     return EnsembleService(settings, model_set, ensemble)
+
+
+def handle_of(stage: object) -> DeploymentHandle[Any]:
+    """Return a fake handle of a stage, for what takes a real one."""
+    return cast("DeploymentHandle[Any]", FakeHandle(stage))
 
 
 class FakeHandle:
@@ -293,4 +299,4 @@ class FakeMethod:
         self.remote = call
 
 
-MANY = {"decode_many": decode_many, "classify_many": classify_many}
+MANY: dict[str, Callable[..., Any]] = {"decode_many": decode_many, "classify_many": classify_many}

@@ -53,8 +53,8 @@ MARKERS = [
 ]  # fmt: skip
 
 
-def run(attempt: Attempt, num: int, seed: int, seconds: float = float("inf")) -> Counter[Outcome]:
-    """Try ``num`` mutations, or as many as ``seconds`` allow; count what became of them.
+def run(attempt: Attempt, num: int, seed: int, *, first: int = 0) -> Counter[Outcome]:
+    """Try ``num`` mutations from number ``first``; count what became of them.
 
     Raises:
         AssertionError: one ended otherwise than with an answer or an error of ours; the message
@@ -62,10 +62,7 @@ def run(attempt: Attempt, num: int, seed: int, seconds: float = float("inf")) ->
 
     """
     outcomes: Counter[Outcome] = Counter()
-    ends = time.monotonic() + seconds
-    for number in range(num):
-        if time.monotonic() > ends:
-            break
+    for number in range(first, first + num):
         started = time.process_time()
         try:
             outcomes[attempt(Random(f"{seed}/{number}"))] += 1

@@ -43,10 +43,10 @@ class QuietRequest(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # connections at once; what is beyond is lost for seconds
 
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, *request: Any) -> None:
         """Say nothing of clients that hung up; what else fails is told as ever."""
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(*_)
+            super().handle_error(*request)
 
 
 class ThreadedServer:
@@ -72,7 +72,7 @@ PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"
 
 
 class FakeServer(ThreadedServer):
-    """Answers POST with ``answer(body)`` and GET with ``get``; remembers the requests."""
+    """Answers POST and PUT with ``answer(body)`` and GET with ``get``; remembers the requests."""
 
     def __init__(self) -> None:
         self.answer: Callable[[bytes], Answer] = lambda _: (200, json.dumps(classified()).encode())
@@ -87,6 +87,8 @@ class FakeServer(ThreadedServer):
                 fake.keys.append(self.headers["authorization"])
                 fake.requests.append((self.path, body))
                 self.send(*fake.answer(body))
+
+            do_PUT = do_POST
 
             def do_GET(self) -> None:
                 fake.keys.append(self.headers["authorization"])

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +149,7 @@ def cut_then_whole() -> bytes:
     return data[: len(data) - 60] + data
 
 
-NOT_DECODED = {"code": "unsupported_format", "status": 415}
+NOT_DECODED: dict[str, Any] = {"code": "unsupported_format", "status": 415}
 LARGE = bytes(8_000_001)
 
 CASES = [
@@ -165,7 +166,7 @@ CASES = [
     Case("exif_prefix_twice.jpg", partial(jpeg_with, EXIF + EXIF + tiff(6)), ABOVE_BELOW),
     Case("exif_prefix_twice.webp", webp_with_exif_twice, ABOVE_BELOW),
     Case("exif_prefix.png", partial(png_with, png_chunk(b"eXIf", EXIF + tiff(6))), ABOVE_BELOW),
-    # Browsers and the PNG specification look for it before the pixels only: DECISIONS.md.
+    # Browsers and the PNG specification look for it before the pixels only: decision 0005.
     Case("exif_after_idat.png", partial(png_with, after=png_chunk(b"eXIf", tiff(6)))),
     Case("vp8l_alpha_flag_unset.webp", partial(webp_without_alpha_flag, b"VP8L"), PLAIN_WHITE),
     Case("alph_flag_unset.webp", partial(webp_without_alpha_flag, b"ALPH")),

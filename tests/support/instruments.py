@@ -17,7 +17,7 @@ class Instruments:
     def make(self, metric: Metric) -> "Instrument":
         return Instrument(metric, self)
 
-    def observed(self, metric: Metric) -> dict[tuple[str, ...], int]:
+    def observed(self, metric: Metric) -> dict[tuple[str, ...], float]:
         """Return how many values each series of a histogram has; its buckets must agree."""
         bucket, _, count = (part.name for part in metric.parts)
         meter.flush()

@@ -15,7 +15,13 @@ from kserve import models as kserve
 from kubernetes.client import models as kubernetes
 
 KINDS = {"ServingRuntime": "V1alpha1ServingRuntime", "InferenceService": "V1beta1InferenceService"}
-PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}
+PLAIN: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": (int, float),
+    "object": object,
+}
 FREE = {"ResourceQuantity", "KnativeURL", "IntstrIntOrString"}  # text or a number
 
 
@@ -46,7 +52,7 @@ def _mistakes_in_fields(value: Any, type_name: str, where: str) -> Iterator[str]
 
 def main() -> int:
     """Check the file's resources."""
-    found = []
+    found: list[str] = []
     for document in json.loads(Path(sys.argv[1]).read_text()):
         found += mistakes(document, KINDS[document["kind"]], document["kind"])
     print("\n".join(found))

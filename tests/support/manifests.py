@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 KUBERNETES = Path(__file__).parents[2] / "configs" / "kubernetes"
 KUSTOMIZE = shutil.which("kustomize")
 KUBECTL = shutil.which("kubectl")  # has kustomize in it
-FOLDERS = ("base", "kuberay", "kserve", "monitoring")
+FOLDERS = ("base", "kuberay", "rayjob", "kserve", "monitoring")
 
 
 @cache
@@ -30,13 +31,14 @@ def of_kind(folder: str, kind: str) -> list[dict[str, Any]]:
     return [document for document in rendered(folder) if document["kind"] == kind]
 
 
-def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
+def pods(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the pods that a resource makes: metadata and spec of each."""
     spec = document.get("spec", {})
-    if document["kind"] == "RayService":
-        cluster = spec["rayClusterConfig"]
+    if document["kind"] in ("RayService", "RayJob"):
+        cluster = spec.get("rayClusterConfig") or spec["rayClusterSpec"]
         groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
-        return [group["template"] for group in groups]
+        submitter = [spec["submitterPodTemplate"]] if document["kind"] == "RayJob" else []
+        return submitter + [group["template"] for group in groups]
     if document["kind"] == "ServingRuntime":
         return [{"metadata": {"labels": spec["labels"]}, "spec": spec}]
     return [spec["template"]] if document["kind"] in ("Deployment", "StatefulSet") else []

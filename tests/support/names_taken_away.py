@@ -68,9 +68,9 @@ def take_away(module: str, name: str) -> None:
         setattr(importlib.import_module(module), path[-1], Enum(owner.__name__, others))
         return
     if not path:  # Ray's own functions keep it: it has another name for them
-        others = {key: value for key, value in vars(owner).items() if key != last}
+        kept = {key: value for key, value in vars(owner).items() if key != last}
         sys.modules[module] = ModuleType(module)
-        vars(sys.modules[module]).update(others)
+        vars(sys.modules[module]).update(kept)
         return
     for parent in owner.__mro__:
         if last in vars(parent):
@@ -90,7 +90,7 @@ async def _classified(model_set: str) -> dict[str, Any]:
         compile_cache=None,
         trace_exporter="none",
     )
-    application = build(settings)
+    application: Any = build(settings)
     stages = application._bound_deployment.init_args[2] or {}
     routers = {
         name: stage._bound_deployment._deployment_config.request_router_config.request_router_class

@@ -25,7 +25,9 @@ SIZE = 128  # the bundled set's input size
 FIRST = [0.05, 0.6, 0.05, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]
 SECOND = [0.05, 0.2, 0.05, 0.3, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
 BUNDLED = load_model_set("imagenette")
-MEAN = tempered(np.float32([FIRST, SECOND]).mean(0)[np.newaxis], BUNDLED.manifest.temperature)[0]
+MEAN = tempered(
+    np.array([FIRST, SECOND], np.float32).mean(0)[np.newaxis], BUNDLED.manifest.temperature
+)[0]
 VERSION = BUNDLED.fingerprint()
 LABELS = BUNDLED.labels
 

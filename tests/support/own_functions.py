@@ -111,7 +111,7 @@ def wants_both(members, weights):
 
 
 def one_row(members, weights):
-    return np.float32([1, 0, 0])
+    return np.array([1, 0, 0], np.float32)
 
 
 def not_a_number(members, weights):
@@ -123,7 +123,7 @@ def of_two(members, weights):
 
 
 def negative(members, weights):
-    row = np.float32([2, -1, 0])
+    row = np.array([2, -1, 0], np.float32)
     return np.tile(row, (len(next(iter(members.values()))), 1))
 
 

@@ -1,8 +1,10 @@
 """Plants faults in the core modules and runs the tests of each module: make mutations.
 
+Where a module's own test files find nothing, those of its package run.
+
 A fault is a change of the syntax tree: a comparison turned, an integer off by one, a condition
 negated, a return dropped. No file changes: a fork of this process imports the module with its
-fault, and runs pytest. The sample is the same for the same seed and code.
+fault, and runs pytest. A module's faults are the same for the same seed and code.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,11 +23,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from random import Random
 from types import CodeType
 from typing import Any
+
+from models.extras import describe_machine
+from tests.support import module_tests
 
 ROOT = Path(__file__).parents[2]
 CORE = (
@@ -49,19 +56,11 @@ TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
-TESTED_ELSEWHERE = {
-    "app/queueing/byte_budget.py": (
-        "tests/unit/http/test_body.py",
-        "tests/unit/graph/test_service.py",
-    ),
-    "app/graph/ensemble.py": ("tests/unit/graph",),
-    "models/image_limits.py": (
-        "tests/unit/models/test_image.py",
-        "tests/unit/models/test_image_header.py",
-    ),
-}
-OURS = re.compile(r"(app|models|tests)(\.(?!.*_pb2)|$)")  # a message is registered only once
-DEADLINE_S = 240  # of a run of tests: what hangs is killed, and says so
+OURS = re.compile(r"(app|calibration|models|tests)(\.(?!.*_pb2)|$)")  # messages register once
+DEADLINE_S = 120  # of a run of one module's tests, which take up to 30: what hangs is killed
+FOUND = ("found", "hung")  # outcomes
+NEIGHBOURS_DEADLINE_S = 400  # of the tests of a module's package
+WHOLE_DEADLINE_S = 900  # of all tests together, without a fault
 
 
 @dataclass(frozen=True)
@@ -81,35 +80,64 @@ def main() -> None:
     arguments.add_argument("--faults", type=int, default=60)
     arguments.add_argument("--seed", type=int, default=41)
     arguments.add_argument("--only", default="", help="modules whose path contains this")
+    arguments.add_argument("--results", type=Path, help="go on from this file, and write it")
     chosen = arguments.parse_args()
-    import tests.support.fakes
+    import_module("tests.support.fakes")  # the forks need not import what it imports
 
     faults = [f for f in sample(chosen.faults, chosen.seed) if chosen.only in f.module]
-    tests = sorted({test for fault in faults for test in tests_of(fault.module)})
-    if (outcome := outcome_of(None, tests)) != "survived":
+    outcomes = _found_before(chosen.results)
+    left = [fault for fault in faults if fault not in outcomes]
+    tests = sorted({test for fault in left for test in tests_of(fault.module)})
+    if left and (outcome := outcome_of(None, tests, WHOLE_DEADLINE_S)) != "survived":
         sys.exit(f"the tests fail without a fault ({outcome}): mend them first")
-    results = []
-    for fault in faults:
+    machine = _machine()
+    for fault in left:
         begun = time.monotonic()
-        outcome = outcome_of(fault, tests_of(fault.module))
-        results.append({**asdict(fault), "outcome": outcome})
+        outcomes[fault] = outcome_of(fault, tests_of(fault.module))
+        if outcomes[fault] == "survived":
+            others = outcome_of(fault, neighbours_of(fault.module), NEIGHBOURS_DEADLINE_S)
+            outcomes[fault] = "found" if others == "found" else "survived"  # many may be slow
         where = f"{fault.module}:{fault.line} {fault.kind}: {fault.source}"
-        print(f"{outcome:9}{time.monotonic() - begun:4.0f} s {where}", file=sys.stderr, flush=True)
-    num_found = sum(result["outcome"] in ("found", "hung") for result in results)
-    print(
-        json.dumps(
-            {"seed": chosen.seed, "planted": len(results), "found": num_found, "faults": results},
-            indent=1,
-        )
-    )
+        took = f"{outcomes[fault]:9}{time.monotonic() - begun:4.0f} s"
+        print(took, where, file=sys.stderr, flush=True)
+        if chosen.results:
+            chosen.results.write_text(_report(chosen.seed, machine, faults, outcomes), "utf-8")
+    print(_report(chosen.seed, machine, faults, outcomes), end="")
+
+
+def _found_before(file: Path | None) -> dict[Fault, str]:
+    """Return the faults that tests found in an earlier run; a module that changed has others."""
+    if file is None or not file.exists():
+        return {}
+    results = json.loads(file.read_text("utf-8"))["faults"]
+    return {
+        Fault(**{k: v for k, v in result.items() if k != "outcome"}): result["outcome"]
+        for result in results
+        if result["outcome"] in FOUND
+    }
+
+
+def _report(
+    seed: int, machine: dict[str, Any], faults: list[Fault], outcomes: dict[Fault, str]
+) -> str:
+    rows = [{**asdict(f), "outcome": outcomes[f]} for f in faults if f in outcomes]
+    num_found = sum(row["outcome"] in FOUND for row in rows)
+    figures = {"seed": seed, "planted": len(rows), "found": num_found, "faults": rows}
+    return json.dumps({**machine, **figures}, indent=1) + "\n"
+
+
+def _machine() -> dict[str, Any]:
+    command = " ".join(["python -m tests.support.planted_faults", *sys.argv[1:]])
+    git = ("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {**describe_machine(("pytest",)), "command": command, "commit": commit}
 
 
 def sample(num_faults: int, seed: int) -> list[Fault]:
     """Return faults spread evenly over the core modules."""
-    rng = Random(seed)
     places = [list(faults_of(module)) for module in CORE]
-    for faults in places:
-        rng.shuffle(faults)
+    for module, faults in zip(CORE, places, strict=True):
+        Random(f"{seed} {module}").shuffle(faults)  # whatever changes in other modules
     rounds = [
         [faults[turn] for faults in places if turn < len(faults)] for turn in range(num_faults)
     ]
@@ -145,21 +173,18 @@ def planted(fault: Fault) -> ast.Module:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files of a module: named like it, or of its package and importing it."""
-    if module in TESTED_ELSEWHERE:
-        return list(TESTED_ELSEWHERE[module])
-    folder = ROOT / "tests/unit" / Path(module).parent.name
-    dotted = module.removesuffix(".py").replace("/", ".")
-    named = sorted(folder.glob(f"test_{Path(module).stem}*.py"))
-    importing = [
-        path
-        for path in sorted(folder.rglob("test_*.py"))
-        if path not in named and f"{dotted} import" in path.read_text("utf-8")
-    ]
-    return [str(path.relative_to(ROOT)) for path in [*named, *importing] if "fuzz" not in path.stem]
+    """Return the test files of a module, without those that draw their input."""
+    return [test for test in module_tests.tests_of(module) if "fuzz" not in Path(test).stem]
 
 
-def outcome_of(fault: Fault | None, tests: list[str]) -> str:
+def neighbours_of(module: str) -> list[str]:
+    """Return the other test files of a module's package, which may find what its own do not."""
+    folder = ROOT / "tests" / "unit" / Path(module).parent.as_posix().removeprefix("app/")
+    files = {str(file.relative_to(ROOT)) for file in folder.glob("test_*.py")}
+    return sorted(file for file in files - {*tests_of(module)} if "fuzz" not in file)
+
+
+def outcome_of(fault: Fault | None, tests: list[str], deadline_s: float = DEADLINE_S) -> str:
     """Run tests in a fork; return "found", "survived", "hung" or "broken"."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
@@ -174,13 +199,13 @@ def outcome_of(fault: Fault | None, tests: list[str]) -> str:
             finally:
                 output.flush()
                 os._exit(status)
-        status = _wait(child)
-        if status is None:
+        ended = _wait(child, deadline_s)
+        if ended is None:
             return "hung"
-        if status > 1:
+        if ended > 1:
             output.seek(0)
             print(output.read()[-2000:], file=sys.stderr)
-        return {0: "survived", 1: "found", 2: "found"}.get(status, "broken")  # 2: not even imported
+        return {0: "survived", 1: "found", 2: "found"}.get(ended, "broken")  # 2: not even imported
 
 
 def _run_tests(fault: Fault | None, tests: list[str]) -> int:
@@ -195,8 +220,8 @@ def _run_tests(fault: Fault | None, tests: list[str]) -> int:
     return int(pytest.main([*options, "-m", "not slow", *tests]))
 
 
-def _wait(child: int) -> int | None:
-    deadline = time.monotonic() + DEADLINE_S
+def _wait(child: int, within_s: float) -> int | None:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

@@ -53,7 +53,7 @@ def play_expressions(
     }
     file = folder / "tests.yaml"
     file.write_text(yaml.safe_dump(tests), "utf-8")
-    done = subprocess.run([PROMTOOL, "test", "rules", file], capture_output=True, text=True)
+    done = subprocess.run([str(PROMTOOL), "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

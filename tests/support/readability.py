@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GOAL_MEDIAN, GOAL_P90 = 18, 30  # words
-FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+GLUE = re.compile(r"\b(what is|such|told|so many|beside which|whatsoever|and so on|etc\.)\b", re.I)
+FENCED = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(r"^ *> ?", re.MULTILINE)
 NOT_PROSE = re.compile(r"<!--(?s:.*?)-->|^\s*\|.*\|\s*$|^#.*$", re.MULTILINE)
 LIST_ITEM = re.compile(r"\n\s*(?:[-*]|\d+\.)\s+")
 LINK = re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
@@ -45,17 +47,22 @@ def main() -> None:
 
 def every_page() -> list[Path]:
     """Return every Markdown page of the repository, without those that a tool writes."""
+    return [page for page in markdown_files() if "docs/reference/" not in str(page)]
+
+
+def markdown_files() -> list[Path]:
+    """Return every Markdown file that git has, or has not been told to ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return [ROOT / name for name in listed.stdout.splitlines() if "docs/reference/" not in name]
+    return [ROOT / name for name in listed.stdout.splitlines()]
 
 
 def lengths(text: str) -> list[int]:
     """Return the number of words of each sentence of a page's prose; a list's item ends one."""
-    prose = LINK.sub(r"\1", NOT_PROSE.sub("\n\n", FENCED.sub("\n\n", text)))
-    sentences = ENDED.split(LIST_ITEM.sub("\n\n", prose))
+    prose = NOT_PROSE.sub("\n\n", QUOTED.sub("", FENCED.sub("\n\n", text)))
+    sentences = ENDED.split(LIST_ITEM.sub("\n\n", LINK.sub(r"\1", prose)))
     counts = [len(re.findall(r"[\w`'/.,:@=-]*\w[\w`'/.,:@=-]*", s)) for s in sentences if s]
     return [count for count in counts if count]
 

@@ -1,14 +1,14 @@
 """Writes docs/reference from the code: make reference.
 
-Settings, metrics, the command line, errors, the HTTP interface and gRPC's. A test compares the
-pages with what this writes.
+Settings, autoscaling, metrics, the command line, errors, the HTTP interface and gRPC's. A test
+compares the pages with what this writes.
 """
 
 import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,8 +17,10 @@ from pydantic.fields import FieldInfo
 
 from app.cli.main import app
 from app.metrics.table import METRICS
+from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 from models.errors import ImageError, TandemError
+from tests.support.wrapped import wrapped
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -40,13 +42,14 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its file's name."""
     writers: dict[str, Callable[[], str]] = {
         "settings.md": settings_page,
+        "scaling.md": scaling_page,
         "metrics.md": metrics_page,
         "command-line.md": command_line_page,
         "errors.md": errors_page,
         "http.md": http_page,
         "grpc.md": grpc_page,
     }
-    return {name: MADE + write().rstrip() + "\n" for name, write in writers.items()}
+    return {name: wrapped(MADE + write().rstrip() + "\n") for name, write in writers.items()}
 
 
 def settings_page() -> str:
@@ -61,6 +64,20 @@ def settings_page() -> str:
         "variable too: `TANDEM_` and the name in capitals. `tandem serve --print-config` shows\n"
         "the values and where each came from.\n\n"
         + _table(("setting", "type", "default", "description"), rows)
+    )
+
+
+def scaling_page() -> str:
+    """Return every option of the autoscaling policy."""
+    rows = [
+        (f"`{name}`", f"`{_type(field)}`", _default(name, field), str(field.description))
+        for name, field in ScalingOptions.model_fields.items()
+    ]
+    return (
+        "# Autoscaling policy\n\n"
+        "Write these as `policy_kwargs` of `autoscaling_policy` in a configuration file.\n"
+        "`configs/cluster.yaml` has an example.\n\n"
+        + _table(("option", "type", "default", "description"), rows)
     )
 
 
@@ -222,7 +239,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\[/?(?:bold|dim|cyan|red)?\]", "", text).replace("``", "`")
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.wrapped import wrapped
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "load" / "results"
 PLACE = "../tests/load/results"
@@ -27,6 +29,11 @@ SHARES = (  # what runs, the result's file, its group
     ("128 px, AMX", "overhead", "together"),
     ("224 px, AMX", "overhead-224", "together"),
 )
+FORMS = {  # of the graph, each with the file that has it
+    "tandem": ("whole, in one process", "`cluster-whole.yaml`"),
+    "members": ("members apart", ""),
+    "apart": ("all stages apart", "`cluster.yaml`"),
+}
 CROWDS = {
     "stalled_calls": "600 gRPC calls that stall",
     "crowd_on_one_member": "40 clients that ask one member",
@@ -36,6 +43,8 @@ ATTACKS = {
     "begun": "140 slow connections to `/v1/classify`",
     "header": "calls with a false internal header over gRPC",
 }
+
+FAULTS_HEAD = ("fault", "load, 1/s", "accepted", "lost", "wrong", "recovered after, s")
 
 
 def result_of(name: str) -> dict[str, Any]:
@@ -120,6 +129,29 @@ def performance() -> str:
             (_start(name) for name in ("startup-vnni", "startup")),
         ),
         "",
+        "## Whole graphs, or stages apart",
+        "",
+        "The bundled set, with the same cores for every form of the graph.",
+        "",
+        *table(
+            [
+                "the graph",
+                "file",
+                "images/s, 16 clients",
+                "CPU ms an image",
+                "one client, p50 ms",
+                "result",
+            ],
+            (row for name in ("apart", "apart-vnni") for row in _forms(name)),
+        ),
+        "",
+        "## The response cache",
+        "",
+        "16 clients send photos; the service has seen a share of them before.",
+        f"{machine(result_of('cache'))}; {link('cache')}.",
+        "",
+        *table(["seen before", "images/s, `cache: none`", "images/s, `cache: local`"], _cached()),
+        "",
         "## Overload",
         "",
         "Requests arrive at three and ten times the rate that the service carries. Goodput is the",
@@ -133,7 +165,7 @@ def performance() -> str:
         "",
         "`python tests/load/overload.py PHOTOS` measures it.",
     ]
-    return "\n".join(lines) + "\n"
+    return wrapped("\n".join(lines) + "\n")
 
 
 def _shares(label: str, name: str, group: str) -> list[str]:
@@ -160,6 +192,28 @@ def _start(name: str) -> list[str]:
     ]
 
 
+def _forms(name: str) -> Iterable[list[str]]:
+    result = result_of(name)
+    cpu = result["machine"]["cpu"].split(" (")[0]
+    for form, (label, file) in FORMS.items():
+        many, one = (result["apart"]["median"][clients][form] for clients in ("16", "1"))
+        yield [
+            f"{label}, {cpu}",
+            file,
+            f"{many['images_per_s']:.0f}",
+            f"{many['cpu_ms']:.1f}",
+            f"{one['p50_ms']:.1f}",
+            link(name),
+        ]
+
+
+def _cached() -> Iterable[list[str]]:
+    median = result_of("cache")["median"]
+    for share in ("0", "0.5", "0.9", "0.99"):
+        rates = [f"{median[f'{where} {share}']['images_per_s']:.0f}" for where in ("none", "local")]
+        yield [f"{float(share):.0%}", *rates]
+
+
 def _overload(name: str) -> Iterable[list[str]]:
     result = result_of(name)
     for times, share in result["median_goodput_share"].items():
@@ -176,17 +230,7 @@ def _overload(name: str) -> Iterable[list[str]]:
 def faults() -> str:
     """Return the page of faults and of hostile load."""
     result, of_head = result_of("faults"), result_of("faults-head")
-    rows = [
-        [
-            f"`{name}`: {fault['fault']}",
-            f"{fault['offered_per_s']:.0f}",
-            f"{fault['accepted']}",
-            f"{fault['lost']}",
-            f"{fault['wrong']}",
-            f"{fault['recovered_after_s']:.0f}",
-        ]
-        for name, fault in {**result["faults"], **of_head["faults"]}.items()
-    ]
+    of_whole_graphs = result_of("faults-whole")
     head = of_head["faults"]["head"]
     placed = sum(sum(by_node.values()) for by_node in head["placement"].values())
     lines = [
@@ -203,21 +247,35 @@ def faults() -> str:
         "Ray keeps its state in Redis, and a supervisor starts the head again until it stays;",
         f"{head['replicas_kept']} of {placed} replicas go on meanwhile.",
         "",
-        *table(
-            ["fault", "load, 1/s", "accepted", "lost", "wrong", "recovered after, s"],
-            rows,
-        ),
+        *table(FAULTS_HEAD, _faults({**result["faults"], **of_head["faults"]})),
         "",
-        "What is on its way through the HAProxy that dies is lost. Put a balancer that retries in",
-        "front of several nodes. A new model set is rolled out without a failed request.",
+        "A request on its way through the HAProxy that dies is lost. Put a balancer that retries",
+        "in front of several nodes. A new model set is rolled out without a failed request.",
         "",
-        "## Good requests beside an attack",
+        "The same with whole graphs (`--config configs/cluster-whole.yaml`);",
+        f"{machine(of_whole_graphs)}; {link('faults-whole')}. Links were not cut.",
+        "",
+        *table(FAULTS_HEAD, _faults(of_whole_graphs["faults"])),
+        "",
+        "## Good requests during an attack",
         "",
         "A client sends good requests at a steady rate while others attack.",
         "",
         *table(["attack", "good requests", "answered", "p99 ms", "result"], _attacks()),
     ]
-    return "\n".join(lines) + "\n"
+    return wrapped("\n".join(lines) + "\n")
+
+
+def _faults(measured: dict[str, dict[str, Any]]) -> Iterable[list[str]]:
+    for name, fault in measured.items():
+        yield [
+            f"`{name}`: {fault['fault']}",
+            f"{fault['offered_per_s']:.0f}",
+            f"{fault['accepted']}",
+            f"{fault['lost']}",
+            f"{fault['wrong']}",
+            f"{fault['recovered_after_s']:.0f}",
+        ]
 
 
 def _attacks() -> Iterable[list[str]]:

@@ -2,12 +2,14 @@
 
 import heapq
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from app.planning.simulator import (
+from app.scaling.usage import UsageReport
+from calibration.planning.simulator import (
     Service,
     SimImage,
     SimReplica,
@@ -15,7 +17,6 @@ from app.planning.simulator import (
     Simulation,
     SimulationOutcome,
 )
-from app.scaling.usage import UsageReport
 
 TICK_S = 0.5  # Serve's control loop (app.environment.serve_environment)
 REPORT_S = 1.0  # metrics_interval_s; a report is known one such interval later
@@ -78,7 +79,8 @@ class ScaledSimulation(Simulation):
     """One run of a service; ``_replicas`` are those that calls are routed to."""
 
     _service: ScaledService
-    _replicas: dict[str, list[ScaledReplica]]
+    _replicas: dict[str, list[ScaledReplica]]  # type: ignore[assignment]  # as _made makes them
+    outcome: ScaledOutcome
 
     def __init__(self, service: ScaledService, autoscaler: Autoscaler, seed: int = 0) -> None:
         super().__init__(service, seed)
@@ -90,10 +92,10 @@ class ScaledSimulation(Simulation):
             targets={name: [] for name in service.stages},
         )
 
-    def run(self, arrivals: Sequence[float], until: float) -> ScaledOutcome:
+    def run(self, arrivals: Sequence[float], until: float = 0.0) -> ScaledOutcome:
         for number in range(1, math.ceil(until / TICK_S) + 1):
             # After all else that happens at that moment.
-            heapq.heappush(self._events, (number * TICK_S, math.inf, self._tick))
+            heapq.heappush(self._events, (number * TICK_S, sys.maxsize, self._tick))
         super().run(arrivals)
         return self.outcome
 
@@ -105,15 +107,18 @@ class ScaledSimulation(Simulation):
 
     def _route(self, name: str) -> ScaledReplica:
         replica = super()._route(name)
+        assert isinstance(replica, ScaledReplica)
         replica.num_arrived += 1
         return replica
 
-    def _work_ms(self, replica: ScaledReplica, num_images: int) -> float:
+    def _work_ms(self, replica: SimReplica, num_images: int) -> float:
+        assert isinstance(replica, ScaledReplica)
         work_ms = super()._work_ms(replica, num_images)
         replica.cpu_ms += work_ms
         return work_ms
 
-    def _finished(self, replica: ScaledReplica, batch: list[SimImage]) -> None:
+    def _finished(self, replica: SimReplica, batch: list[SimImage]) -> None:
+        assert isinstance(replica, ScaledReplica)
         replica.num_done += len(batch)
         super()._finished(replica, batch)
 

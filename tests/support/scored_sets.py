@@ -56,7 +56,8 @@ def score(colour: tuple[int, int, int], gain: float) -> np.ndarray:
 def average_score(colour: tuple[int, int, int], weights: Mapping[str, float]) -> np.ndarray:
     """Return the weighted mean of the members' scores."""
     total = sum(weights.values())
-    return sum(score(colour, GAINS[name]) * (weight / total) for name, weight in weights.items())
+    parts = [score(colour, GAINS[name]) * (weight / total) for name, weight in weights.items()]
+    return np.sum(parts, axis=0)
 
 
 def scored_picture(name: str, side: int = 24) -> bytes:

@@ -53,5 +53,5 @@ def real_replica() -> Replica:
     """Return one of Serve's class, with no more than :func:`made_replica` has."""
     real = Replica.__new__(Replica)
     vars(real).update({k: v for k, v in vars(made_replica()).items() if not k.startswith("max")})
-    real._deployment_config = SimpleNamespace(max_queued_requests=256)
+    vars(real)["_deployment_config"] = SimpleNamespace(max_queued_requests=256)
     return real

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from app.errors import OverloadedError
@@ -48,7 +49,8 @@ class Proxy:
 
     def refuses(self, now: float, num_under_way: int) -> bool:
         is_valid = self.said is not None and now - self.said_at < VALID_MS / 1e3
-        if num_under_way < (self.said if is_valid else MAX_REQUESTS):
+        said = self.said if is_valid and self.said is not None else MAX_REQUESTS
+        if num_under_way < said:
             return False
         if now - self.asked_at < ASK_EVERY_MS / 1e3:
             self.num_refused += 1
@@ -83,7 +85,7 @@ class SimulatedGateway:
         if self.target_wait_s is not None:
             room = Room(machine.num_cores, machine.max_batch_size, self.target_wait_s)
             self.limit = ConcurrencyLimit(MAX_REQUESTS, room)
-        self.num_told = 0
+        self.num_told = 0.0
         self.admission = Admission(MAX_REQUESTS, self.clock, self._count, self.limit)
         self._proxy = Proxy()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -91,7 +93,7 @@ class SimulatedGateway:
         self._waiting: deque[_Request] = deque()  # a request for each of its images
         self._num_free = machine.num_cores
 
-    def _count(self, num: int) -> None:
+    def _count(self, num: float) -> None:
         self.num_told += num
 
     def at(self, when: float, act: Callable[[], None]) -> None:
@@ -136,7 +138,7 @@ class SimulatedGateway:
             self._num_free -= 1
             took_s = self.machine.base_s + size * self.machine.each_s
             ends = max(self.clock.now, self.stalled_until) + took_s
-            self.at(ends, lambda batch=batch: self._ended(batch))
+            self.at(ends, partial(self._ended, batch))
 
     def _ended(self, batch: list[_Request]) -> None:
         self._num_free += 1
@@ -155,7 +157,7 @@ class SimulatedGateway:
         draw, when = random.Random(7), since
         while (when := when + draw.expovariate(rate)) < until:
             size = next(sizes) if sizes else 1
-            self.at(when, lambda size=size: self.come(size))
+            self.at(when, partial(self.come, size))
 
     def closed_loop(self, num_clients: int, since: float, until: float, retry_s: float) -> None:
         """Let so many clients send one request after another; who is refused waits that long."""

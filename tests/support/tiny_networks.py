@@ -4,7 +4,7 @@ A tiny network has one class per colour channel: its probabilities are the softm
 mean blue, green and red. What a picture must be called is therefore known without running anything.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,22 @@ def expected_label(color: str) -> str:
     return f"mostly {color}"
 
 
-def tiny_model(size: int = SIZE, gain: float = 4.0, num_convolutions: int = 0) -> ov.Model:
-    """u8 [?,size,size,3] -> softmax of ``gain`` x mean colour (0..1); convolutions take time."""
+def tiny_model(
+    size: int = SIZE,
+    gain: float = 4.0,
+    num_convolutions: int = 0,
+    order: Sequence[int] = range(3),
+) -> ov.Model:
+    """u8 [?,size,size,3] -> softmax of ``gain`` x mean colour (0..1); convolutions take time.
+
+    ``order``: which colour each class is.
+    """
     pixels = ops.parameter([-1, size, size, 3], ov.Type.u8, name="pixels")
     scaled = ops.multiply(ops.convert(pixels, "f32"), np.float32(1 / 255))
     means = ops.reduce_mean(scaled, np.array([1, 2]), keep_dims=False)  # (N, 3)
     if num_convolutions:
         means = ops.add(means, _busy_work(scaled, num_convolutions))
-    logits = ops.matmul(means, np.eye(3, dtype=np.float32) * gain, False, False)
+    logits = ops.matmul(means, np.eye(3, dtype=np.float32)[:, list(order)] * gain, False, False)
     return ov.Model([ops.softmax(logits, 1)], [pixels], "tiny")
 
 
@@ -74,20 +82,22 @@ def write_tiny_set(
     size: int = SIZE,
     images: Mapping[str, ImageRecord] | None = None,
     precision: Precision = "INT8",
+    order: Sequence[int] = range(3),
     **manifest: Any,
 ) -> Path:
     """Write a whole model set into ``folder``; one member per entry of ``gains``.
 
-    ``images``: of members that take another input than ``size``.
+    ``images``: of members that take another input than ``size``; ``order``: of the labels.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gains = gains or {"sure": 8.0, "unsure": 2.0}
-    (folder / "labels.txt").write_text("\n".join(LABELS) + "\n", "utf-8")
+    labels = [LABELS[place] for place in order]
+    (folder / "labels.txt").write_text("\n".join(labels) + "\n", "utf-8")
     members = []
     for name, gain in gains.items():
         image = (images or {}).get(name)
         own = image.input_size if image else size
-        network = save_model(tiny_model(own, gain, num_convolutions), folder, name)
+        network = save_model(tiny_model(own, gain, num_convolutions, order), folder, name)
         weight = (weights or {}).get(name, 1.0)
         members.append(
             MemberRecord(

@@ -51,6 +51,7 @@ def check_whole(trace: list[Received], name: str = ROOT) -> Received:
         assert span.start_us <= root.end_us + CLOCK_US, span
         if span is root or span.name.startswith(CALL):
             continue
+        assert span.parent_id is not None
         parent = spans[span.parent_id]
         assert parent.start_us - CLOCK_US <= span.start_us, (span, parent)
         assert span.end_us <= min(parent.end_us, root.end_us) + CLOCK_US, (span, parent)
@@ -73,8 +74,8 @@ def check_batches(spans: list[Received], member: str, num_images: int) -> list[i
     assert len(infers) == num_images
     used: dict[tuple[str, str], list[Received]] = defaultdict(list)
     for infer in infers:
-        (batch,) = infer.links
-        used[batch].append(infer)
+        (link,) = infer.links
+        used[link].append(infer)
     for identity, images in used.items():
         batch = found[identity]
         assert batch.parent_id is None

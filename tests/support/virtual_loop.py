@@ -5,7 +5,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-T, P = TypeVar("T"), ParamSpec("P")
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -14,13 +15,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        select = self._selector.select
+        selector: Any = self._selector  # type: ignore[attr-defined]  # asyncio's own name
+        select = selector.select
 
         def at_once(timeout: float | None = None) -> list[Any]:
             self._now += timeout or 0.0
             return select(0)
 
-        self._selector.select = at_once
+        selector.select = at_once
 
     def time(self) -> float:
         return self._now

@@ -32,7 +32,9 @@ def test_logits_are_those_of_the_published_implementation(lite: Lite, source: Wh
     rule: ImageRule = lite.image.rule
     pixels = np.stack(packaged_images(NUM_PHOTOGRAPHS, ImageInputs({"": rule}), source).pixels)
     rgb = pixels[..., ::-1].astype(np.float32)  # (20, H, W, 3)
-    images = (rgb - np.float32(NORMALISATION.mean)) / np.float32(NORMALISATION.scale)
+    images = (rgb - np.array(NORMALISATION.mean, np.float32)) / np.array(
+        NORMALISATION.scale, np.float32
+    )
     images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
     module = timm_module().create_model(f"tf_efficientnet_{lite.name}").eval()

@@ -12,6 +12,7 @@ from calibration.sets.networks import build_network, save_tensors
 from calibration.training.augment import normalised
 from models.errors import ModelSetError
 from models.model_set import ModelSet
+from models.record import RuntimeName
 from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
 
@@ -19,7 +20,7 @@ SIZE = 64
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def added(tmp_path: Path, architecture: str | None, runtime: str | None) -> ModelSet:
+def added(tmp_path: Path, architecture: str | None, runtime: RuntimeName | None) -> ModelSet:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n", "utf-8")
     new = NewSet(
         "made",
@@ -55,7 +56,7 @@ def test_weights_of_a_known_architecture(tmp_path: Path) -> None:
     ],
 )
 def test_weights_of_something_else(
-    tmp_path: Path, architecture: str | None, runtime: str | None, says: str
+    tmp_path: Path, architecture: str | None, runtime: RuntimeName | None, says: str
 ) -> None:
     save_tensors({"x": torch.zeros(3)}, tmp_path / "net.safetensors")
     with pytest.raises(ModelSetError, match=says):

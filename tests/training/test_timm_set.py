@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.quantization.quantize import has_attention
+from calibration.sets.convert import convert_module
 from calibration.sets.download import DownloadError
 from calibration.sets.networks import build_network, timm_module, torchvision_models
 from calibration.sets.published import fetched_set, timm_weights
@@ -84,7 +85,7 @@ def test_the_command_takes_the_hub_of_the_environment(
 
 def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path) -> None:
     """From files that were fetched elsewhere; the same classes, each its own normalisation."""
-    published = read_members(["squeezenet1_1"])[0]
+    published: Any = read_members(["squeezenet1_1"])[0]
     torch.manual_seed(8)
     torch.save(build_network("squeezenet1_1", 1000).state_dict(), tmp_path / "weights")
     digest = sha256((tmp_path / "weights").read_bytes()).hexdigest()[:8]
@@ -198,7 +199,7 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
 def test_a_conversion_that_answers_otherwise_is_refused(
     files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert = fetched_set.convert_module
+    convert = convert_module
     other = network_of(CONVOLUTIONAL)
     monkeypatch.setattr(fetched_set, "convert_module", lambda _, *rest: convert(other, *rest))
     with (

@@ -193,7 +193,9 @@ def test_the_published_entries_are_what_the_code_takes_them_for() -> None:
 
 
 def test_any_network_with_published_weights_and_its_own_preprocessing() -> None:
-    networks = read_members(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
+    networks: list[Any] = [
+        *read_members(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
+    ]
     assert [network.name for network in networks] == ["efficientnet_b0", "vit_b_16", "resnet50"]
     assert networks[2].entry.name == "IMAGENET1K_V2"  # the best
     found = {network.name: network.input.image for network in networks}

@@ -1,5 +1,6 @@
 """Unit tests start no cluster, and leave the environment as it was: Ray's workers inherit it."""
 
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import NoReturn
@@ -14,6 +15,16 @@ from app.metrics.meter import Meter, meter
 from tests.support.fakes import FakeService
 from tests.support.http_server import PROXIES, FakeServer
 from tests.support.instruments import Instruments
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported_objects_are_frozen() -> None:
+    """Keep the collector from going through all modules again, a second each time.
+
+    Some tests collect garbage, and Python itself does now and then.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from app.calls.replicas import SUSPECT_AFTER_S
 from app.errors import NotReadyError
 from models.errors import TandemError
 
-PING_AFTER_S = 0.25  # without a word, with calls under way: some take longer
-MAX_UNSENT_BYTES = 8 * 2**20  # with more of them a replica does not read what it is sent
-MAX_NUMBER = 2**32  # of calls, after which they begin anew
+PING_AFTER_S = 0.25  # of silence, with calls under way; some take longer
+MAX_UNSENT_BYTES = 8 * 2**20  # more than this unsent means that the replica does not read
+MAX_NUMBER = 2**32  # call numbers start again from 0 here
 
 
 class ConnectionLostError(RayActorError):
@@ -31,11 +31,11 @@ class Channel(FrameProtocol):
         self._clock = clock
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
-        self._heard_at = 0.0  # or when the first of the calls was sent
-        self._pinged_at: float | None = None  # without an answer
+        self._heard_at = 0.0  # or when the first call was sent
+        self._pinged_at: float | None = None  # a ping without an answer yet
         self._look: asyncio.TimerHandle | None = None
         self._is_retired = False
-        # Set once both ends know each other; false: they will not.
+        # Set once both ends have exchanged versions; False if these differ.
         self.opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
@@ -44,10 +44,10 @@ class Channel(FrameProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the replica was asked for a sign of life ``SUSPECT_AFTER_S`` ago.
+        """Whether the replica has not answered a ping for ``SUSPECT_AFTER_S``.
 
-        One that has calls is asked when it has said nothing for ``PING_AFTER_S``; it answers
-        whatever it computes, and is silent until it has.
+        A replica with calls is pinged after ``PING_AFTER_S`` of silence. It answers while it
+        computes.
         """
         return self._pinged_at is not None and self._clock() - self._pinged_at > SUSPECT_AFTER_S
 
@@ -58,13 +58,13 @@ class Channel(FrameProtocol):
         return self.transport.get_write_buffer_size() < MAX_UNSENT_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hang up on another user's process; asyncio calls this."""
+        """Close the connection if the other process has another user; asyncio calls this."""
         super().connection_made(transport)
         if not is_same_user(transport):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail what is under way; asyncio calls this."""
+        """Fail the calls under way; asyncio calls this."""
         self.transport, self._pinged_at = None, None
         if self._look is not None:
             self._look.cancel()
@@ -76,7 +76,7 @@ class Channel(FrameProtocol):
         self._calls.clear()
 
     def retire(self) -> None:
-        """Close the connection once what is under way has been answered."""
+        """Close the connection once the calls under way have been answered."""
         self._is_retired = True
         self._close_if_done()
 
@@ -101,13 +101,13 @@ class Channel(FrameProtocol):
             self._close_if_done()
 
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
-        """Take what the replica says; what belongs to no call that somebody waits for goes."""
+        """Handle a frame from the replica; frames of calls that nobody awaits are dropped."""
         self._heard_at, self._pinged_at = self._clock(), None
         answer = (
             self._calls.pop(number, None) if kind in (FrameKind.ANSWER, FrameKind.ERROR) else None
         )
         if kind == FrameKind.HELLO and not self.opened.done():
-            self.opened.set_result(payload == VERSION)  # or it is of another version of this
+            self.opened.set_result(payload == VERSION)  # False: another version
         elif answer is not None and not answer.done():
             if kind == FrameKind.ANSWER:
                 answer.set_result(payload)
@@ -115,7 +115,7 @@ class Channel(FrameProtocol):
                 answer.set_exception(_error_of(payload))
 
     def _watch(self) -> None:
-        """Look after the calls from time to time, while there are any."""
+        """Check for silence now and then, as long as calls are under way."""
         if self._look is None:
             loop = asyncio.get_running_loop()
             self._look = loop.call_later(PING_AFTER_S, self._ask_if_it_is_there)

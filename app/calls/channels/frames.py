@@ -1,8 +1,7 @@
-"""Frames: what goes over a channel, the protocol that takes a stream of bytes apart, addresses.
+"""Frames: the wire format of a channel, the protocol that parses it, and socket addresses.
 
 A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
-the payload. Payloads of calls and answers are the messages of :mod:`app.calls.messages` and
-:mod:`app.calls.messages`.
+the payload. Payloads of calls and answers are the messages of :mod:`app.calls.messages`.
 """
 
 import asyncio
@@ -18,16 +17,16 @@ CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 MAX_NAME = 107  # bytes, after the leading zero
 FRAME_HEAD = struct.Struct("<BxxxIQ")
 VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
-MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; who announces it is no peer
+MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; a longer one is not ours
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     HELLO = 0  # server to client, once
     CALL = 1  # client to server; the server answers with the same number
     ANSWER = 2
-    ERROR = 3  # of the call as a whole: JSON, the class's name and its arguments
+    ERROR = 3  # for the call as a whole: JSON with the class's name and arguments
     CANCEL = 4  # client to server: nobody waits for the answer
     PING = 5  # client to server, answered at once
     PONG = 6
@@ -48,10 +47,10 @@ class FrameProtocol(asyncio.Protocol, ABC):
 
     @abstractmethod
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
-        """Take a frame; subclasses say what it means."""
+        """Handle a frame that has arrived whole; the two ends of a channel do so differently."""
 
     def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
-        """Send a frame; on a connection that has ended nothing happens."""
+        """Send a frame; does nothing if the connection has ended."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.writelines((FRAME_HEAD.pack(kind, number, len(payload)), payload))
 

@@ -12,8 +12,8 @@ from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
-Answer = Callable[[bytes], Awaitable[bytes]]  # a call's message to its answer's
-MAX_CALLS = 512  # under way; Gateways have some for each core, and those that are full
+Answer = Callable[[bytes], Awaitable[bytes]]  # from a call's message to the answer's
+MAX_CALLS = 512  # under way; Gateways send a few for each core
 DRAIN_POLL_S = 0.05
 
 
@@ -23,12 +23,12 @@ class ChannelServer:
     def __init__(self, address: str, answer: Answer) -> None:
         self._address, self._answer = address, answer
         self._server: asyncio.Server | None = None
-        self.num_calls = 0  # under way
+        self.num_calls = 0  # calls under way
 
     async def start(self) -> None:
-        """Listen, on the running loop; OSError: another process has the address."""
+        """Listen, on the running loop; raise OSError if another process has the address."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:  # uvloop itself takes no abstract name
+        try:  # uvloop does not accept abstract names
             sock.bind(self._address)
         except BaseException:
             sock.close()
@@ -38,7 +38,7 @@ class ChannelServer:
         )
 
     async def drain(self) -> None:
-        """Listen no more, and wait until what is under way has been answered."""
+        """Stop listening, and wait until the calls under way have been answered."""
         if self._server is not None:
             self._server.close()
         while self.num_calls:
@@ -46,7 +46,7 @@ class ChannelServer:
 
 
 class _Connection(FrameProtocol):
-    """One Gateway's."""
+    """The connection of one Gateway."""
 
     def __init__(self, server: ChannelServer, answer: Answer) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Connection(FrameProtocol):
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say who this is, and hang up on another user's process; asyncio calls this."""
+        """Send our version, or close if the other process has another user; asyncio calls this."""
         super().connection_made(transport)
         if is_same_user(transport):
             self.send(FrameKind.HELLO, payload=VERSION)
@@ -63,13 +63,13 @@ class _Connection(FrameProtocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End what nobody waits for any more; asyncio calls this."""
+        """Cancel the calls of the Gateway that is gone; asyncio calls this."""
         self.transport = None
         for task in self._calls.values():
             task.cancel()
 
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
-        """Begin or end a call, or give a sign of life; hang up on what is none of these."""
+        """Start or cancel a call, or answer a ping; close on any other frame."""
         if kind == FrameKind.CALL and number not in self._calls:
             self._begin(number, payload)
         elif kind == FrameKind.CANCEL:
@@ -93,7 +93,7 @@ class _Connection(FrameProtocol):
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._server.num_calls -= 1
         del self._calls[number]
-        if task.cancelled():  # if it was not the caller that ended it, the caller waits
+        if task.cancelled():  # if the replica cancelled the call, the caller still waits
             self._fail(number, NotReadyError("the call was ended on its way; try again"))
 
     async def _run(self, number: int, message: bytes) -> None:

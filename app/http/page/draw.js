@@ -230,6 +230,12 @@ export function classes({ model_set, labels, hint, ...served }) {
   say("hint", hint ?? "");
 }
 
+/** Lists the sets of a service that has several. */
+export function sets({ model_set: chosen, model_sets: names = [] }) {
+  $("sets").hidden = !names.length;
+  $("model-set").replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+}
+
 /** Returns how often the ensemble is right, by the newest record in the set's ledger. */
 function accuracyText({ accuracy = [], members = [], verified }) {
   const record = accuracy.at(-1);

@@ -15,9 +15,9 @@ const $ = draw.byId;
 /**
  * The key is kept for this tab alone, and only until it is closed.
  * @typedef {{file: File, url: string, result?: object}} Item  a picture; its result is an answer or {error}
- * @type {{models: ?object, items: Item[], sending: AbortController, key: string}}
+ * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string}}
  */
-const state = { models: null, items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
+const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
 
 /** An error of the service, or of the way to it (status 0). */
 class ServiceError extends Error {
@@ -41,9 +41,12 @@ async function call(path, options = {}) {
   throw new ServiceError(body?.error?.message ?? `The service answered ${response.status} and did not say why.`, response.status);
 }
 
+/** What an address says of the set that was chosen; nothing for the service's first. */
+const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
+
 /** One answer per file, in order. A single picture travels as the body itself, several as multipart. */
 async function send(files, signal) {
-  const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}`;
+  const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
   if (files.length === 1) return [await call(path, { method: "POST", body: files[0], signal })];
   const form = new FormData();
   for (const file of files) form.append("files", file, file.name);
@@ -68,8 +71,12 @@ async function untilReady(signal) {
 async function loadModels() {
   if (state.models) return;
   try {
-    state.models = await call("/v1/models");
-    draw.classes(state.models);
+    const asked = state.modelSet;
+    const models = await call(`/v1/models${ofSet("?")}`);
+    if (asked !== state.modelSet) return; // another set was chosen meanwhile
+    state.models = models;
+    draw.classes(models);
+    draw.sets(models);
   } catch (error) {
     draw.noClasses(`Which classes are served could not be read. ${error.message}`);
     if (error.status === 401) draw.askForKey(error.message);
@@ -161,6 +168,14 @@ async function useKey(event) {
   else await begin();
 }
 
+/** Takes another set of the service, and shows what it says of the pictures that are there. */
+async function useSet() {
+  state.modelSet = $("model-set").value;
+  state.models = null;
+  if (state.items.length) await classify();
+  else await loadModels();
+}
+
 async function begin() {
   await loadModels();
   if (!state.items.length && $("key-form").hidden) draw.phase(...IDLE);
@@ -174,6 +189,7 @@ function listen() {
     $("file").value = ""; // so that the same file can be chosen again
   });
   $("retry").addEventListener("click", () => classify());
+  $("model-set").addEventListener("change", useSet);
   $("key-form").addEventListener("submit", useKey);
   $("preview").addEventListener("error", () => ($("preview").hidden = true));
 }

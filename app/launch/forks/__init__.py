@@ -1,7 +1,7 @@
-"""Ray's Python processes as forks of one that has imported what they need.
+"""Starts Ray's Python processes as forks of a process that has already imported their modules.
 
-Ray starts an interpreter for each of its agents and workers, and each imports Ray, Serve and the
-application again: most of the CPU time of a start, and memory that each has for itself. Here Ray is
-given another script to start (:mod:`~app.launch.forks.client`), which asks the fork server
-(:mod:`~app.launch.forks.server`) for a fork that becomes the process wanted.
+Ray starts an interpreter for each of its agents and workers. Each imports Ray, Serve and the
+application again, which takes most of a start's CPU time, and memory in every process. Here Ray
+starts a small script instead (:mod:`~app.launch.forks.client`). The script asks the fork server
+(:mod:`~app.launch.forks.server`) for a fork, which becomes the requested process.
 """

@@ -1,11 +1,12 @@
-"""The script that Ray starts instead of one of its own: asks the fork server for a fork of itself.
+"""The script that Ray starts instead of its own: requests a fork from the fork server.
 
-``client.py [TARGET.py] ARGUMENTS...``: without a target it is a worker. A worker's script ends once
-the fork runs, which Ray knows by the worker's id; an agent's stays as long as the agent, because
-Ray waits for the process that it started. Where the server is gone, or refuses (the environment is
-not the one it has imported everything under), the script does the work itself, as Ray's own would.
+``client.py [TARGET.py] ARGUMENTS...``: without a target the process is a worker. A worker's script
+ends once the fork runs, since Ray knows workers by their id. An agent's script stays as long as the
+agent, since Ray waits for the process that it started. If the server is gone or refuses, the script
+does the work itself, as Ray's own script would. The server refuses if the environment differs from
+the one in which it imported its modules.
 
-It runs before anything is imported, so it imports the standard library's least.
+To start fast, this module imports little of the standard library.
 """
 
 import json
@@ -18,14 +19,14 @@ from pathlib import Path
 
 SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
 WORKER_MODULE = "ray._private.workers.default_worker"
-FORKED_WITHIN_S = 30.0  # the server is importing while Ray starts
+FORKED_WITHIN_S = 30.0  # the server is still importing while Ray starts
 MAX_ANSWER_BYTES = 1024
-LENGTH_BYTES = 4  # of the request's head
+LENGTH_BYTES = 4  # of the length at the request's head
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
-    """Have a fork made, or become the process."""
+    """Request a fork; without one, run the script in this process."""
     arguments = sys.argv[1:]
     target = arguments.pop(0) if arguments and arguments[0].endswith(".py") else None
     if (connection := _forked(target, arguments)) is None:
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
-    """Return the connection to the server once it has made the fork; None if it has not."""
+    """Return the connection to the server once it has forked; None if no fork was made."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(FORKED_WITHIN_S)
     try:
@@ -46,14 +47,14 @@ def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
         if (answer := connection.recv(MAX_ANSWER_BYTES)) == b"forked\n":
             return connection
         print("not forked:", answer.decode().strip(), file=sys.stderr)
-    except OSError as error:  # no server, or none any more
+    except OSError as error:  # the server has not started, or has ended
         print("not forked:", error, file=sys.stderr)
     connection.close()
     return None
 
 
 def request(target: str | None, arguments: list[str]) -> dict[str, object]:
-    """Return what a fork must have of this process, beside its standard streams."""
+    """Return a fork request: this process's environment, arguments, folder and signal state."""
     return {
         "target": target,
         "arguments": arguments,
@@ -72,17 +73,17 @@ def _send(connection: socket.socket, content: dict[str, object]) -> None:
 
 
 def _end_with_fork(connection: socket.socket) -> None:
-    """Become a shell, a hundredth of an interpreter's memory, that ends as the fork does."""
+    """Replace this process by a shell, a hundredth of its memory, that ends when the fork does."""
     connection.setblocking(True)
     os.dup2(connection.fileno(), 0)
     os.execv("/bin/sh", ["sh", "-c", "read status && exit $status; exit 1"])
 
 
 def run(target: str | None, arguments: list[str]) -> None:
-    """Run a script of Ray's as its own interpreter would."""
+    """Run one of Ray's scripts as an interpreter would."""
     if target is None:
         sys.argv = [WORKER_MODULE, *arguments]
-        sys.modules.pop(WORKER_MODULE, None)  # imported for what it imports
+        sys.modules.pop(WORKER_MODULE, None)  # it was imported for its imports
         runpy.run_module(WORKER_MODULE, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [target, *arguments]

@@ -1,4 +1,4 @@
-"""What a client asks the fork server for, and how a fork becomes it."""
+"""A request to the fork server, and how a fork becomes the requested process."""
 
 import json
 import os
@@ -15,19 +15,18 @@ NUM_STREAMS = 3
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A process that Ray started a client for."""
+    """A process that Ray wants started."""
 
-    target: str | None  # the script; None: a worker's
+    target: str | None  # the script; None for a worker
     arguments: list[str]
     environment: dict[str, str]
     folder: str
-    leads_group: bool  # of processes, as Ray's workers do: it ends what they leave behind
-    blocked: list[int]  # signals
-    ignored: list[int]  # of those that end a process: nohup ignores SIGHUP
+    leads_group: bool  # a process group, as Ray's workers do, so that Ray ends their children
+    blocked: list[int]  # blocked signals
+    ignored: list[int]  # ignored signals, among those that end a process: nohup ignores SIGHUP
     streams: list[int]  # file descriptors: standard input, output and error
 
     def close(self) -> None:
-        """Close the descriptors."""
         for stream in self.streams:
             os.close(stream)
 
@@ -36,7 +35,7 @@ def received(client: socket.socket) -> ForkRequest:
     """Receive a request.
 
     Raises:
-        OSError, ValueError, KeyError: it does not come whole in time, or is none.
+        OSError, ValueError, KeyError: the message is incomplete, late or malformed.
 
     """
     head, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, NUM_STREAMS)
@@ -63,7 +62,7 @@ def _exactly(client: socket.socket, length: int) -> bytes:
 
 
 def become(asked: ForkRequest) -> None:
-    """Run the script in this process, as an interpreter started for it would; may not return."""
+    """Run the script in this process, as a new interpreter would; may not return."""
     for number, stream in enumerate(asked.streams):
         os.dup2(stream, number)
     asked.close()

@@ -1,4 +1,4 @@
-"""Starts the fork server of a Ray of our own, and ends it."""
+"""Starts and ends the fork server of a local Ray."""
 
 import contextlib
 import socket
@@ -14,10 +14,11 @@ from app.launch.forks.client import SOCKET_VARIABLE
 CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
-ENDS_WITHIN_S = 10.0  # it gives its forks five
-# What the agents, the controller, the proxies and the replicas import: what is imported before the
-# fork they share. Never Ray: its library seeds its random numbers when it is loaded, and forks of
-# it would draw the same identities of tasks. One that is not installed (tqdm) is left out.
+ENDS_WITHIN_S = 10.0  # the server gives its forks 5 s
+# Modules that the agents, the controller, the proxies and the replicas import; their forks share
+# the memory of modules imported before. Ray must not be among them: its library seeds its random
+# numbers at import, so forks would draw equal task ids. Modules that are not installed (tqdm) are
+# skipped.
 MODULES = (
     "aiohttp.web",
     "fastapi",
@@ -49,24 +50,24 @@ MODULES = (
 
 @contextlib.contextmanager
 def fork_server(folder: Path) -> Iterator[Child]:
-    """Start one with the environment as it is now, which is that of Ray's processes from now on."""
+    """Start a fork server in the current environment, which Ray's processes get as well."""
     path = folder / "forks.sock"
     set_environment({SOCKET_VARIABLE: str(path)}, ours=(SOCKET_VARIABLE,))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        listener.listen(MAX_WAITING)  # whoever asks before it has imported everything waits
+        listener.listen(MAX_WAITING)  # clients wait until the server has imported everything
         number = listener.fileno()
         server = Child(
             "the fork server",
-            # -P: not from the working folder, where another program's "app" may be.
+            # With -P the working folder is not searched, where another program's "app" may be.
             [sys.executable, "-P", "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
             errors=subprocess.DEVNULL,
             descriptors=[number],
-            environment=whole_environment(),  # a library may have changed the C library's
+            environment=whole_environment(),  # libraries may change the C library's
             patience_s=ENDS_WITHIN_S,
-            has_session=False,  # it blocks Ctrl-C, and has forks to end in order
+            has_session=False,  # the child blocks Ctrl-C, and must end its forks in order
         )
     try:
         yield server
     finally:
-        server.end()  # in its time, whatever was raised
+        server.end()  # within its time limit, even after an error

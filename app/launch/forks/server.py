@@ -1,12 +1,12 @@
-"""The fork server: a process that imports what Ray's processes need, then forks for each of them.
+"""The fork server: imports the modules of Ray's processes, then forks for each of them.
 
 ``python -P -m app.launch.forks.server LISTENER MODULES``: the listener is a file descriptor, the
-modules are separated by commas. None of them is Ray's: when its library is loaded it seeds its
-random numbers and reads whose the process is.
+modules are separated by commas. None of them may be Ray's: at import its library seeds its random
+numbers and reads the process's identity.
 
-The server has one thread of Python and starts nothing, so a fork is as an interpreter that has just
-imported the modules. It ends when its standard input does; what it forked and is still there
-``FORKS_END_WITHIN_S`` later it kills: Ray has ended.
+The server has one Python thread and starts no other processes, so a fork equals an interpreter that
+has just imported the modules. It ends when its standard input is closed. Then Ray has ended, and
+forks that still run after ``FORKS_END_WITHIN_S`` are killed.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ import socket
 import sys
 import time
 
-from app.environment import whole_environment
+from app.environment import SET_LATE, whole_environment
 from app.launch.forks.request import ForkRequest, become, received
 
 FORKS_END_WITHIN_S = 5.0
 FORKED = b"forked\n"
-# Nothing that is imported here reads what begins with these.
+# No module imported here reads variables with these prefixes.
 OF_RAY = ("RAY_", "SPT_NOENV")
 
 
 class ForkServer:
-    """Answers one client after the other; in a fork, :meth:`serve` returns what it becomes."""
+    """Answers one client at a time; in a fork, :meth:`serve` returns the process to become."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._environment = whole_environment()
         self._listener = listener
-        self._agents: dict[int, socket.socket] = {}  # and who waits for their end
+        self._agents: dict[int, socket.socket] = {}  # by pid: the clients that wait for the end
         self._pids: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()
@@ -43,9 +43,9 @@ class ForkServer:
             end.setblocking(False)
 
     def serve(self) -> ForkRequest | None:
-        """Fork for whoever asks; return None once standard input has ended."""
+        """Fork for each client; return None once standard input has been closed."""
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # or it would wake nobody
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the signal wakes the loop
         for file in (self._listener, self._wakes, sys.stdin):
             self._selector.register(file, selectors.EVENT_READ)
         while True:
@@ -60,11 +60,11 @@ class ForkServer:
                 return asked
             for pid in [pid for pid, client in self._agents.items() if client in ready]:
                 self._forget(pid)
-                os.kill(pid, signal.SIGTERM)  # Ray has ended the client in its place
+                os.kill(pid, signal.SIGTERM)  # Ray has ended the client, which stands for this fork
 
     def _accept(self) -> ForkRequest | None:
         client, _ = self._listener.accept()
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the client does it itself
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the client then runs the script
             client.settimeout(FORKS_END_WITHIN_S)
             asked = received(client)
             if not (others := self._others(asked.environment)):
@@ -75,9 +75,9 @@ class ForkServer:
         return None
 
     def _others(self, environment: dict[str, str]) -> list[str]:
-        """Return the variables that what was imported may have read otherwise."""
+        """Return the variables that differ from those that the imported modules may have read."""
         everything = {*environment, *self._environment}
-        names = {name for name in everything if not name.startswith(OF_RAY)}
+        names = {name for name in everything - {*SET_LATE} if not name.startswith(OF_RAY)}
         return sorted(n for n in names if environment.get(n) != self._environment.get(n))
 
     def _fork(self, client: socket.socket, asked: ForkRequest) -> ForkRequest | None:
@@ -95,15 +95,15 @@ class ForkServer:
         return None
 
     def _leave(self, client: socket.socket) -> None:
-        """Close, in a fork, what is the server's."""
+        """Close the server's sockets and pipes, in a fork."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        for one in (self._listener, self._wakes, self._woken, client, *self._agents.values()):
-            one.close()
+        for opened in (self._listener, self._wakes, self._woken, client, *self._agents.values()):
+            opened.close()
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # there is none at all
+        with contextlib.suppress(ChildProcessError):  # there are no children
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
                 self._pids.discard(pid)
@@ -124,13 +124,13 @@ class ForkServer:
             self._reap()
             time.sleep(0.02)
         for pid in self._pids:
-            os.kill(pid, signal.SIGKILL)  # a child that nobody has waited for: the pid is its own
+            os.kill(pid, signal.SIGKILL)  # not waited for yet, so the pid is still the child's
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules, of those that are installed, for this process and what it will fork.
+    """Import the installed ones of these modules, for this process and its forks.
 
-    No more of them once standard input has ended: a command that is refused ends without them.
+    Stops early if standard input is closed, so that a command that fails at once need not wait.
     """
     for module in modules:
         if select.select([sys.stdin], [], [], 0)[0]:
@@ -138,12 +138,13 @@ def import_all(modules: list[str]) -> None:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to every page that is shared
+    gc.freeze()  # a garbage collection in a fork would write to every shared page
 
 
 def main(listener: socket.socket, modules: list[str]) -> ForkRequest | None:
-    """Import the modules, then answer those who connect."""
-    # A terminal's Ctrl-C, or systemd's SIGTERM, is for the command, which ends us after Ray.
+    """Import the modules, then answer clients."""
+    # Ctrl-C in a terminal and systemd's SIGTERM are for the command, which ends this process after
+    # Ray.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     server = ForkServer(listener)
     import_all(modules)

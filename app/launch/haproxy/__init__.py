@@ -1,1 +1,1 @@
-"""The HAProxy that Serve starts: what is changed in its configuration, and the command for it."""
+"""Serve's HAProxy: edits of its configuration, and the command that starts it."""

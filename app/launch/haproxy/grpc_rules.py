@@ -1,6 +1,6 @@
-"""The edits of what HAProxy does with gRPC calls: how one has to begin, what is refused at once.
+"""Edits of HAProxy's rules for gRPC calls: checks of their beginning, and refusals.
 
-A refusal has the form that gRPC calls trailers only: HTTP's status 200, and the call's in headers.
+A refusal is a trailers-only response: HTTP status 200, with the call's status in headers.
 """
 
 from app.launch.haproxy import edits
@@ -9,27 +9,26 @@ from app.launch.haproxy.edit import Edit, appended
 from app.launch.haproxy.refusals import TOLD, refusals, stick_table, under_way
 from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
 
-CALL_PATH = "/tandem.v1.Ensemble/Classify"  # tandem.proto's method
+CALL_PATH = "/tandem.v1.Ensemble/Classify"  # the method of tandem.proto
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"  # of the Open Inference Protocol
 IS_CALL = f"{{ path {CALL_PATH} {INFER_PATH} }}"
-# Every method of our services: the others' messages are short, and have to come too.
+# Every method of our services. Messages of the others are short, but must arrive too.
 IS_OURS = (
     "{ path_beg /tandem.v1.Ensemble/ /inference.GRPCInferenceService/ /grpc.health.v1.Health/ }"
 )
-# Methods that Serve adds, and that ask for no key: to every application, and for all together. It
-# answers Healthz here.
+# Methods that Serve adds to all applications, and that need no key. HAProxy answers Healthz here.
 IS_REFLECTION, IS_SERVES = "{ path_beg /grpc.reflection. }", "{ path_beg /ray.serve. }"
 IS_HEALTHZ = "{ path_end /Healthz }"
-# At a time, wherever they are: a connection may have 100 streams, and HAProxy keeps 16 KB of each
-# that waits for its first bytes.
+# The limit of calls under way in all places: a connection may have 100 streams, and HAProxy buffers
+# 16 KB for each that waits for its first bytes.
 MAX_CALLS = 4096
-MAX_OF_SERVES = 8  # each may send as much as a message may have
-# gRPC keeps the client's deadline to itself: Serve's contexts have no trace of it.
+MAX_OF_SERVES = 8  # each may be as large as a message may be
+# Serve's contexts do not show the deadline that a gRPC client sets.
 COPY_DEADLINE = (
     f"http-request set-header {DEADLINE_METADATA} %[req.hdr(grpc-timeout)] "
     "if { req.hdr(grpc-timeout) -m found }"
 )
-# How each call's message begins: whether it is compressed, and its length (app/grpc/request.py).
+# The first bytes of each message: the compression flag and the length (app/grpc/request.py).
 TELL_PREFIX = f"http-request set-header {PREFIX_METADATA} %[req.body,bytes(0,5),hex] if {IS_OURS}"
 RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 8, 4
 FRONTEND = "frontend grpc_frontend"
@@ -39,12 +38,12 @@ BIND = (
 
 
 def of_frontend() -> Edit:
-    """Return what is no application's: slow headers, and calls that Serve answers for all."""
+    """Return the edits for all applications: slow headers, and calls that Serve answers for all."""
     rules = [
         stick_table(),
         _late(),
         "http-after-response set-status 200 if { status 408 }",
-        # HAProxy gives an answer without a body no content type, and some clients ask for it.
+        # HAProxy sends no content type with an empty response, but some clients require one.
         "http-after-response set-header content-type application/grpc "
         "if { res.hdr(grpc-status) -m found }",
         *_few(4, f"{IS_SERVES} !{IS_HEALTHZ}", MAX_OF_SERVES),
@@ -53,15 +52,16 @@ def of_frontend() -> Edit:
 
 
 def of_calls(section: str, max_requests: int | None) -> list[Edit]:
-    """Return what HAProxy does with our application's calls; ``section`` is its backend.
+    """Return HAProxy's rules for our application's calls; ``section`` is its backend.
 
-    A client's deadline is copied to where the Gateway sees it. ``max_requests`` as over HTTP.
+    They copy a client's deadline to metadata that the Gateway can read. ``max_requests`` is the
+    limit of requests under way per Gateway, as over HTTP.
     """
     name = section.removeprefix("backend ")
     limits = [
         stick_table(),
         _late(),
-        # Serve sends request_id back, and grpcio answers INTERNAL if it cannot.
+        # Serve returns request_id as metadata; grpcio answers INTERNAL if it is not valid there.
         *edits.removals(("request_id",)),
         COPY_DEADLINE,
         *_few(2, IS_OURS, MAX_CALLS),
@@ -78,7 +78,10 @@ def of_calls(section: str, max_requests: int | None) -> list[Edit]:
 
 
 def _few(row: int, calls: str, num: int) -> list[str]:
-    """Return the rules that count ``calls`` under way in a row of the table, and refuse more."""
+    """Return rules that count ``calls`` under way, and refuse calls beyond ``num``.
+
+    ``row`` is the row of the table in which they are counted.
+    """
     full = _refusal("too many calls at a time; try again in 1 s")
     return [
         f"http-request track-sc0 int({row}) if {calls}",
@@ -87,9 +90,9 @@ def _few(row: int, calls: str, num: int) -> list[str]:
 
 
 def _refusal(message: str) -> str:
-    """Return the action that answers a call with RESOURCE_EXHAUSTED, and when to come back."""
-    told = _told(RESOURCE_EXHAUSTED, "overloaded", message)
-    return f"http-request return status 200 {told} hdr grpc-retry-pushback-ms 1000"
+    """Return an action that answers RESOURCE_EXHAUSTED and when to try again."""
+    headers = _told(RESOURCE_EXHAUSTED, "overloaded", message)
+    return f"http-request return status 200 {headers} hdr grpc-retry-pushback-ms 1000"
 
 
 def _late() -> str:

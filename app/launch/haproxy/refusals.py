@@ -1,26 +1,26 @@
-"""The rules by which HAProxy refuses what is too much, in the Gateway's place.
+"""Rules with which HAProxy refuses excess requests in the Gateway's place.
 
-A refusal costs the Gateway 0.8 ms and HAProxy a tenth: at ten times the load that a machine can
-carry that is the difference (tests/load/overload.py). How many requests may be under way, the
-Gateway says in its own refusals (:mod:`app.queueing.haproxy_headers`); HAProxy keeps to that for
-``VALID_MS``, and without it to the settings' limit.
+A refusal costs the Gateway 0.8 ms and HAProxy a tenth. This decides at ten times the load that a
+machine can carry (tests/load/overload.py). The Gateway's own refusals state its current limit of
+requests under way (:mod:`app.queueing.haproxy_headers`). HAProxy applies it for ``VALID_MS``, and
+otherwise the settings' limit.
 
-Requests under way are those to classify that HAProxy sent on and that have no answer yet, counted
-in a stick table. Whatever else it has is not among them: requests that it still waits for, that
-are none to classify, or that were answered and whose bodies still come.
+A stick table counts the requests to classify that HAProxy has sent on and that are unanswered. It
+does not count requests that are still arriving, requests of other routes, or answered requests
+whose bodies still arrive.
 
-Of what comes beyond, one request in ``ASK_EVERY_MS`` goes on to the Gateway, which knows more: it
-may give a slow upload's place away, and it says what the limit is now. How many were refused
-meanwhile goes with it, or with any other that goes on.
+One excess request in ``ASK_EVERY_MS`` goes on to the Gateway. The Gateway may give it the place of
+a slow upload, and its answer states the current limit. The number of requests refused meanwhile
+goes along with it, or with any other request that HAProxy sends on.
 """
 
 from app.launch.haproxy.answers import error_body, protocol_error_body
 from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER
 
-VALID_MS = 1000  # a limit that the Gateway said
+VALID_MS = 1000  # how long a limit stated by the Gateway holds
 ASK_EVERY_MS = 100
-# Of the process: what the Gateway said and when, when one beyond the limit went on, and how many
-# did not since a request went on.
+# Variables of the process: the Gateway's limit and its time, the time of the last excess request
+# that went on, and the number of refusals since a request went on.
 LIMIT, SAID_AT, ASKED_AT, NUM_REFUSED = (
     f"proc.tandem_{name}" for name in ("limit", "said_at", "asked_at", "refused")
 )
@@ -29,27 +29,27 @@ TOLD = (
     "%[var(txn.limit)] requests are under way for each Gateway, the limit at present; "
     "try again in 1 s"
 )
-# What the Gateway says is HAProxy's alone. It is heard over HTTP: over gRPC an error's metadata are
-# trailers, which HAProxy does not read; there the Gateway refuses what HAProxy does not.
+# The Gateway's limit is for HAProxy alone, and is removed. It is read over HTTP only: over gRPC an
+# error's metadata are trailers, which HAProxy does not read; there the Gateway refuses the rest.
 HEARD = [
     f"http-response set-var({LIMIT}) res.hdr({LIMIT_HEADER}),add(0) "
     f"if {{ res.hdr({LIMIT_HEADER}) -m found }}",
     f"http-response set-var({SAID_AT}) {NOW} if {{ res.hdr({LIMIT_HEADER}) -m found }}",
     f"http-response del-header {LIMIT_HEADER}",
 ]
-# The routes that classify; those of KServe's protocols have their own form of errors.
+# The routes that classify; those of KServe's protocols have their own error form.
 IS_CLASSIFY = "METH_POST { path_end /v1/classify /infer :predict }"
 IS_INFER = "{ path_end /infer :predict }"
-SENT_ON, ANSWERED = "int(0)", "int(1)"  # rows of a backend's table, of requests that are there
+SENT_ON, ANSWERED = "int(0)", "int(1)"  # rows of a backend's table
 
 
 def stick_table() -> str:
-    """Return the line of a table that counts what is tracked, a row for each kind."""
+    """Return the line of a stick table that counts tracked requests, a row for each kind."""
     return "stick-table type integer size 16 expire 1h store conn_cur"
 
 
 def under_way(backend: str, is_ours: str) -> list[str]:
-    """Return the rules that count a request, and that it was answered, until it is gone."""
+    """Return rules that count a request as sent on, and later as answered, until it ends."""
     counted = "{ var(txn.counted) -m bool }"
     return [
         f"http-request set-var(txn.counted) bool(true) if {is_ours}",
@@ -59,9 +59,9 @@ def under_way(backend: str, is_ours: str) -> list[str]:
 
 
 def http_refusals(backend: str, max_requests: int) -> list[str]:
-    """Return the rules by which HAProxy answers 429 where the Gateway would.
+    """Return rules with which HAProxy answers 429 where the Gateway would.
 
-    They stand before the body is waited for, which nobody will read.
+    They come before the wait for the body, which would not be read.
     """
     refusal = "http-request return status 429 content-type application/json hdr retry-after 1"
     of_protocol = f"{refusal} lf-string '{protocol_error_body(TOLD)}' if {IS_INFER}"
@@ -72,9 +72,15 @@ def http_refusals(backend: str, max_requests: int) -> list[str]:
 def refusals(
     backend: str, max_requests: int, is_ours: str, answer: str, first_answer: str = ""
 ) -> list[str]:
-    """Return the rules for requests that are ``is_ours``; ``answer`` refuses one.
+    """Return the rules that refuse excess requests among those that match ``is_ours``.
 
-    ``first_answer``, which has a condition of its own, goes before it.
+    Args:
+        backend: the section whose table counts them.
+        max_requests: the settings' limit per Gateway.
+        is_ours: an HAProxy condition.
+        answer: the action that refuses a request.
+        first_answer: an action with its own condition that comes before ``answer``.
+
     """
     ours = f"if {is_ours}"
     num = f"{SENT_ON},table_conn_cur({backend}),sub(txn.answered)"
@@ -90,7 +96,7 @@ def refusals(
         "http-request set-var(txn.refused) bool(true) "
         f"{ours} {is_full} {_within(ASKED_AT, ASK_EVERY_MS)}",
         f"http-request set-var({NUM_REFUSED}) var({NUM_REFUSED},0),add(1) {ours} {is_refused}",
-        # Serve's proxy reads a line for each request: its share of a refusal's cost was a third.
+        # Serve's proxy reads a log line per request, which was a third of a refusal's cost.
         f"http-request set-log-level silent {ours} {is_refused}",
         *([f"{first_answer} {is_refused}"] if first_answer else []),
         f"{answer} {ours} {is_refused}",
@@ -101,5 +107,5 @@ def refusals(
 
 
 def _within(since: str, ms: int) -> str:
-    """Return the condition that so little time has passed, and that the clock was not set back."""
+    """Return a condition: at most ``ms`` have passed since, and the clock was not set back."""
     return f"{{ {NOW},sub({since}) 0:{ms - 1} }}"

@@ -1,4 +1,4 @@
-"""Gives HAProxy a renewed certificate over its admin socket; no connection ends for it."""
+"""Loads a renewed certificate into HAProxy over its admin socket, without ending connections."""
 
 import contextlib
 import socket
@@ -11,13 +11,14 @@ from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
 
 RENEWAL_EVERY_S = 5.0
 ANSWERS_WITHIN_S = 5.0
-ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # of Serve's HAProxy: per node, or of the only one
+ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one, or one per node
 
 
 class CertificateRenewal:
-    """Watches the files of ``http``'s certificate and key; ``folder`` is the run's.
+    """Watches the certificate and key of ``http``; ``folder`` is the run's.
 
-    The old pair holds while the new one cannot be used: between two writes it does not fit.
+    HAProxy keeps the old pair as long as the new one is not valid: between the writes of the two
+    files certificate and key do not match.
     """
 
     def __init__(self, http: HttpOptions, folder: Path, warn: Callable[[str], None]) -> None:
@@ -27,14 +28,14 @@ class CertificateRenewal:
         self._stamps = [file_stamp(path) for path in self._files]
 
     def look(self) -> bool:
-        """Hand over what is new, if anything is; return whether HAProxy took it."""
+        """Load the certificate if it has changed; return whether HAProxy accepted it."""
         stamps = [file_stamp(path) for path in self._files]
         if stamps == self._stamps:
             return False
         self._stamps = stamps
         try:
             tls = tls_of(self._http)
-            assert tls is not None  # the options are those of the start
+            assert tls is not None  # the options do not change after the start
             self._hand_over(tls)
         except (ConfigError, OSError) as error:
             self._warn(

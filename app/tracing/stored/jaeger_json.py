@@ -1,4 +1,4 @@
-"""Renders a trace as the JSON that Jaeger's page opens ("JSON File") and its API returns."""
+"""Renders a trace as JSON for Jaeger's page ("JSON File"), as Jaeger's API returns it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ KINDS = {bool: "bool", int: "int64", float: "float64"}
 
 
 def as_jaeger(trace: Trace) -> dict[str, Any]:
-    """Return the request's trace and, each a trace of its own, the batches that it was in."""
+    """Return the request's trace, and the trace of each batch that its images were in."""
     return {"data": [_trace(trace.spans), *(_trace([batch]) for batch in trace.batches)]}
 
 

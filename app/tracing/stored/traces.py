@@ -1,4 +1,4 @@
-"""Finds the traces of requests among the spans kept on this machine."""
+"""Finds traces of requests among the spans stored on this machine."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -8,40 +8,38 @@ from typing import Any
 from app.errors import ConfigError
 from app.tracing.local_spans import read_spans
 
-StoredSpan = dict[str, Any]  # as app.tracing.local_spans.line_of writes it
+StoredSpan = dict[str, Any]  # in the form of app.tracing.local_spans.line_of
 
 
 @dataclass
 class Trace:
-    """One request: its spans, and the batches that its images were in."""
+    """The spans of a request, and the batches that its images were in."""
 
     root: StoredSpan
-    spans: list[StoredSpan]  # by their start, the root included
+    spans: list[StoredSpan]  # by their start, with the root
     batches: list[StoredSpan] = field(default_factory=list)
 
     @property
     def request_id(self) -> str:
-        """The X-Request-ID."""
         return str(self.root["attributes"].get("request_id", ""))
 
     @property
     def status(self) -> int | str | None:
-        """How it was answered: HTTP's number or gRPC's name; None if it was not."""
+        """The HTTP status or gRPC status name of its answer; None without an answer."""
         facts = self.root["attributes"]
-        found: int | str | None = facts.get("http.response.status_code")
-        return found or facts.get("rpc.response.status_code")
+        code: int | str | None = facts.get("http.response.status_code")
+        return code or facts.get("rpc.response.status_code")
 
     @property
     def duration_ms(self) -> float:
-        """From the request's arrival to its answer."""
         return float(self.root["end_ns"] - self.root["start_ns"]) / 1e6
 
 
 def find_trace(folder: Path, identity: str) -> Trace:
-    """Return the trace of a request, by its X-Request-ID or its trace id.
+    """Return the trace of a request by its X-Request-ID or its trace id.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no stored trace has this id.
 
     """
     for trace in _traces(folder):
@@ -49,7 +47,7 @@ def find_trace(folder: Path, identity: str) -> Trace:
             return trace
     raise ConfigError(
         f"no trace of request {identity!r} in {folder}: it was not sampled, is too old, or was "
-        "kept on another machine; tandem trace lists what is there"
+        "kept on another machine; tandem trace lists the traces that are kept"
     )
 
 
@@ -74,18 +72,18 @@ def _traces(folder: Path) -> list[Trace]:
         links = {
             (link["trace_id"], link["span_id"]): None for span in spans for link in span["links"]
         }
-        found = [batches[link] for link in links if link in batches]
-        traces.append(Trace(root, spans, found))
+        linked = [batches[link] for link in links if link in batches]
+        traces.append(Trace(root, spans, linked))
     return traces
 
 
 def _by_start(span: StoredSpan) -> tuple[int, int]:
-    """Order by start; the images of a request, which begin within microseconds, by their place."""
+    """Sort by start; a request's images, which start within microseconds, by index."""
     return span["start_ns"] // 100_000, span["attributes"].get("tandem.image", 0)
 
 
 def _root_of(spans: list[StoredSpan]) -> StoredSpan | None:
-    """Return the request's own span; a client's span above it may be kept elsewhere."""
+    """Return the request's own span; its parent may be a client's span in another place."""
     own = {span["span_id"] for span in spans}
     roots = [s for s in spans if s["parent_id"] not in own and "request_id" in s["attributes"]]
     return roots[0] if roots else None

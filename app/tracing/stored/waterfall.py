@@ -76,7 +76,7 @@ def _in_order(spans: list[StoredSpan]) -> list[tuple[int, StoredSpan]]:
 
 
 def _bar(start: float, length: float, width: int) -> str:
-    """Return a bar from ``start``, of ``length``, as shares of the width; never quite invisible."""
+    """Return a bar from ``start`` of ``length``, in shares of the width; at least an eighth."""
     begin = min(int(start * width), width - 1)
     eighths = max(1, min(round(length * width * 8), (width - begin) * 8))
     full, rest = divmod(eighths, 8)
@@ -84,7 +84,7 @@ def _bar(start: float, length: float, width: int) -> str:
 
 
 def _ruler(width: int, total_ms: float) -> str:
-    """Return the axis: 0 at the left, half if there is room, and the whole at the right."""
+    """Return the axis: 0 at the left, the middle if there is room, the total at the right."""
     middle, end = f"{total_ms / 2:.1f}", f"{total_ms:.1f} ms"
     line = "0".ljust(width // 2) + middle
     if len(line) + 2 + len(end) > width:

@@ -1,1 +1,1 @@
-"""Evaluates multi-label sets: scores of each class by itself, against sets of labels."""
+"""Evaluates multi-label sets: independent scores of classes, against sets of labels."""

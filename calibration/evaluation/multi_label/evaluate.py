@@ -1,7 +1,7 @@
 """Evaluates a multi-label set: each member and the ensemble, float and INT8.
 
-Scores are kept until the end, 4 bytes an image, class and network: average precision is of their
-order over all images.
+Scores are kept until the end, 4 bytes per image, class and network, since average precision needs
+their order over all images.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ Track = Callable[[Batches, int], Batches]
 
 @dataclass
 class MultiLabelEvaluation:
-    """What was measured; by precision, then by member name or ``ensemble``."""
+    """The measurements, by precision, then by member name or ``ensemble``."""
 
     dataset: LabelSets
     images_sha256: str
@@ -36,27 +36,27 @@ class MultiLabelEvaluation:
     int8_kernels: str
     cpu_ms_per_image: dict[str, dict[Precision, float]]
     num_images: int = 0
-    num_labels: int = 0  # of all images together
+    num_labels: int = 0  # over all images
     num_exact: dict[Precision, dict[str, int]] = field(default_factory=dict)  # all labels right
     figures: dict[Precision, dict[str, Resampled]] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
 
     @property
     def dataset_name(self) -> str:
-        """What the images are called."""
+        """The name of the dataset."""
         return self.dataset.name
 
     @property
     def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
-        """Return the figures that are kept."""
+        """Return the figures for the record."""
         return {
-            precision: {name: found.score for name, found in by_name.items()}
+            precision: {name: resampled.score for name, resampled in by_name.items()}
             for precision, by_name in self.figures.items()
         }
 
     @property
     def lost(self) -> dict[str, Drop | MultiLabelDrop]:
-        """Return what INT8 lost; empty unless float and INT8 were both measured."""
+        """Return the losses of INT8; empty unless float and INT8 were both measured."""
         before, after = self.figures.get("FP16", {}), self.figures.get("INT8", {})
         return {name: drop_of(before[name], after[name]) for name in sorted(before.keys() & after)}
 
@@ -69,9 +69,9 @@ def evaluate_label_sets(
     track: Track = lambda batches, _: batches,
     observe: Callable[[Batch], None] | None = None,
 ) -> MultiLabelEvaluation:
-    """Run every image through every network; unreadable images are listed, not fatal.
+    """Run every image through every network; unreadable images are listed, without an error.
 
-    ``observe`` is called with each batch in the thread that ran it.
+    ``observe`` is called with each batch, in the thread that ran it.
 
     Raises:
         ModelSetError: an image was used for calibration, or none with a label can be read.
@@ -115,7 +115,7 @@ def _measure(
     rows: dict[Precision, dict[str, list[Probabilities]]],
     truth: Labels,
 ) -> None:
-    """Put the figures of all rows into the result."""
+    """Add the figures of all rows to the result."""
     result.num_images, result.num_labels = len(truth), int(truth.sum())
     if not result.num_labels:
         why = f": {result.unreadable[0]}" if result.unreadable else ""
@@ -123,7 +123,7 @@ def _measure(
     for precision, by_name in rows.items():
         for name, parts in by_name.items():
             scores = np.concatenate(parts)  # (N, C)
-            found = measured(scores, truth, result.threshold)
-            result.figures.setdefault(precision, {})[name] = found
+            resampled = measured(scores, truth, result.threshold)
+            result.figures.setdefault(precision, {})[name] = resampled
             is_exact = (above(scores, result.threshold) == truth).all(axis=1)
             result.num_exact.setdefault(precision, {})[name] = int(is_exact.sum())

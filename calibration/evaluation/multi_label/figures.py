@@ -1,9 +1,9 @@
 """Figures of scores against sets of labels: mean average precision, micro and macro F1.
 
-Average precision of a class is the mean of the precision at each of its images, the images in the
-order of the class's score (ties count as one step); mAP is its mean over the classes that have an
-image. Micro F1 counts all labels of all images together, macro F1 is the mean over those classes.
-Intervals are the estimate and 1.96 standard errors, of 200 resamples of the images (bootstrap;
+Average precision of a class is the mean of the precision at each of its images, with images sorted
+by the class's score (ties are a single step). mAP is its mean over the classes that have an image.
+Micro F1 counts all labels of all images together; macro F1 is the mean over those classes.
+Intervals are the estimate and 1.96 standard errors, from 200 resamples of the images (bootstrap;
 Efron and Tibshirani 1993: 50 to 200 are enough for a standard error).
 """
 
@@ -27,16 +27,16 @@ MAX_CELLS = 2_000_000  # of an array at a time
 
 @dataclass(frozen=True)
 class Resampled:
-    """The figures of one classifier, and of it on resampled images."""
+    """A classifier's figures on the images, and on resampled images."""
 
-    found: Values  # (1, 3)
+    values: Values  # (1, 3)
     resamples: Values  # (NUM_RESAMPLES, 3)
 
     @property
     def score(self) -> MultiLabelScore:
-        """Return the figures that are kept, each with its 95 % interval."""
+        """Return the figures for the record, each with its 95 % interval."""
         errors = _standard_errors(self.resamples)
-        (mean, micro, macro), (of_mean, of_micro, of_macro) = self.found[0], errors
+        (mean, micro, macro), (of_mean, of_micro, of_macro) = self.values[0], errors
         return MultiLabelScore(
             mean_average_precision=round(float(mean), 4),
             mean_average_precision_interval=_interval(mean, of_mean, 0.0),
@@ -55,13 +55,13 @@ def measured(scores: Probabilities, truth: Labels, threshold: float) -> Resample
     num_images = len(scores)
     ones = np.ones((1, num_images), np.float32)
     parts = [_figures(scores, truth, threshold, counts) for counts in _resamples(num_images)]
-    found = _figures(scores, truth, threshold, ones)
-    return Resampled(found, np.concatenate(parts))
+    figures = _figures(scores, truth, threshold, ones)
+    return Resampled(figures, np.concatenate(parts))
 
 
 def drop_of(before: Resampled, after: Resampled) -> MultiLabelDrop:
-    """Return what ``after`` lost, on the same images."""
-    lost = (before.found - after.found)[0]
+    """Return the loss of ``after`` against ``before``, on the same images."""
+    lost = (before.values - after.values)[0]
     errors = _standard_errors(before.resamples - after.resamples)
     return MultiLabelDrop(
         mean_average_precision=round(float(lost[0]), 4),
@@ -72,7 +72,7 @@ def drop_of(before: Resampled, after: Resampled) -> MultiLabelDrop:
 
 
 def _resamples(num_images: int) -> Iterator[Counts]:
-    """Yield the counts of all resamples, some at a time."""
+    """Yield the counts of all resamples, a block at a time."""
     rng, step = np.random.RandomState(SEED), max(1, MAX_CELLS // num_images)
     for start in range(0, NUM_RESAMPLES, step):
         number = min(step, NUM_RESAMPLES - start)
@@ -82,11 +82,11 @@ def _resamples(num_images: int) -> Iterator[Counts]:
 
 
 def _figures(scores: Probabilities, truth: Labels, threshold: float, counts: Counts) -> Values:
-    """Return mAP, micro and macro F1 of each resample: (R, 3); NaN where none has a label."""
+    """Return mAP, micro and macro F1 of each resample: (R, 3); NaN if no image has a label."""
     answered = above(scores, threshold)
     right = counts @ (answered & truth).astype(np.float32)  # (R, C)
     wrong = counts @ (answered != truth).astype(np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):  # of classes that a resample lacks
+    with np.errstate(invalid="ignore", divide="ignore"):  # classes without an image
         precisions = [
             average_precision(scores[:, c], truth[:, c], counts) for c in range(scores.shape[1])
         ]
@@ -96,33 +96,33 @@ def _figures(scores: Probabilities, truth: Labels, threshold: float, counts: Cou
 
 
 def average_precision(scores: Probabilities, truth: Labels, counts: Counts) -> Values:
-    """Return the average precision of one class, (N,) scores and labels, in each resample (R,)."""
+    """Return a class's average precision in each resample: (N,) scores and labels to (R,)."""
     order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of equal scores
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # ends of ties
     sorted_counts = counts[:, order]
     passed = sorted_counts.cumsum(axis=1, dtype=np.float64)[:, ends]  # (R, steps)
     right = (sorted_counts * truth[order]).cumsum(axis=1, dtype=np.float64)[:, ends]
     more = np.diff(right, axis=1, prepend=0.0)
     precision = np.divide(right, passed, out=np.zeros_like(right), where=passed > 0)
-    found: Values = (more * precision).sum(axis=1) / right[:, -1]
-    return found
+    precisions: Values = (more * precision).sum(axis=1) / right[:, -1]
+    return precisions
 
 
 def _f1(right: npt.NDArray[np.float32], wrong: npt.NDArray[np.float32]) -> Values:
-    found: Values = 2 * right.astype(np.float64) / (2 * right + wrong)
-    return found
+    f1: Values = 2 * right.astype(np.float64) / (2 * right + wrong)
+    return f1
 
 
 def _mean(of_classes: Values) -> Values:
-    """Return the mean over the classes that have an image, of (R, C): (R,)."""
+    """Return the mean of (R, C) over the classes that have an image: (R,)."""
     is_there = ~np.isnan(of_classes)
-    found: Values = np.where(is_there, of_classes, 0).sum(axis=1) / is_there.sum(axis=1)
-    return found
+    mean: Values = np.where(is_there, of_classes, 0).sum(axis=1) / is_there.sum(axis=1)
+    return mean
 
 
 def _standard_errors(resamples: Values) -> Values:
-    found: Values = np.nanstd(resamples, axis=0, ddof=1)
-    return found
+    errors: Values = np.nanstd(resamples, axis=0, ddof=1)
+    return errors
 
 
 def _interval(value: float, error: float, least: float) -> tuple[float, float]:

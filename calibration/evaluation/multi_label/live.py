@@ -1,4 +1,4 @@
-"""Compares a running service's lists of labels with those of the same networks in this process."""
+"""Compares a running service's lists of labels with those of the same networks here."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from models.model_set import ModelSet
 
 
 class MultiLabelLiveService(LiveService):
-    """A running Tandem with a multi-label set.
+    """A running service with a multi-label set.
 
-    Of its result ``num_right`` counts images with all labels right, and no other.
+    In its result ``num_right`` counts images with exactly the right labels.
     """
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         super().__init__(url, model_set, key_file)
-        self._top_k = model_set.manifest.num_classes  # every label that is listed
+        self._top_k = model_set.manifest.num_classes  # so that every label is listed
         threshold = model_set.manifest.threshold
         assert threshold is not None  # the set is multi-label
         self._threshold = threshold
@@ -32,15 +32,15 @@ class MultiLabelLiveService(LiveService):
     def check_served(self, answer: dict[str, Any], model_set: ModelSet) -> None:
         """Raise unless the service lists labels from the set's threshold on."""
         super().check_served(answer, model_set)
-        found, here = answer.get("threshold"), model_set.manifest.threshold
-        if found != here:
+        there, here = answer.get("threshold"), model_set.manifest.threshold
+        if there != here:
             raise ModelSetError(
-                f"{self.result.url} serves {model_set.name} with a threshold of {found}, here it "
+                f"{self.result.url} serves {model_set.name} with a threshold of {there}, here it "
                 f"is {here}: serve this set, or evaluate that one"
             )
 
     def observe_answers(self, batch: AnsweredBatch[MultiLabelledImage]) -> None:
-        """Send the batch's files and compare the answers with the networks' in this process."""
+        """Send the batch's files and compare the service's answers with the networks'."""
         bodies = self.ask_all(batch.data)
         refused = self.are_refused([image for image, _ in batch.unreadable])
         with self._lock:
@@ -52,14 +52,14 @@ class MultiLabelLiveService(LiveService):
                     self.result.differences.append(f"{image.path}: unreadable here, not there")
 
     def checked(self, answer: httpx.Response) -> dict[str, Any]:
-        """Return a body that has what is compared; anything else is a problem of the service."""
+        """Return an answer's fields for the comparison; raise if the answer has another form."""
         try:
             body = answer.json()
             lists = [body["predictions"], *(m["predictions"] for m in body["members"].values())]
             if all(
-                isinstance(one["index"], int) and float(one["probability"]) >= 0
+                isinstance(prediction["index"], int) and float(prediction["probability"]) >= 0
                 for predictions in lists
-                for one in predictions
+                for prediction in predictions
             ):
                 return dict(body)
         except (KeyError, TypeError, AttributeError, ValueError):
@@ -78,10 +78,12 @@ class MultiLabelLiveService(LiveService):
         live[ENSEMBLE] = body["predictions"]
         problems = []
         for name, row in rows.items():
-            if name not in live:  # the service's answer_policy did without it
+            if name not in live:  # left out by the service's answer_policy
                 problems.append(f"{name} did not answer")
                 continue
-            listed = {one["index"]: float(one["probability"]) for one in live[name]}
+            listed = {
+                prediction["index"]: float(prediction["probability"]) for prediction in live[name]
+            }
             is_right = listed.keys() == set(image.classes)
             result.num_right[name] = result.num_right.get(name, 0) + is_right
             if problem := self._other(listed, row):

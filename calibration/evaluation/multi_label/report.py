@@ -30,7 +30,7 @@ def as_json(
     measured: MultiLabelEvaluation,
     live: LiveResult | None,
 ) -> dict[str, Any]:
-    """Return all there is to know, for a script; the same figures as the tables."""
+    """Return the evaluation for JSON, with the same figures as the tables."""
     content: dict[str, Any] = {"set": manifest.name, "task": manifest.task}
     content |= {"threshold": manifest.threshold, "max_drop": manifest.max_drop}
     content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
@@ -73,8 +73,8 @@ def show(
 
 
 def _scores(record: AccuracyRecord, measured: MultiLabelEvaluation) -> Table:
-    told = f"{record.dataset}, {record.num_images} images, {measured.num_labels} labels"
-    table = Table(title=escape(told))
+    title = f"{record.dataset}, {record.num_images} images, {measured.num_labels} labels"
+    table = Table(title=escape(title))
     table.add_column("network", overflow="fold")
     for column in ("as", "mAP", "95 %", "micro\nF1", "95 %", "macro\nF1", "exact", "MB", "CPU\nms"):
         table.add_column(column, no_wrap=True)

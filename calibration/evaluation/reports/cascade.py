@@ -16,7 +16,7 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.statistics import Paired
 from models.record import Precision
 
-WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1: shown in the terminal
+WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1, shown in the terminal
 BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
 NOTE = (
     "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
@@ -25,7 +25,7 @@ NOTE = (
 
 
 def cascade_json(measured: Evaluation) -> dict[str, Any]:
-    """Return every point of every precision, and what is suggested."""
+    """Return every point of every precision, and the suggested threshold."""
     return {
         precision: {
             "first": tally.first,
@@ -59,7 +59,7 @@ def _point_json(point: CascadePoint) -> dict[str, Any]:
 
 
 def setting_line(tally: CascadeTally, points: list[CascadePoint]) -> str:
-    """Return the line for serve_config.yaml: the cheapest within half a point."""
+    """Return the line for serve_config.yaml: the cheapest within half a point of top-1."""
     full, best = points[0], cheapest_within(points, SUGGESTED_WITHIN)
     if not best.share_skipped:
         allowed = f"{SUGGESTED_WITHIN * 100:g} points of the ensemble"
@@ -73,7 +73,7 @@ def setting_line(tally: CascadeTally, points: list[CascadePoint]) -> str:
 
 
 def better_first(measured: Evaluation, precision: Precision) -> list[str]:
-    """Return the other members that alone are better than the first, and cost no more."""
+    """Return the members that alone are better than the first one and cost no more."""
     tally, of = measured.cascades[precision], measured.tallies[precision]
     cpu_ms = {name: by.get(precision, 0.0) for name, by in measured.cpu_ms_per_image.items()}
     return [
@@ -84,7 +84,7 @@ def better_first(measured: Evaluation, precision: Precision) -> list[str]:
 
 
 def show_cascade(console: Console, measured: Evaluation) -> None:
-    """Print a few points of the precision that is served, and the line that sets the best."""
+    """Print a few points of the served precision, and the setting for the suggested one."""
     if not measured.cascades:
         return
     precision: Precision = "INT8" if "INT8" in measured.cascades else "FP16"
@@ -97,13 +97,13 @@ def show_cascade(console: Console, measured: Evaluation) -> None:
         table.add_column(column, no_wrap=True)
     for what, point in _chosen(points).items():
         table.add_row(what, *_cells(point))
-    for name in tally.others:  # who is good and cheap alone needs no cascade
+    for name in tally.others:  # a member that is good and cheap alone needs no cascade
         lost = measured.over_members[precision][name]
         cpu_ms = measured.cpu_ms_per_image[name][precision]
         top1 = measured.tallies[precision][name].top1
         table.add_row(f"{name} alone", f"{top1:.4f}", _lost(lost), "", f"{cpu_ms:.1f}")
     console.print(table)
-    if measured.subsets is None:  # else these say what to serve
+    if measured.subsets is None:  # otherwise these suggest what to serve
         console.print("for args in serve_config.yaml (off unless it is there):")
         console.print(f"  {setting_line(tally, points)}", markup=False)
     console.print(f"  {NOTE}", style="yellow", markup=False)

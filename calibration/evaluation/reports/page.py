@@ -1,4 +1,4 @@
-"""Renders an evaluation as one HTML page that loads nothing from elsewhere."""
+"""Renders an evaluation as an HTML page that loads nothing from elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ TEMPLATE = "report.html.j2"
 def write_page(
     path: Path, model_set: ModelSet, content: dict[str, Any], measured: Evaluation
 ) -> None:
-    """Write the page in one step; ``content`` is what ``--json`` writes."""
+    """Write the page in one step; ``content`` is the content of ``--json``."""
     precision: Precision = "INT8" if "INT8" in measured.tallies else "FP16"
     tallies = measured.tallies[precision]
     lead = tallies.get(ENSEMBLE) or next(iter(tallies.values()))
@@ -46,12 +46,12 @@ def write_page(
         subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, "utf-8", "replace")  # a file's name need not be UTF-8
+    partial.write_text(text, "utf-8", "replace")  # file names need not be UTF-8
     partial.replace(path)
 
 
 def _cascade(measured: Evaluation, precision: Precision) -> str:
-    """Draw the cascade's curve, each member alone beside it; nothing where there is none."""
+    """Plot the cascade's curve and each member alone; "" without a cascade."""
     if precision not in measured.cascades:
         return ""
     points = points_of(measured, precision)

@@ -14,22 +14,22 @@ from calibration.evaluation.tally import Tally
 from calibration.statistics import NUM_BINS
 
 MAX_CLASSES = 20  # the worst of more classes are shown
-COLORS = {"ensemble": "#1b6f5f"}  # members take the others in turn
+COLORS = {"ensemble": "#1b6f5f"}  # members get the other colours in turn
 MEMBER_COLORS = ("#c8703a", "#4a6fa5", "#8a5a9e", "#9a8a2b")
-STYLE: dict[Any, Any] = {  # matplotlib types its keys one by one
+STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a label may have dollars in it
-    "svg.hashsalt": "tandem",  # the same figures give the same file
+    "text.parse_math": False,  # labels may contain dollar signs
+    "svg.hashsalt": "tandem",  # equal figures give equal files
 }
 
 
 def svg_of(figure: Figure) -> str:
     """Return the figure as inline SVG."""
     text = io.StringIO()
-    with warnings.catch_warnings():  # the reader's browser draws the letters, with its own fonts
+    with warnings.catch_warnings():  # of glyphs that the browser draws
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
@@ -73,7 +73,7 @@ def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
 
 
 def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
-    """Draw what the images of the worst classes were taken for."""
+    """Plot the answers to images of the worst classes."""
     shown = worst_classes(tally)
     part = tally.confusion[np.ix_(shown, shown)].astype(float)
     totals = tally.confusion[shown].sum(axis=1, keepdims=True)
@@ -97,21 +97,21 @@ def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
 
 
 def reliability(tallies: dict[str, Tally]) -> str:
-    """Draw accuracy against confidence: on the diagonal, a probability means what it says."""
+    """Plot accuracy against confidence; calibrated probabilities are on the diagonal."""
     names = list(tallies)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.5, 5.5))
         upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
         upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
         for name in names:
-            found, color = tallies[name].reliability, color_of(name, names)
-            there = found.counts > 0
-            x = found.confidence[there] / found.counts[there]
+            bins, color = tallies[name].reliability, color_of(name, names)
+            there = bins.counts > 0
+            x = bins.confidence[there] / bins.counts[there]
             upper.plot(
-                x, found.right[there] / found.counts[there], marker="o", color=color, label=name
+                x, bins.right[there] / bins.counts[there], marker="o", color=color, label=name
             )
             centers = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-            lower.plot(centers, found.counts, color=color, drawstyle="steps-mid")
+            lower.plot(centers, bins.counts, color=color, drawstyle="steps-mid")
         upper.set_ylim(0, 1)
         upper.set_ylabel("accuracy")
         upper.legend(frameon=False)
@@ -124,7 +124,7 @@ def reliability(tallies: dict[str, Tally]) -> str:
 def cascade(
     points: list[CascadePoint], suggested: CascadePoint, alone: dict[str, tuple[float, float]]
 ) -> str:
-    """Draw top-1 against CPU time by threshold; ``alone`` has both of each member by itself."""
+    """Plot top-1 against CPU time by threshold; ``alone`` has both for each member by itself."""
     names = [*alone, "ensemble"]
     x, y = [p.cpu_ms_per_image for p in points], [p.top1 for p in points]
     low, high = (list(bounds) for bounds in zip(*(p.top1_interval for p in points), strict=True))

@@ -1,4 +1,4 @@
-"""Plots ensembles: top-1 against CPU time, their memory as the marks' size, and the front."""
+"""Plots ensembles: top-1 against CPU time, memory as the marks' size, and the Pareto front."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,18 +17,18 @@ from calibration.evaluation.subsets.scores import (
 from models.errors import ModelSetError
 
 SUFFIXES = (".svg", ".png")
-OF_METHOD = {  # its colour and mark
+OF_METHOD = {  # colour and mark
     "average": (COLORS["ensemble"], "o"),
     "logistic": (MEMBER_COLORS[2], "v"),
 }
 OF_CASCADE = MEMBER_COLORS[3]
-LARGEST_MARK = 140.0  # points squared, of the most memory
+LARGEST_MARK = 140.0  # points squared, for the most memory
 SMALLEST_MARK = 18.0
-MAX_NAMED = 8  # of the front: more would cover each other
+MAX_NAMED = 8  # of the front, since more names would overlap
 
 
 def check_plot(path: Path) -> None:
-    """Raise :class:`ModelSetError` if a plot cannot be written there."""
+    """Raise :class:`ModelSetError` if the plot cannot be written to ``path``."""
     if path.suffix.lower() not in SUFFIXES:
         raise ModelSetError(f"--plot {path}: give a name that ends in .svg or .png")
 
@@ -52,9 +52,10 @@ def subsets_svg(result: SubsetsResult) -> str:
 
 
 def drawn(result: SubsetsResult) -> Figure:
-    """Draw every ensemble with its 95 % interval, the cascade's curve and the Pareto front.
+    """Plot every ensemble with its 95 % interval, the cascade's curve and the Pareto front.
 
-    The line is the front of top-1 against CPU time; who is on it for its memory is named only.
+    The line is the front of top-1 against CPU time. Ensembles on the front only for their memory
+    are named, but not on the line.
     """
     scores = result.all
     front, best = pareto_front(scores), cheapest_as_good(scores)
@@ -90,7 +91,7 @@ def _marks(
     if not scores:
         return
     x, y = [s.cpu_ms for s in scores], [s.top1 for s in scores]
-    below = [max(0.0, s.top1 - s.top1_interval[0]) for s in scores]  # rounding may put it below
+    below = [max(0.0, s.top1 - s.top1_interval[0]) for s in scores]  # rounding may make it negative
     above = [max(0.0, s.top1_interval[1] - s.top1) for s in scores]
     axes.errorbar(x, y, (below, above), fmt="none", ecolor=color, alpha=0.25, linewidth=0.8)
     sizes = [max(SMALLEST_MARK, LARGEST_MARK * s.memory_mb / most_mb) for s in scores]
@@ -120,7 +121,7 @@ def _front_line(axes: Any, front: Sequence[SubsetScore]) -> None:
 
 
 def _named(front: Sequence[SubsetScore], best: SubsetScore) -> list[SubsetScore]:
-    """Return what is named in the plot: ensembles of the front, evenly, and the suggested one."""
+    """Return the ensembles to name in the plot: some of the front, evenly, and the suggested."""
     plain = [score for score in front if score.margin is None and score is not best]
     step = max(1, -(-len(plain) // MAX_NAMED))
     return [*plain[::step], best]

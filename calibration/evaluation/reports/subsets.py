@@ -16,8 +16,8 @@ from calibration.evaluation.subsets.scores import (
 )
 
 GEOMETRIC_MEAN = "configs.functions.geometric_mean:geometric_mean"
-MAX_ROWS = 24  # of the table; JSON has all
-LEAST_WEIGHT = 1e-4  # one that is less has no say, and its member need not be served
+MAX_ROWS = 24  # of the table; JSON has all rows
+LEAST_WEIGHT = 1e-4  # a member with less weight has no effect and need not be served
 NOTE = (
     "judged on images that no weight was fitted to, but the front and the choice are of these same "
     "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; "
@@ -26,7 +26,7 @@ NOTE = (
 
 
 def subsets_json(result: SubsetsResult) -> dict[str, Any]:
-    """Return every ensemble, which are on the front, and what is suggested."""
+    """Return every ensemble, which are on the front, and the suggested one."""
     scores, best = result.all, cheapest_as_good(result.all)
     front = pareto_front(scores)
     return {
@@ -70,7 +70,7 @@ def _score_json(score: SubsetScore, *, is_on_front: bool) -> dict[str, Any]:
 
 
 def settings_block(score: SubsetScore, result: SubsetsResult) -> str:
-    """Return what takes the place of ``args`` in serve_config.yaml, indented as it is there."""
+    """Return the lines that replace ``args`` in serve_config.yaml, with its indentation."""
     lines = [f"model_set: {json.dumps(result.served_as)}", *setting_lines(score, result)]
     if result.precision != "INT8":
         lines.append(f"precision: {result.precision}")
@@ -83,8 +83,8 @@ def setting_lines(score: SubsetScore, result: SubsetsResult) -> list[str]:
     served = _shares(result.manifest_weights)
     shares = _shares(score.weights)
     if shares != served:
-        given = ", ".join(f"{name}: {weight:g}" for name, weight in shares.items())
-        lines.append(f"weights: {{{given}}}")
+        weights = ", ".join(f"{name}: {weight:g}" for name, weight in shares.items())
+        lines.append(f"weights: {{{weights}}}")
     if score.method == "logistic":
         lines.append(f"combine: {GEOMETRIC_MEAN}")
     if score.margin is not None:
@@ -93,14 +93,14 @@ def setting_lines(score: SubsetScore, result: SubsetsResult) -> list[str]:
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Return weights that sum to one, without those that have no say."""
+    """Return weights that sum to one, without negligible ones."""
     total = sum(weights.values())
     shares = {name: round(weight / total, 4) for name, weight in weights.items()}
     return {name: share for name, share in shares.items() if share >= LEAST_WEIGHT}
 
 
 def show_subsets(console: Console, result: SubsetsResult) -> None:
-    """Print the front, as much of the rest as has room, and the lines that serve the best."""
+    """Print the front, further rows up to the limit, and the settings for the suggestion."""
     scores = result.all
     front, best = pareto_front(scores), cheapest_as_good(scores)
     others = [score for score in scores if score not in front and score.margin is None]

@@ -28,7 +28,7 @@ def points(fraction: float) -> str:
 def as_json(
     manifest: Manifest, record: AccuracyRecord, measured: Evaluation, live: LiveResult | None
 ) -> dict[str, Any]:
-    """Return all there is to know, for a script; the same figures as the tables."""
+    """Return the evaluation for JSON, with the same figures as the tables."""
     content: dict[str, Any] = {"set": manifest.name, "max_drop": manifest.max_drop}
     content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
     content["notes"] = list(measured.dataset.notes)
@@ -122,7 +122,7 @@ def interval_of(interval: tuple[float, float]) -> str:
 
 def _scores(record: AccuracyRecord) -> Table:
     table = Table(title=escape(f"{record.dataset}, {record.num_images} images"))
-    table.add_column("network", overflow="fold")  # a long name takes lines, not the figures' room
+    table.add_column("network", overflow="fold")  # long names wrap, figures keep their width
     for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms"):
         table.add_column(column, no_wrap=True)
     for name in (*record.fingerprints, ENSEMBLE):
@@ -145,7 +145,7 @@ def _scores(record: AccuracyRecord) -> Table:
 
 
 def called(record: AccuracyRecord, precision: Precision) -> str:
-    """Return a precision as people are told of it."""
+    """Return a precision's name for people."""
     if precision == "FP16":
         return record.float_type.get(precision, "float")
     return precision
@@ -154,7 +154,7 @@ def called(record: AccuracyRecord, precision: Precision) -> str:
 def cell(
     table: dict[str, dict[Precision, float]], name: str, precision: Precision, digits: int
 ) -> str:
-    """Return a network's figure; the ensemble's is the sum."""
+    """Return a network's figure; for the ensemble the sum of its members'."""
     if name == ENSEMBLE:
         values = [by[precision] for by in table.values() if precision in by]
         return f"{sum(values):.{digits}f}"
@@ -180,7 +180,7 @@ def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
 
 
 def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, DropOutcome]:
-    """Return what the accuracy gate makes of each classifier's loss."""
+    """Return the accuracy gate's outcome for each classifier."""
     judgements = judged(record.drops, record.num_images, manifest.max_drop)
     return {
         name: outcome_of([judgement for judgement in judgements if judgement.name == name])
@@ -210,7 +210,7 @@ def gate_line(manifest: Manifest, record: AccuracyRecord) -> str:
 
 
 def _show_live(console: Console, live: LiveResult) -> None:
-    names = (ENSEMBLE,) if live.num_alone else live.num_right  # of members not asked: unknown
+    names = (ENSEMBLE,) if live.num_alone else live.num_right  # a cascade asks only some members
     right = ", ".join(f"{n} {live.num_right[n] / live.num_images:.4f}" for n in names)
     console.print(f"live, {live.url}: top-1 {right}", markup=False)
     if live.num_alone:
@@ -220,7 +220,7 @@ def _show_live(console: Console, live: LiveResult) -> None:
 
 
 def show_differences(console: Console, live: LiveResult) -> None:
-    """Say how many live answers were as in process, and name the first that were not."""
+    """Print how many live answers equal those in process, and the first that differ."""
     same = f"{live.num_same} of {live.num_images} images answered as in process"
     color = "green" if live.is_same else "red"
     console.print(
@@ -231,5 +231,5 @@ def show_differences(console: Console, live: LiveResult) -> None:
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line with a file's name as it is; the name need not be UTF-8."""
+    """Print a line with a file's name unchanged; the name need not be UTF-8."""
     console.print(f"  {line}".encode("utf-8", "replace").decode(), markup=False)

@@ -1,1 +1,1 @@
-"""Which ensemble is worth its cost: every subset of the members, averaged and pooled."""
+"""Compares ensembles by accuracy and cost: every subset of the members, averaged and pooled."""

@@ -1,4 +1,4 @@
-"""The ensembles that are compared: subsets of the members, and how their rows are combined."""
+"""The compared ensembles: subsets of the members, with a way to combine their rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from calibration.evaluation.subsets.logistic import fit_logistic
 from models.errors import ModelSetError
 
-# average: of probabilities, with the manifest's weights. logistic: of their logarithms, with
-# fitted weights. Of equals the earlier is preferred.
+# average: of probabilities, with the manifest's weights. logistic: of their logarithms, with fitted
+# weights. Ties go to the first.
 Method = Literal["average", "logistic"]
 MAX_MEMBERS = 8  # 255 subsets
 
@@ -21,7 +21,7 @@ MAX_MEMBERS = 8  # 255 subsets
 class Candidate:
     """An ensemble of some of a set's members."""
 
-    weights: dict[str, float]  # in the manifest's order; those of an average sum to one
+    weights: dict[str, float]  # in the manifest's order; an average's sum to one
     method: Method
 
     @property
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FitData:
-    """What the members said of images that weights are fitted to."""
+    """The members' answers to the images for fitting weights."""
 
     rows: npt.NDArray[np.float32]  # (M, N, C)
     truth: npt.NDArray[np.int64]  # (N,)
@@ -55,9 +55,9 @@ def subsets_of(members: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def candidates_of(members: Mapping[str, float], data: FitData) -> list[Candidate]:
-    """Return every candidate, the weights of the fitted ones fitted to ``data``.
+    """Return every candidate, with the weights of logistic ones fitted to ``data``.
 
-    ``members`` are the manifest's weights, by name, in its order, which is that of ``data``.
+    ``members`` are the manifest's weights by name, in the manifest's order, as in ``data``.
     """
     names = list(members)
     candidates = []

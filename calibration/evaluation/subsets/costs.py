@@ -1,4 +1,4 @@
-"""Measures what each member costs: CPU time of an image, and memory."""
+"""Measures each member's cost: CPU time per image, and memory."""
 
 from dataclasses import dataclass
 from time import process_time
@@ -20,18 +20,18 @@ NUM_ROUNDS = 7
 
 @dataclass(frozen=True)
 class MemberCost:
-    """Of one network on one thread."""
+    """The cost of one network on one thread."""
 
-    cpu_ms: float  # an image, in batches of 8
-    memory_mb: float  # 10**6 bytes that the process grew by when it was compiled and first run
+    cpu_ms: float  # per image, in batches of 8
+    memory_mb: float  # 10**6 bytes by which compiling and the first run enlarged the process
 
 
 def measure_costs(model_set: ModelSet, precision: Precision) -> dict[str, MemberCost]:
-    """Compile and run every member by itself in this process.
+    """Compile and run every member separately in this process.
 
-    All stay compiled until the last has run, so that none takes memory that another gave back. The
-    rounds of timing go over the members in turn, and each member's least counts: what else the
-    machine does falls on all alike.
+    All members stay compiled until the last has run, so that none reuses memory that another freed.
+    Rounds of timing alternate between members, and each member's least time counts, so that other
+    load on the machine affects all alike.
     """
     unmeasured = _first_of_all()
     networks: dict[str, LoadedNetwork] = {}
@@ -51,7 +51,7 @@ def measure_costs(model_set: ModelSet, precision: Precision) -> dict[str, Member
 
 
 def _first_of_all() -> CompiledNetwork:
-    """Run a small network: what OpenVINO needs once in a process is no member's."""
+    """Run a small network, so that OpenVINO's own initialisation is not counted for a member."""
     pixels = ops.parameter([-1, 8, 8, 3], ov.Type.u8)
     planes = ops.transpose(ops.convert(pixels, "f32"), np.array([0, 3, 1, 2]))
     kernel = np.ones((8, 3, 3, 3), np.float32)

@@ -1,6 +1,6 @@
-"""Counts how every candidate does on images that its weights were not fitted to.
+"""Measures every candidate on images that its weights were not fitted to.
 
-Who was right is kept for each image and ensemble, a byte, since each is compared with the best.
+It keeps a byte per image and ensemble, whether it was right, since each is compared with the best.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Matrix = npt.NDArray[np.float32]
 
 
 class Judge:
-    """Adds batches; ``weights`` are the manifest's, whose average is the reference."""
+    """Collects batches; ``weights`` are the manifest's, whose average is the reference."""
 
     def __init__(
         self, candidates: Sequence[Candidate], weights: Mapping[str, float], cascade: CascadeTally
@@ -35,12 +35,12 @@ class Judge:
         self._linear, self._pools = _matrix(linear, names), _matrix(pools, names)
         self._nats = np.zeros(len(self._candidates))
         self._right: list[Rightness] = []  # (L + P, n) each
-        self._reference: list[Rightness] = []  # (n,) each, of the set as it is served
+        self._reference: list[Rightness] = []  # (n,) each, of the set as served
         self._first: list[Rightness] = []  # (n,) each, of the first member
-        self._margins: list[Probabilities] = []  # (n,) each, its
+        self._margins: list[Probabilities] = []  # (n,) each, of the first member
 
     def add(self, rows: Probabilities, truth: npt.NDArray[np.int64]) -> None:
-        """Count (M, n, C) rows of n images, against (n,) classes."""
+        """Add (M, n, C) rows of n images with their (n,) classes."""
         images = np.arange(len(truth))
         mixed = np.tensordot(self._linear, rows, 1)  # (L, n, C)
         pooled = np.tensordot(self._pools, log_rows(rows), 1)  # (P, n, C), not normalised
@@ -97,7 +97,7 @@ class Judge:
         )
 
     def _of_cascade(self, point: CascadePoint, reference: Rightness) -> Rightness:
-        """Return whether the cascade at a point's threshold is right, for each image."""
+        """Return for each image whether the cascade is right at a point's threshold."""
         edge = EDGES[round((point.margin or 0.0) * len(EDGES))]
         is_alone = np.concatenate(self._margins) >= edge
         return np.where(is_alone, np.concatenate(self._first), reference)

@@ -1,8 +1,8 @@
 """Fits a logarithmic opinion pool: log p(class) = sum of w_m log p_m(class), minus a constant.
 
-It is multinomial logistic regression on the members' log-probabilities with one coefficient a
-member (Hinton 2002, products of experts; Heskes 1998): its log-likelihood is concave in the
-weights. They need not sum to one: their sum makes the pool surer or less sure than its members.
+It is multinomial logistic regression on the members' log-probabilities, with a coefficient per
+member (Hinton 2002, products of experts; Heskes 1998). Its log-likelihood is concave in the
+weights. They need not sum to one: their sum makes the pool more or less confident than its members.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-FLOOR = np.float32(1e-7)  # of a probability; quantised networks answer zeros
+FLOOR = np.float32(1e-7)  # of a probability, since quantised networks return zeros
 MAX_WEIGHT = 20.0
 
 Weights = npt.NDArray[np.float64]
 
 
 def log_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the logarithms of probabilities, those of zero bounded."""
+    """Return the logarithms of probabilities, with zeros replaced by a lower bound."""
     logs: npt.NDArray[np.float32] = np.log(np.maximum(rows, FLOOR))
     return logs
 
@@ -46,7 +46,7 @@ def fit_logistic(rows: npt.NDArray[np.float32], truth: npt.NDArray[np.int64]) ->
 
     start = np.full(num_members, 1 / num_members)
     bounds = [(0.0, MAX_WEIGHT)] * num_members
-    found: Any = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    weights: Weights = np.asarray(found.x, np.float64)
-    # Members that are all at zero would have nothing to say.
+    minimum: Any = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    weights: Weights = np.asarray(minimum.x, np.float64)
+    # Weights that are all zero would ignore the members.
     return weights if weights.sum() > 0 else start

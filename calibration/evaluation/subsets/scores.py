@@ -1,4 +1,4 @@
-"""What ensembles reach and cost, and which of them are worth their cost."""
+"""The accuracy and cost of ensembles, and the Pareto front of both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from calibration.statistics import Paired, wilson_interval
 from models.record import Precision
 
 SIGNIFICANCE = 0.05  # of McNemar's test against the best
-PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # of equals
+PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # among equals
 
 
 @dataclass(frozen=True)
 class SubsetScore:
-    """One ensemble on the images that judge, or the whole set's cascade at one threshold."""
+    """An ensemble's results on the judging images, or the cascade's at a threshold."""
 
     members: tuple[str, ...]
     weights: dict[str, float]
     method: Method
-    margin: float | None  # of a cascade
+    margin: float | None  # for a cascade
     top1: float
     top1_interval: tuple[float, float]  # 95 %, Wilson
-    nats: float | None  # mean log-likelihood of the true class; None: of a cascade, not counted
-    lost: Paired  # the set as it is served against this one
-    behind: Paired  # the best of all against this one
-    cpu_ms: float  # an image, the networks alone
+    nats: float | None  # mean log-likelihood of the true class; None for a cascade
+    lost: Paired  # the set as served against this one
+    behind: Paired  # the best ensemble against this one
+    cpu_ms: float  # per image, in the networks only
     memory_mb: float  # of the networks
 
     @classmethod
@@ -40,7 +40,7 @@ class SubsetScore:
         behind: Paired,
         costs: Mapping[str, MemberCost],
     ) -> "SubsetScore":
-        """Return a candidate's score; its cost is the sum of its members'."""
+        """Return a candidate's score; its costs are the sums of its members'."""
         return cls(
             members=candidate.members,
             weights=candidate.weights,
@@ -57,12 +57,12 @@ class SubsetScore:
 
     @property
     def is_as_good_as_the_best(self) -> bool:
-        """Whether chance explains how far it is behind (McNemar's exact test; Dietterich 1998)."""
+        """Whether it is not significantly worse than the best (McNemar's test; Dietterich 1998)."""
         return self.behind.difference <= 0 or self.behind.p_value > SIGNIFICANCE
 
     @property
     def name(self) -> str:
-        """What it is called in tables and plots."""
+        """Its name in tables and plots."""
         members = " + ".join(self.members)
         if self.margin is not None:
             return f"{members}, cascade at {self.margin:g}"
@@ -74,19 +74,19 @@ class SubsetsResult:
     """Every ensemble of a set's members that was compared."""
 
     precision: Precision
-    num_fitted: int  # images that weights were fitted to
-    num_judged: int  # others, that all figures are of
+    num_fitted: int  # images for fitting weights
+    num_judged: int  # other images, for all figures
     manifest_weights: dict[str, float]
     costs: dict[str, MemberCost]
     scores: list[SubsetScore]
-    cascade: list[CascadePoint]  # of all members, at each threshold
-    cascade_behind: list[Paired]  # of each of these points, the best of all against it
+    cascade: list[CascadePoint]  # with all members, at each threshold
+    cascade_behind: list[Paired]  # the best ensemble against each of these points
     cascade_memory_mb: float
-    served_as: str  # what the set is called in the service's settings
+    served_as: str  # the set's name in the service's settings
 
     @property
     def all(self) -> list[SubsetScore]:
-        """Every score, the cascade's thresholds among them, the cheapest first."""
+        """All scores, including the cascade's thresholds, the cheapest first."""
         points = map(self._of_cascade, self.cascade, self.cascade_behind)
         return sorted([*self.scores, *points], key=_order)
 
@@ -107,10 +107,10 @@ class SubsetsResult:
 
 
 def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
-    """Return those that no other one beats, the cheapest first.
+    """Return the scores that no other score beats, the cheapest first.
 
-    One beats another if it is no worse in top-1, CPU time and memory, and better in one of them. Of
-    equals the first in the order of cost and simplicity stands for all.
+    A score beats another if it is no worse in top-1, CPU time and memory, and better in at least
+    one of them. Among equals only the first by cost and simplicity is kept.
     """
     front: list[SubsetScore] = []
     for score in sorted(scores, key=_order):
@@ -120,12 +120,12 @@ def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
 
 
 def cheapest_as_good(scores: Sequence[SubsetScore]) -> SubsetScore:
-    """Return the cheapest that is not significantly worse than the best, on the same images."""
+    """Return the cheapest score that is not significantly worse than the best."""
     return min((score for score in scores if score.is_as_good_as_the_best), key=_order)
 
 
 def _order(score: SubsetScore) -> tuple[float, float, float, int, int]:
-    """Cheap, then good, then small, then simple."""
+    """Sort by cost, then accuracy, memory and simplicity."""
     of_method = PREFERENCE.index(score.method)
     is_cascade = score.margin is not None
     return score.cpu_ms, -score.top1, score.memory_mb, is_cascade, of_method

@@ -1,7 +1,7 @@
-"""Splits images into those that weights are fitted to and those that judge them.
+"""Splits images into those for fitting weights and those for judging.
 
-By a hash of the file: the same images are split alike in every run, in whichever order and among
-whichever others they come, and two copies of an image are on the same side.
+A hash of the file decides. So an image is on the same side in every run, whatever the order and the
+other images, and copies of an image are on the same side.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from models.record import sha256_of
 
 
 def is_for_fitting(path: Path) -> bool:
-    """Whether an image is one of the half that weights are fitted to."""
+    """Whether an image belongs to the half for fitting weights."""
     try:
         digest = sha256_of(path)
-    except ModelSetError:  # it is listed as unreadable when its turn comes
+    except ModelSetError:  # unreadable, which is listed later
         digest = hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()
     return int(digest[:8], 16) % 2 == 0
 
 
 def split(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """Return the images to fit on and those to judge with, each in the order given."""
+    """Return the images for fitting and those for judging, each in their original order."""
     to_fit: list[LabelledImage] = []
     to_judge: list[LabelledImage] = []
     for image in images:

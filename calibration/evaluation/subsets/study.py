@@ -1,6 +1,6 @@
 """Compares ensembles on a stream of batches: the first half fits weights, the second judges.
 
-Of images that judge a byte an ensemble is kept. Of those that fit, rows are kept up to a limit.
+It keeps a byte per ensemble for each judging image, and the rows of fitting images up to a limit.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from models.errors import ModelSetError
 from models.manifest import Manifest
 from models.record import Precision
 
-# float32 of whole rows, 32 MiB: 1,000 images of 8 members with 1,000 classes, whose 247 fits take
-# minutes; a coefficient a member needs no more.
+# float32 of whole rows, 32 MiB: 1,000 images of 8 members with 1,000 classes. Their 247 fits take
+# minutes, and a coefficient per member needs no more images.
 MAX_KEPT_VALUES = 8 * 2**20
 
 
@@ -30,10 +30,10 @@ class SubsetStudy:
     """Every subset of a set's members, averaged and with fitted weights of the logarithms.
 
     Args:
-        manifest: whose members, all of which have ``precision``.
-        precision: of the networks that are compared.
+        manifest: the set's; all members must have ``precision``.
+        precision: of the compared networks.
         costs: of each member.
-        served_as: what the set is called in the service's settings.
+        served_as: the set's name in the service's settings.
 
     """
 
@@ -45,7 +45,7 @@ class SubsetStudy:
         served_as: str,
     ) -> None:
         self._weights = {member.name: member.weight for member in manifest.members}
-        subsets_of(list(self._weights))  # or it says why not
+        subsets_of(list(self._weights))  # raises if there are too many
         self._precision, self._costs, self._served_as = precision, costs, served_as
         self._to_fit: frozenset[LabelledImage] = frozenset()
         self._rows: list[Probabilities] = []  # (M, n, C) each
@@ -71,7 +71,7 @@ class SubsetStudy:
         return to_fit + to_judge
 
     def add(self, batch: PredictedBatch) -> None:
-        """Take a batch: to fit on, or to judge with once all to fit on were seen."""
+        """Add a batch: for fitting, or for judging after the last one for fitting."""
         rows = batch.probabilities.get(self._precision)
         if not rows:
             return
@@ -85,10 +85,10 @@ class SubsetStudy:
             self._judge.add(stacked[:, ~is_fitted], batch.truth[~is_fitted])
 
     def result(self) -> SubsetsResult:
-        """Return what was found.
+        """Return the comparison.
 
         Raises:
-            ModelSetError: of one half no image could be read.
+            ModelSetError: no image of a half could be read.
 
         """
         if self._judge is None:
@@ -106,7 +106,7 @@ class SubsetStudy:
             self._num_fitted += len(truth)
 
     def _fitted(self) -> Judge:
-        """Fit every candidate's weights; what was kept for it goes."""
+        """Fit every candidate's weights, and drop the rows kept for that."""
         rows, truth = np.concatenate(self._rows, axis=1), np.concatenate(self._truth)
         candidates = candidates_of(self._weights, FitData(rows, truth))
         self._rows, self._truth = [], []

@@ -1,8 +1,8 @@
-"""Builds EfficientNet-Lite as an OpenVINO graph, from its published weights alone.
+"""Builds EfficientNet-Lite as an OpenVINO graph, using only its published weights.
 
 The network is EfficientNet (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 in place
-of Swish. Widths, depths and kernel sizes are those of the weights; strides and padding are not in
-them, and the same in all five sizes. Batch normalisation is folded into the convolutions.
+of Swish. The weights determine widths, depths and kernel sizes. Strides and padding are not stored
+in them, but are equal in all five sizes. Batch normalisation is folded into the convolutions.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from calibration.sets.packaged.tensors_file import Tensors
 from models.errors import ModelSetError
 
 NORMALISATION = Normalisation(mean=(127.0, 127.0, 127.0), scale=(128.0, 128.0, 128.0))
-STAGE_STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of the first block of each stage; the others have 1
+STAGE_STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of each stage's first block; other blocks have stride 1
 EPSILON = 1e-3  # added to the variance, as TensorFlow's original has it
 NUM_CHANNELS = 3
 Weights = npt.NDArray[np.float32]
@@ -27,12 +27,12 @@ def efficientnet_lite(tensors: Tensors, input_size: int, name: str) -> ov.Model:
     """Return the network: float32 (N, 3, H, W) normalised RGB to logits (N, C).
 
     Args:
-        tensors: of the state dict, as ``_blocks.0._depthwise_conv.weight`` names them.
-        input_size: px.
+        tensors: of the state dict, with names as ``_blocks.0._depthwise_conv.weight``.
+        input_size: in pixels.
         name: for errors.
 
     Raises:
-        ModelSetError: these are no weights of such a network, or not all.
+        ModelSetError: the weights are incomplete, or not of an EfficientNet-Lite.
 
     """
     try:
@@ -60,7 +60,7 @@ class _Parts:
         return self.tensors[name].astype(np.float32)
 
     def width(self, name: str) -> int:
-        """Return how many channels a convolution gives."""
+        """Return the number of output channels of a convolution."""
         return int(self.tensors[f"{name}.weight"].shape[0])
 
     def has(self, name: str) -> bool:
@@ -68,7 +68,7 @@ class _Parts:
         return f"{name}.weight" in self.tensors
 
     def convolution(self, x: ov.Output, name: str, norm: str, stride: int = 1) -> ov.Output:
-        """Return a convolution, of each channel by itself if its weights are so."""
+        """Return a convolution with its batch normalisation folded in; depthwise by its name."""
         weights = self.weight(f"{name}.weight")  # (out, in, K, K); depthwise (out, 1, K, K)
         gain = self.weight(f"{norm}.weight") / np.sqrt(
             self.weight(f"{norm}.running_var") + np.float32(EPSILON)
@@ -93,7 +93,7 @@ def _built(parts: _Parts, input_size: int) -> ov.Model:
     width, place, stage = parts.width("_conv_stem"), 0, -1
     while parts.has(f"_blocks.{place}._depthwise_conv"):
         before, width = width, parts.width(f"_blocks.{place}._project_conv")
-        if width == before:  # a stage goes on: the block adds to what it takes
+        if width == before:  # within a stage a block adds its input to its output
             x = ops.add(_block(parts, x, f"_blocks.{place}", 1), x).output(0)
         else:
             stage += 1
@@ -107,7 +107,7 @@ def _built(parts: _Parts, input_size: int) -> ov.Model:
 
 
 def _block(parts: _Parts, x: ov.Output, name: str, stride: int) -> ov.Output:
-    """Return an inverted bottleneck: widen (but in the first stage), filter, narrow."""
+    """Return an inverted bottleneck: expand (except in the first stage), filter, project."""
     norms = [f"{name}._bn0", f"{name}._bn1", f"{name}._bn2"]
     if parts.has(f"{name}._expand_conv"):
         x = _relu6(parts.convolution(x, f"{name}._expand_conv", norms[0]))

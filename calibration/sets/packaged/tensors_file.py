@@ -1,9 +1,9 @@
-"""Reads the tensors of a PyTorch file (.pth, .pt) without PyTorch, and runs nothing of it.
+"""Reads the tensors of a PyTorch file (.pth, .pt) without PyTorch and without running its code.
 
-Such a file holds pickles. A pickle names functions to call, so it can run anything; this reader
-knows a dozen names, which make tensors and dictionaries, and refuses the file at any other. Both
-formats are read: a zip archive (since PyTorch 1.6), and before that several pickles one after
-another, then the bytes of each storage.
+The file holds pickles. A pickle names functions to call, so it can run any code. This reader
+accepts a dozen names, which make tensors and dictionaries, and refuses files with other names. It
+reads both formats: a zip archive (since PyTorch 1.6), and the older sequence of pickles followed by
+the bytes of each storage.
 """
 
 import io
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from models.errors import ModelSetError
 
-MAGIC = 0x1950A86A20F9469CFC6C  # of the old format's first pickle
-PROTOCOL = 1001  # its second
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the old format
+PROTOCOL = 1001  # its second pickle
 Tensors = dict[str, npt.NDArray[Any]]
 DTYPES: dict[str, np.dtype[Any]] = {
     "FloatStorage": np.dtype("<f4"),
@@ -44,32 +44,33 @@ def read_tensors(data: bytes, name: str) -> Tensors:
         name: of the file, for errors.
 
     Raises:
-        ModelSetError: no such file, a damaged one, or one that names anything but tensors.
+        ModelSetError: the file is of another kind, is damaged, or has a pickle with a forbidden
+            name.
 
     """
     try:
-        found, storages = _of_zip(data) if data[:2] == b"PK" else _of_pickles(data)
+        state, storages = _of_zip(data) if data[:2] == b"PK" else _of_pickles(data)
     except _ForbiddenNameError as error:
         raise ModelSetError(
             f"{name} names {error.args[0]} in its pickle: tensors alone are read, and nothing of "
             "it was run. If you trust it, export the network: tandem models add --trust"
         ) from None
-    except Exception as error:  # a damaged pickle raises any kind
+    except Exception as error:  # damaged pickles raise errors of any kind
         raise ModelSetError(
             f"{name} is no PyTorch file of tensors, or is damaged ({type(error).__name__}: {error})"
         ) from error
-    if not isinstance(found, Mapping) or not found:
-        raise ModelSetError(f"{name} holds a {type(found).__name__}: a state dict is needed")
-    return {str(key): _tensor(value, storages, f"{key} of {name}") for key, value in found.items()}
+    if not isinstance(state, Mapping) or not state:
+        raise ModelSetError(f"{name} holds a {type(state).__name__}: a state dict is needed")
+    return {str(key): _tensor(value, storages, f"{key} of {name}") for key, value in state.items()}
 
 
 class _ForbiddenNameError(Exception):
-    """The pickle names something that is not of tensors."""
+    """The pickle has a name that is not needed for tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Bytes that tensors are views of."""
+    """The bytes of one or more tensors."""
 
     key: str
     dtype: np.dtype[Any]
@@ -78,7 +79,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor before its bytes are read."""
+    """A tensor whose bytes have not been read yet."""
 
     storage: _Storage
     offset: int
@@ -88,7 +89,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """An allowed name of the pickle; no pickle can set an attribute of it."""
+    """An allowed name in a pickle; pickles cannot set its attributes."""
 
     make: Callable[..., Any] | None = None
     dtype: np.dtype[Any] | None = None
@@ -103,7 +104,7 @@ class _Name:
 
 
 class _Dictionary(dict[Any, Any]):
-    """An OrderedDict; modules add attributes to theirs, which are passed over."""
+    """An OrderedDict that ignores the attributes which modules add."""
 
     __slots__ = ()
 
@@ -126,7 +127,7 @@ NAMES = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows :data:`NAMES`, and storages by their keys."""
+    """Resolves only :data:`NAMES`, and storages by their keys."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -142,7 +143,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _of_pickles(data: bytes) -> tuple[Any, dict[str, memoryview]]:
-    """Read the format before zip archives."""
+    """Read the format that PyTorch used before zip archives."""
     file = io.BytesIO(data)
     if (magic := _Unpickler(file).load()) != MAGIC:
         raise pickle.UnpicklingError(f"begins with {str(magic)[:40]!r}")
@@ -150,9 +151,9 @@ def _of_pickles(data: bytes) -> tuple[Any, dict[str, memoryview]]:
         raise pickle.UnpicklingError(f"protocol {protocol}; {PROTOCOL} is read")
     if not _Unpickler(file).load()["little_endian"]:
         raise pickle.UnpicklingError("written on a big-endian machine")
-    found = _Unpickler(file).load()
+    state = _Unpickler(file).load()
     keys = [str(key) for key in _Unpickler(file).load()]
-    sizes = {view.storage.key: view.storage for view in _views(found)}
+    sizes = {view.storage.key: view.storage for view in _views(state)}
     storages: dict[str, memoryview] = {}
     place, content = file.tell(), memoryview(data)
     for key in keys:
@@ -161,7 +162,7 @@ def _of_pickles(data: bytes) -> tuple[Any, dict[str, memoryview]]:
         num_bytes = num_items * sizes[key].dtype.itemsize
         storages[key] = content[place : place + num_bytes]
         place += num_bytes
-    return found, storages
+    return state, storages
 
 
 def _of_zip(data: bytes) -> tuple[Any, dict[str, memoryview]]:
@@ -173,20 +174,20 @@ def _of_zip(data: bytes) -> tuple[Any, dict[str, memoryview]]:
         top = pickled.removesuffix("data.pkl")
         if f"{top}byteorder" in archive.namelist() and archive.read(f"{top}byteorder") != b"little":
             raise pickle.UnpicklingError("written on a big-endian machine")
-        found = _Unpickler(io.BytesIO(archive.read(pickled))).load()
-        keys = {view.storage.key for view in _views(found)}
+        state = _Unpickler(io.BytesIO(archive.read(pickled))).load()
+        keys = {view.storage.key for view in _views(state)}
         if any(archive.getinfo(f"{top}data/{key}").compress_type for key in keys):
             raise pickle.UnpicklingError("its storages are compressed")  # PyTorch never does
-        return found, {key: memoryview(archive.read(f"{top}data/{key}")) for key in keys}
+        return state, {key: memoryview(archive.read(f"{top}data/{key}")) for key in keys}
 
 
-def _views(found: Any) -> list[_View]:
-    values = found.values() if isinstance(found, Mapping) else ()
+def _views(state: Any) -> list[_View]:
+    values = state.values() if isinstance(state, Mapping) else ()
     return [value for value in values if isinstance(value, _View)]
 
 
 def _tensor(view: Any, storages: Mapping[str, memoryview], name: str) -> npt.NDArray[Any]:
-    """Return a copy of what a view shows; nothing outside of its storage, nor more than it has."""
+    """Return a copy of a view's numbers; refuses views that exceed their storage."""
     if not isinstance(view, _View):
         raise ModelSetError(f"{name} is a {type(view).__name__}: a state dict has tensors alone")
     content = storages[view.storage.key]

@@ -1,7 +1,7 @@
-"""Fetches a wheel with pip and reads files from it; it is not installed, and nothing of it is run.
+"""Fetches a wheel with pip and reads files from it, without installing it or running its code.
 
-pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) say where from. A wheel is kept
-in the user's cache once its hash is right, so a command that was interrupted goes on after it.
+pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) choose the registry. A wheel
+with the right hash stays in the user's cache, so an interrupted command can go on from there.
 """
 
 import os
@@ -20,9 +20,9 @@ from calibration.sets.staging import writing
 from models.errors import ModelSetError
 from models.record import sha256_of
 
-POLL_S = 0.2  # between two looks at how much pip has written
-MAX_FILE_BYTES = 2**30  # of one file in a wheel, unpacked
-# Of wheels that are built for a platform: all machines take the same one, for its data alone.
+POLL_S = 0.2  # between two looks at the bytes that pip has written
+MAX_FILE_BYTES = 2**30  # unpacked, for each file in a wheel
+# For wheels built for a platform: all machines use the same one, since only its data are read.
 ONE_PLATFORM = (
     *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64"),
     *("--python-version", "3.11", "--implementation", "cp"),
@@ -31,35 +31,35 @@ ONE_PLATFORM = (
 
 @dataclass(frozen=True)
 class Wheel:
-    """One version of a package as a wheel."""
+    """A version of a package, as a wheel."""
 
     package: str
     version: str
-    sha256: str | None = None  # of the wheel; None: whatever the registry has
-    num_bytes: int | None = None  # of the wheel, if known: for the progress
+    sha256: str | None = None  # None: not pinned
+    num_bytes: int | None = None  # if known, for the progress
     is_of_platform: bool = False
 
     @property
     def requirement(self) -> str:
-        """How pip names it."""
+        """The package and version in pip's form, ``package==version``."""
         return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True)
 class WheelSource:
-    """Where wheels come from."""
+    """The places where wheels are searched for."""
 
-    cache_dir: Path  # they are kept here, and not fetched again
-    folder: Path | None = None  # has them, fetched elsewhere; nothing is downloaded
+    cache_dir: Path  # keeps downloaded wheels
+    folder: Path | None = None  # has wheels already, so that nothing is downloaded
 
 
 def fetch_wheel(
     wheel: Wheel, source: WheelSource, report: ReportProgress = lambda _, __: None
 ) -> Path:
-    """Return the wheel's file, its hash checked: from a folder, the cache or the registry.
+    """Return the path of the wheel from a folder, the cache or the registry; checks its hash.
 
     Raises:
-        DownloadError: pip cannot get it, or it is another file than the pinned one.
+        DownloadError: pip cannot download it, or its hash is not the pinned one.
         ModelSetError: the disk is full.
 
     """
@@ -128,7 +128,7 @@ def _check_hash(wheel: Wheel, path: Path) -> None:
 
 
 def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
-    """Let pip fetch it into ``work``; what it writes meanwhile is counted there too."""
+    """Let pip download the wheel into ``work``, and report the bytes written so far."""
     temporary = work / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
@@ -157,7 +157,7 @@ def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
 def _running(
     command: Sequence[str], temporary: Path, log: IO[bytes]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a process that does not outlive the block."""
+    """Run a process, and kill it if it still runs at the end of the block."""
     environment = {**os.environ, "TMPDIR": str(temporary)}
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -173,7 +173,7 @@ def _running(
 def _num_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves them about
+        with suppress(OSError):  # pip moves files meanwhile
             total += path.stat().st_size if path.is_file() else 0
     return total
 

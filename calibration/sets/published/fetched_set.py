@@ -72,10 +72,10 @@ def fetch_set(
 
 
 def _labels(networks: Sequence[Published]) -> tuple[str, ...]:
-    found = {network.labels for network in networks}
-    if len(found) != 1:
+    labels = {network.labels for network in networks}
+    if len(labels) != 1:
         raise ModelSetError("these weights were trained on different classes: not one ensemble")
-    return found.pop()
+    return labels.pop()
 
 
 def _member(
@@ -86,7 +86,7 @@ def _member(
     _check_answers(network.name, module, model, own.normalisation)
     return MemberRecord(
         name=network.name,
-        source=file.told,
+        source=file.origin,
         networks={"FP16": staging.network(model, f"{network.name}-fp16", is_float=True)},
         image=None if own.image == image else own.image,
     )
@@ -120,7 +120,7 @@ def _check_answers(
     try:
         compiled = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
         pixels = trial_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
-        found = compiled.infer(pixels)
+        answers = compiled.infer(pixels)
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"{name} does not run after conversion: {last_line}") from error
@@ -130,7 +130,7 @@ def _check_answers(
         expected = module(batch.permute(0, 3, 1, 2)).softmax(1).numpy()  # (2, C)
     if not np.isfinite(expected).all():
         raise ModelSetError(f"{name} answers no numbers in PyTorch: its weights are damaged")
-    far = float((np.abs(found - expected) / expected.max(axis=1, keepdims=True)).max())
+    far = float((np.abs(answers - expected) / expected.max(axis=1, keepdims=True)).max())
     if not far <= TOLERANCE:  # nor if it is not a number
         raise ModelSetError(
             f"{name} does not answer as in PyTorch after conversion: probabilities differ by up to "

@@ -1,8 +1,9 @@
-"""What the Hugging Face hub says of a file before it is fetched: its commit and its hash.
+"""Asks the Hugging Face hub for a file's commit and hash before the file is downloaded.
 
 The hub answers ``/<repository>/resolve/<revision>/<file>`` for a large file with a redirect to its
 bytes; the headers of that answer name the commit (X-Repo-Commit) and the file's sha256
-(X-Linked-Etag). The file is then fetched at that commit, so that what is resumed is the same file.
+(X-Linked-Etag). The file is then fetched at that commit, so that a resumed download is of the same
+file.
 """
 
 import re
@@ -17,12 +18,12 @@ from calibration.sets.download import DownloadError, trying
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-MAX_MOVES = 3  # of a repository that was renamed
+MAX_MOVES = 3  # redirects of a renamed repository
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One version of one file."""
+    """A version of a file on the hub."""
 
     url: str
     commit: str
@@ -38,11 +39,11 @@ def hub_file(
         hub: base URL.
         repository: ``owner/name``.
         name: of the file.
-        hint: what somebody does who cannot reach the hub, or may not read the repository.
+        hint: advice for a user who cannot reach the hub, or may not read the repository.
         wait: sleeps between tries; seconds.
 
     Raises:
-        DownloadError: unreachable, not there, not for everybody, or without a hash.
+        DownloadError: the hub is unreachable, the file missing, private, or without a hash.
 
     """
     base = f"{hub.rstrip('/')}/{repository}"
@@ -56,8 +57,7 @@ def hub_file(
         )
     if status in (401, 403):
         raise DownloadError(
-            f"{url} answers {status}: there is no such repository, or it is not for everybody; "
-            f"{hint}"
+            f"{url} answers {status}: there is no repository of that name, or it is private; {hint}"
         )
     if status >= 400:
         raise DownloadError(f"{url} answers {status}; {hint}")
@@ -73,7 +73,7 @@ def hub_file(
 
 
 def _head(client: httpx.Client, url: str) -> httpx.Response:
-    """Ask for the headers; go on to the repository's new name, not to where the bytes are."""
+    """Return the headers; follow redirects to a new repository name, not to the file's bytes."""
     for _ in range(MAX_MOVES):
         answer = client.head(url, follow_redirects=False)
         if answer.status_code >= 500:

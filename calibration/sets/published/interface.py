@@ -1,4 +1,4 @@
-"""What ``tandem models fetch`` asks of a publisher's network, whoever the publisher is."""
+"""The interface of published networks that ``tandem models fetch`` uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ HUB = "https://huggingface.co"
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Where the weight files come from."""
+    """The places that weight files are taken from."""
 
     cache_dir: Path  # downloads go here and stay
     weights_dir: Path | None = None  # files fetched elsewhere; nothing is downloaded
@@ -25,15 +25,15 @@ class WeightsSource:
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights that is here, and where it came from, for the manifest."""
+    """A local file of weights, and its origin for the manifest."""
 
     path: Path
-    told: str
+    origin: str
 
 
 @dataclass(frozen=True)
 class Input:
-    """How a network's weights were trained to see a picture."""
+    """The preprocessing of pictures that a network's weights were trained with."""
 
     image: ImageRecord
     normalisation: Normalisation
@@ -44,26 +44,26 @@ class Published(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the member."""
+        """The member's name."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of its classes, in the order of its outputs."""
+        """The labels of its classes, in the order of its outputs."""
 
     @property
     def input(self) -> Input:
-        """What the weights' metadata say.
+        """The preprocessing in the weights' metadata.
 
         Raises:
-            ModelSetError: tandem does not do that to a picture.
+            ModelSetError: tandem does not support that preprocessing.
 
         """
 
     def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
-        """Get the weights, checked.
+        """Return the weights after checking their hash.
 
         Raises:
-            DownloadError: they cannot be had, or are not the published ones.
+            DownloadError: they cannot be downloaded, or differ from the published ones.
 
         """
 
@@ -71,13 +71,13 @@ class Published(Protocol):
         """Return the network with these weights: float32 (N, 3, H, W) RGB to logits (N, C).
 
         Raises:
-            ModelSetError: the file holds no weights of this network.
+            ModelSetError: the file does not hold weights of this network.
 
         """
 
 
 def on_pixels(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:
-    """Turn three means and deviations of values 0..1, as publishers state them, into 0..255's."""
+    """Convert three means and deviations of values 0..1, as publishers state them, to 0..255."""
     return Normalisation(_triple(mean), _triple(std))
 
 

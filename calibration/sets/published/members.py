@@ -1,8 +1,8 @@
-"""Reads the members that ``tandem models fetch`` is asked for.
+"""Parses the members that ``tandem models fetch`` downloads.
 
-``NAME`` or ``NAME=WEIGHTS`` is torchvision's; ``timm:MODEL`` or ``NAME=timm:MODEL`` is timm's, of
-which MODEL may name the weights too (``mobilenetv3_small_100.lamb_in1k``). No name of torchvision's
-weights has a colon.
+``NAME`` or ``NAME=WEIGHTS`` is torchvision's. ``timm:MODEL`` or ``NAME=timm:MODEL`` is timm's;
+MODEL may include the weights (``mobilenetv3_small_100.lamb_in1k``). torchvision's weights never
+have a colon in their name.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from models.manifest import MAX_MEMBERS
 
 
 def read_members(texts: Sequence[str]) -> list[Published]:
-    """Return the networks asked for, in their order.
+    """Return the networks in the order of ``texts``.
 
     Raises:
-        MissingExtraError: one is timm's, and timm is not installed.
-        ModelSetError: no such network or weights, too many, or a name twice.
+        MissingExtraError: timm is not installed, but a network is timm's.
+        ModelSetError: unknown network or weights, too many networks, or a repeated name.
 
     """
-    found: dict[str, Published] = {}
+    members: dict[str, Published] = {}
     for text in texts:
         network = _network(text)
-        if network.name in found:
+        if network.name in members:
             raise ModelSetError(
                 f"--member {network.name} is given twice; a set has a name once. One of timm's "
                 "takes another name so: NAME=timm:MODEL"
             )
-        found[network.name] = network
-    if len(found) > MAX_MEMBERS:
-        raise ModelSetError(f"{len(found)} members; a set has 1 to {MAX_MEMBERS}: leave some out")
-    return list(found.values())
+        members[network.name] = network
+    if len(members) > MAX_MEMBERS:
+        raise ModelSetError(f"{len(members)} members; a set has 1 to {MAX_MEMBERS}: leave some out")
+    return list(members.values())
 
 
 def _network(text: str) -> Published:

@@ -1,8 +1,8 @@
 """timm's networks and their published weights, from the Hugging Face hub.
 
-timm is an extra. What is known of the weights (classes, size, resizing, normalisation, where they
-are) is what the installed timm says, its ``pretrained_cfg``; the weights are safetensors alone, and
-none of timm's own loaders, some of which unpickle, gets a file to open.
+timm is an extra. Its ``pretrained_cfg`` gives classes, size, resizing, normalisation and the
+address of the weights. Only safetensors are read, and timm's own loaders, some of which unpickle,
+are not used.
 """
 
 import re
@@ -34,7 +34,7 @@ NUM_CHANNELS = 3
 
 @dataclass(frozen=True)
 class TimmWeights:
-    """One of timm's networks with weights; ``name`` is the member's."""
+    """A network of timm with weights; ``name`` is the member's."""
 
     name: str
     model: str  # timm's name of both, as mobilenetv3_small_100.lamb_in1k
@@ -43,18 +43,18 @@ class TimmWeights:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """ImageNet-1k's: other classes are refused before."""
+        """ImageNet-1k's labels, since networks with other classes are refused before."""
         return imagenet_labels()
 
     @property
     def input(self) -> Input:
-        """What timm does to a picture for these weights, at the size they were trained at."""
+        """The preprocessing of timm for these weights, at the size they were trained at."""
         data = timm_module().data.resolve_data_config(pretrained_cfg=self.config)
         image = _image(self.model, data)
         return Input(image, on_pixels(data["mean"], data["std"]))
 
     def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
-        """Return the safetensors: from a folder, the cache, or the hub, which tells its hash."""
+        """Return the safetensors file, from a folder, the cache, or the hub with its hash."""
         name = f"{self.model}.safetensors"
         if source.weights_dir is not None:
             path = source.weights_dir / name
@@ -62,10 +62,10 @@ class TimmWeights:
                 url = f"{source.hub.rstrip('/')}/{self.repository}/resolve/main/{FILE}"
                 raise DownloadError(f"{path} is not there; fetch {url} and put it there so named")
             return WeightsFile(path, self._told(path.name, sha256_of(path)))
-        found = hub_file(source.hub, self.repository, FILE, what_next(name))
-        path = source.cache_dir / found.sha256[:16] / name
-        got = download(found.url, path, found.sha256, report)
-        return WeightsFile(got, self._told(found.url, found.sha256))
+        file = hub_file(source.hub, self.repository, FILE, what_next(name))
+        path = source.cache_dir / file.sha256[:16] / name
+        got = download(file.url, path, file.sha256, report)
+        return WeightsFile(got, self._told(file.url, file.sha256))
 
     def _told(self, where: str, sha256: str) -> str:
         terms = self.config["license"]
@@ -73,12 +73,12 @@ class TimmWeights:
         return f"timm {self.model}, {where}, sha256 {sha256}{license_}"
 
     def build(self, path: Path) -> torch.nn.Module:
-        """Load the tensors and let timm fit them to its network, as it does its own downloads."""
-        given = {"url": None, "file": None, "hf_hub_id": None, "custom_load": False}
+        """Load the tensors into timm's network, with timm's own conversion of weights."""
+        overlay = {"url": None, "file": None, "hf_hub_id": None, "custom_load": False}
         try:
-            given["state_dict"] = load_file(path)
+            overlay["state_dict"] = load_file(path)
             network: torch.nn.Module = timm_module().create_model(
-                self.model, pretrained=True, pretrained_cfg_overlay=given
+                self.model, pretrained=True, pretrained_cfg_overlay=overlay
             )
         except Exception as error:  # safetensors, torch and timm raise kinds of their own
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
@@ -87,15 +87,15 @@ class TimmWeights:
 
 
 def timm_weights(model: str, name: str | None = None) -> TimmWeights:
-    """Return one of timm's networks, by its name with or without that of the weights.
+    """Return a network of timm.
 
     Args:
         model: ``ARCHITECTURE`` (timm's default weights) or ``ARCHITECTURE.WEIGHTS``.
-        name: of the member; the architecture's unless told.
+        name: of the member; the architecture's by default.
 
     Raises:
         MissingExtraError: timm is not installed.
-        ModelSetError: no such network or weights, or none that classifies ImageNet-1k.
+        ModelSetError: timm has no such network or weights, or they do not classify ImageNet-1k.
 
     """
     with needs_extra("timm", f"models fetch of {PREFIX}{model}"):
@@ -129,8 +129,8 @@ def _config(timm: Any, architecture: str, tag: str) -> dict[str, Any]:
         raise ModelSetError(f"timm has no published weights of {architecture}: choose another")
     if tag and tag not in tags:
         raise ModelSetError(f"no {architecture} weights {tag!r}; there are: {', '.join(tags)}")
-    found = timm.models.get_pretrained_cfg(f"{architecture}.{tag}" if tag else architecture)
-    config: dict[str, Any] = found.to_dict(remove_null=False)
+    known = timm.models.get_pretrained_cfg(f"{architecture}.{tag}" if tag else architecture)
+    config: dict[str, Any] = known.to_dict(remove_null=False)
     if not config["hf_hub_id"]:
         raise ModelSetError(
             f"{architecture}'s weights are not on the Hugging Face hub, where they would be "
@@ -159,13 +159,13 @@ def _check_classes(model: str, config: dict[str, Any]) -> None:
 
 
 def _image(model: str, data: dict[str, Any]) -> ImageRecord:
-    """Turn timm's data configuration into a rule of the manifest.
+    """Convert timm's data configuration to an image rule of the manifest.
 
     timm resizes the shorter side to floor(size / crop_pct) and crops the middle (``center``), or
     resizes each side to that (``squash``), with Pillow's filters, as torchvision does.
 
     Raises:
-        ModelSetError: another number of channels, sides that differ, or a rule tandem has not.
+        ModelSetError: another number of channels, different sides, or an unsupported rule.
 
     """
     channels, height, width = data["input_size"]

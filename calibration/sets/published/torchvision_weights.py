@@ -23,19 +23,19 @@ OLD_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 
 @dataclass(frozen=True)
 class TorchvisionWeights:
-    """One of torchvision's weights entries; ``name`` is the network's and the member's."""
+    """A weights entry of torchvision; ``name`` is the network's and the member's."""
 
     name: str
     entry: Any  # url, transforms and meta
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The categories that the entry names."""
+        """The categories in the entry."""
         return tuple(self.entry.meta["categories"])
 
     @property
     def input(self) -> Input:
-        """The entry's preset."""
+        """The preprocessing of the entry's preset."""
         preset = self.entry.transforms()
         interpolation = str(preset.interpolation.value)
         if interpolation not in get_args(Interpolation):
@@ -57,19 +57,19 @@ class TorchvisionWeights:
         match = HASH_IN_NAME.search(name)
         if match is None:
             raise ModelSetError(f"{name} does not carry its hash: it cannot be checked")
-        told = f"torchvision {self.entry!s}, {url}, sha256 {match[1]}..."
+        origin = f"torchvision {self.entry!s}, {url}, sha256 {match[1]}..."
         if source.weights_dir is not None:
             path = source.weights_dir / name
             if not path.is_file():
                 raise DownloadError(f"{path} is not there; fetch it from {url} and put it there")
             check_hash(path, match[1])
-            return WeightsFile(path, told)
+            return WeightsFile(path, origin)
         if source.mirror is not None:
             url = f"{source.mirror.rstrip('/')}/{name}"
-        return WeightsFile(download(url, source.cache_dir / name, match[1], report), told)
+        return WeightsFile(download(url, source.cache_dir / name, match[1], report), origin)
 
     def build(self, path: Path) -> torch.nn.Module:
-        """Load the state dict; weights only, so that no code in the file is run."""
+        """Load the state dict with ``weights_only``, so that no code in the file is run."""
         module = build_network(self.name, len(self.labels), self.input.image.input_size)
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -82,7 +82,7 @@ class TorchvisionWeights:
 
 
 def usual_weights(resnet50: str = "IMAGENET1K_V1") -> list[TorchvisionWeights]:
-    """Return what is fetched if no member is named: ResNet50 and DenseNet169."""
+    """Return the members to fetch if none is named: ResNet50 and DenseNet169."""
     models = torchvision_models()
     try:
         chosen = models.ResNet50_Weights[resnet50]
@@ -94,10 +94,10 @@ def usual_weights(resnet50: str = "IMAGENET1K_V1") -> list[TorchvisionWeights]:
 
 
 def torchvision_weights(name: str, version: str = "") -> TorchvisionWeights:
-    """Return the entry of ``version``, or torchvision's best.
+    """Return torchvision's entry ``version``, or its best one if that is empty.
 
     Raises:
-        ModelSetError: no such network or weights.
+        ModelSetError: torchvision has no such network or weights.
 
     """
     if name not in (known := known_networks()):
@@ -114,5 +114,5 @@ def torchvision_weights(name: str, version: str = "") -> TorchvisionWeights:
 
 
 def imagenet_labels() -> tuple[str, ...]:
-    """Return ImageNet-1k's 1,000 classes, as torchvision's weights name and order them."""
+    """Return ImageNet-1k's 1,000 classes, with torchvision's names and order."""
     return TorchvisionWeights("", torchvision_models().ResNet50_Weights.DEFAULT).labels

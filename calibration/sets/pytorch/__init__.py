@@ -1,1 +1,1 @@
-"""Converts PyTorch files to IR or ONNX, in a process of its own: loading one runs code of it."""
+"""Converts PyTorch files to IR or ONNX in a separate process, since loading one runs its code."""

@@ -1,7 +1,7 @@
 """The process that loads a PyTorch file: ``python -P -m calibration.sets.pytorch.child TASK OUT``.
 
-It writes the network as IR or ONNX, if that answers as PyTorch does. It ends when its stdin does:
-whoever started it is gone then.
+It writes the network as IR or ONNX, if the result answers as PyTorch does. It ends when its stdin
+is closed, since the parent is gone then.
 """
 
 import os
@@ -21,15 +21,15 @@ from calibration.sets.pytorch.loaded import LoadedModule, last_line, load_module
 from models.errors import ModelSetError
 from models.runtime import compile_with
 
-ALIKE = 0.02  # of the largest value that a network answers; kernels round differently
+ALIKE = 0.02  # of the largest output value; kernels round differently
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def convert(task: ConversionTask) -> None:
-    """Load the file, and write it as what ``task.made`` is the name of.
+    """Load the file, and write it as IR or ONNX, by the suffix of ``task.made``.
 
     Raises:
-        ModelSetError: it is no classifier, or cannot be converted.
+        ModelSetError: the file is not a classifier, or cannot be converted.
 
     """
     try:
@@ -47,7 +47,7 @@ def convert(task: ConversionTask) -> None:
 
 
 def _to_ir(module: LoadedModule, task: ConversionTask) -> np.ndarray:
-    """Write an IR, and return what it answers to the module's example."""
+    """Write an IR; return its answers to the module's example."""
     kind = ov.Type.u8 if module.is_uint8 else ov.Type.f32
     sides = [-1 if side is None else side for side in module.sides]
     model = ov.convert_model(
@@ -59,9 +59,9 @@ def _to_ir(module: LoadedModule, task: ConversionTask) -> np.ndarray:
 
 
 def _to_onnx(module: LoadedModule, task: ConversionTask, sides: tuple[int, ...]) -> np.ndarray:
-    """Write an ONNX file that gives rows of ``sides``, and return what it answers to the example.
+    """Write an ONNX file with output rows of ``sides``; return its answers to the example.
 
-    Of TorchScript the exporter leaves the sides of the output open.
+    For TorchScript the exporter leaves the output's sides open.
     """
     import onnx
     import onnxruntime
@@ -83,7 +83,7 @@ def _to_onnx(module: LoadedModule, task: ConversionTask, sides: tuple[int, ...])
 
 
 def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask) -> None:
-    if not np.isfinite(expected).all():  # models add says what NaN means
+    if not np.isfinite(expected).all():  # models add reports NaN with a reason
         return
     largest = float(np.abs(expected).max())
     is_alike = expected.shape == answers.shape and np.allclose(
@@ -97,10 +97,16 @@ def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask
 
 
 def main(task_file: Path, result_file: Path) -> None:
-    """Read the task, do it, write how it went."""
+    """Run the task, then end the process without waiting for threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    warnings.simplefilter("ignore")  # that torch.jit is not developed any more
+    warnings.simplefilter("ignore")  # torch.jit is deprecated
+    work(task_file, result_file)
+    os._exit(0)  # without waiting for the file's own threads
+
+
+def work(task_file: Path, result_file: Path) -> None:
+    """Read the task, run it, and write the result."""
     task = ConversionTask.model_validate_json(task_file.read_bytes())
     result = ConversionResult()
     try:
@@ -110,7 +116,6 @@ def main(task_file: Path, result_file: Path) -> None:
     partial = result_file.with_suffix(".partial")
     partial.write_text(result.model_dump_json(), "utf-8")
     partial.replace(result_file)
-    os._exit(0)  # threads of the file's that would not end are no matter any more
 
 
 def _end_with_stdin() -> None:

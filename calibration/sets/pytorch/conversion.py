@@ -1,7 +1,7 @@
-"""Converts a PyTorch file in a child process: its crash, or its delay, is an error of one line.
+"""Converts a PyTorch file in a child process; a crash or timeout becomes a one-line error.
 
-The file is loaded there and nowhere else, and never by a service. The child has a session of its
-own, so that whatever it started ends with it.
+Only this child loads the file, never a service. It has its own session, so that all processes that
+it starts end with it.
 """
 
 import sys
@@ -25,7 +25,7 @@ EXTRA = "torch"
 
 
 class ConversionTask(Record):
-    """What the child is to do."""
+    """The task of the child process."""
 
     path: Path
     kind: Kind
@@ -35,13 +35,13 @@ class ConversionTask(Record):
 
 
 class ConversionResult(Record):
-    """How it went."""
+    """The result of the child process."""
 
     error: str | None = None
 
 
 def command(task_file: Path, result_file: Path) -> list[str]:
-    """Return the child's command; -P: the current folder holds none of its modules."""
+    """Return the child's command; -P keeps the working folder off its module path."""
     return [sys.executable, "-P", "-m", CHILD, str(task_file), str(result_file)]
 
 
@@ -55,11 +55,11 @@ def converted(
     is_trusted: bool,
     limit_s: float = LIMIT_S,
 ) -> Iterator[Path]:
-    """Convert a PyTorch file to the file of ``runtime``; it is there while the block lasts.
+    """Convert a PyTorch file for ``runtime``; the file exists during the block.
 
     Raises:
         MissingExtraError: torch is not installed.
-        ModelSetError: the file is no network, not trusted, or cannot be converted.
+        ModelSetError: the file is not a network, not trusted, or cannot be converted.
 
     """
     kind = kind_of(path)
@@ -79,7 +79,7 @@ def converted(
 
 
 def _run(line: Sequence[str], log: Path, path: Path, limit_s: float) -> str:
-    """Return how the child ended; Ctrl-C and delay end it, with all that it started."""
+    """Run the child and return how it ended; on Ctrl-C or timeout, kill it and its processes."""
     with log.open("wb") as printed, Child(line, printed) as process:
         if not process.has_ended(limit_s):
             raise ModelSetError(
@@ -89,7 +89,7 @@ def _run(line: Sequence[str], log: Path, path: Path, limit_s: float) -> str:
 
 
 def _check(path: Path, how: str, result_file: Path, log: Path) -> None:
-    """Raise :class:`ModelSetError` unless the child has said that all went well."""
+    """Raise :class:`ModelSetError` unless the child reported success."""
     try:
         result = ConversionResult.model_validate_json(result_file.read_bytes())
     except (OSError, ValidationError):

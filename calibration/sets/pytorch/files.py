@@ -1,4 +1,4 @@
-"""PyTorch's files, told apart by the names in their ZIP archive; nothing of them is loaded."""
+"""Recognises kinds of PyTorch files by the names in their ZIP archive, without loading them."""
 
 import zipfile
 from pathlib import Path
@@ -17,10 +17,11 @@ INSTEAD = (
 
 
 def kind_of(path: Path) -> Kind:
-    """Return which kind of network a PyTorch file is.
+    """Return the kind of network in a PyTorch file.
 
     Raises:
-        ModelSetError: it is none: damaged, or a pickle of weights or of a module.
+        ModelSetError: the file has no network: it is damaged, or a pickle of weights or of a
+            module.
 
     """
     try:
@@ -45,7 +46,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def check_trusted(path: Path, *, is_trusted: bool) -> None:
-    """Raise :class:`ModelSetError` unless the user vouches for a PyTorch file."""
+    """Raise :class:`ModelSetError` unless the user has declared a PyTorch file as trusted."""
     if not is_trusted:
         raise ModelSetError(
             f"{path} is a PyTorch file, and to load it is to run code that it holds. If you trust "

@@ -1,6 +1,7 @@
-"""PyTorch's two kinds of networks, loaded: what they take, and what they answer to noise.
+"""Loads PyTorch's two kinds of networks, and determines their input and answers to noise.
 
-Loading runs code of the file: only the child process of :mod:`calibration.sets.pytorch.child` may.
+Loading runs the file's code, so only the child process of :mod:`calibration.sets.pytorch.child` may
+do it.
 """
 
 import json
@@ -19,30 +20,31 @@ from calibration.sets.pytorch.conversion import ConversionTask
 from calibration.sets.runtimes.imported_file import FileOptions, Sides, layout_and_size
 from models.errors import ModelSetError
 
-ANY_BATCH = (2, 1, 3)  # a network that takes these takes any number
+ANY_BATCH = (2, 1, 3)  # a network that accepts these accepts any number
 BUILT_IN = (4, 8, 16, 32, 64)
-TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: what a module was traced with
-# In the archive of members that ran on TorchScript once: uint8 (N, H, W, 3), preprocessing inside.
+TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: the inputs of tracing
+# In archives of members from when TorchScript was a runtime: uint8 (N, H, W, 3), with
+# preprocessing.
 OF_A_SET = "/extra/tandem.json"
 SLACK = 1e-3  # of the largest value, between two runs and between batches
 
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A network ready to run on the example that it is converted with."""
+    """A loaded network with the example that it is converted with."""
 
     path: Path
-    source: Any  # what OpenVINO and ONNX's exporter take: ExportedProgram or ScriptModule
+    source: Any  # for OpenVINO and ONNX's exporter: ExportedProgram or ScriptModule
     run: Callable[[torch.Tensor], torch.Tensor]
-    sides: Sides  # of its input; None: any number of images
+    sides: Sides  # of its input; None: any size
     is_uint8: bool
     example: torch.Tensor
 
     def checked_rows(self) -> np.ndarray:
-        """Return the rows of the example, the same each time and whatever the neighbours are.
+        """Return the rows of the example, after comparing runs and batches.
 
         Raises:
-            ModelSetError: it draws at random, or mixes the images of a batch.
+            ModelSetError: the rows change between runs, or with the other images of the batch.
 
         """
         with torch.inference_mode():
@@ -56,16 +58,16 @@ class LoadedModule:
         return np.asarray(rows.numpy())
 
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    largest = float(one.abs().max())
-    return bool(torch.allclose(one, other, rtol=0, atol=SLACK * max(1, largest), equal_nan=True))
+def _is_alike(first: torch.Tensor, other: torch.Tensor) -> bool:
+    largest = float(first.abs().max())
+    return bool(torch.allclose(first, other, rtol=0, atol=SLACK * max(1, largest), equal_nan=True))
 
 
 def load_module(task: ConversionTask) -> LoadedModule:
-    """Load the file and find out what it takes.
+    """Load the file and determine its input.
 
     Raises:
-        ModelSetError: it takes or gives something else than a classifier does.
+        ModelSetError: its input or output is not a classifier's.
 
     """
     return _program(task) if task.kind == "program" else _script(task)
@@ -96,8 +98,8 @@ def _script(task: ConversionTask) -> LoadedModule:
     schema = module.forward.schema
     named = [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
     _check_ends(task.path, named, len(schema.returns))
-    if (given := str(schema.returns[0].type)) != "Tensor":
-        raise ModelSetError(f"{task.path} gives {given}; a member has one tensor out: trace it")
+    if (output := str(schema.returns[0].type)) != "Tensor":
+        raise ModelSetError(f"{task.path} gives {output}; a member has one tensor out: trace it")
     is_uint8, traced = _said_by_archive(task)
     size = task.input_size
     usual = (None, None, None, 3) if task.layout == "NHWC" else (None, 3, size, size)
@@ -115,7 +117,7 @@ def _check_ends(path: Path, inputs: list[str], num_outputs: int) -> None:
 
 
 def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
-    """Return the input's sides with the size that was said in place of one that is open."""
+    """Return the input's sides, with the requested size for an open side."""
     shown = ",".join("?" if side is None else str(side) for side in sides)
     options = FileOptions(input_size=task.input_size, layout=task.layout)
     layout, size, batch = layout_and_size(sides, f"{task.path} takes {kind} [{shown}]", options)
@@ -125,7 +127,7 @@ def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
 def _batch_of(
     path: Path, module: Any, sides: Sides, is_uint8: bool
 ) -> tuple[int | None, torch.Tensor]:
-    """Return the batch size that is built in, if one is, and an example of images."""
+    """Return the fixed batch size, or None, and example images."""
     taken: dict[int, torch.Tensor] = {}
     first: Exception | None = None
     for batch in (*ANY_BATCH, *BUILT_IN):
@@ -141,15 +143,15 @@ def _batch_of(
         if rows.dim() and len(rows) == batch:
             taken[batch] = example
     if not taken:
-        told = "other rows than images" if first is None else last_line(first)
-        raise ModelSetError(f"{path} does not run on images of {list(sides[1:])}: {told}")
+        problem = "other rows than images" if first is None else last_line(first)
+        raise ModelSetError(f"{path} does not run on images of {list(sides[1:])}: {problem}")
     if all(batch in taken for batch in ANY_BATCH):
         return None, taken[2]
     return min(taken), taken[min(taken)]
 
 
 def _noise(sides: Sides, batch: int, is_uint8: bool) -> torch.Tensor:
-    """Return the same images each time, as many as the network takes: else ``batch``."""
+    """Return fixed images: the network's batch size of them, or ``batch`` if it takes any."""
     shape = (sides[0] or batch, *(int(side or 1) for side in sides[1:]))
     made = torch.Generator().manual_seed(0)
     if is_uint8:
@@ -158,7 +160,7 @@ def _noise(sides: Sides, batch: int, is_uint8: bool) -> torch.Tensor:
 
 
 def _said_by_archive(task: ConversionTask) -> tuple[bool, Sides]:
-    """Return whether TorchScript takes uint8, and the sides it was traced with; (): not kept."""
+    """Return whether TorchScript takes uint8, and the traced input's sides; () if not stored."""
     with zipfile.ZipFile(task.path) as opened:
         for name in opened.namelist():
             if name.endswith(OF_A_SET):
@@ -170,10 +172,10 @@ def _said_by_archive(task: ConversionTask) -> tuple[bool, Sides]:
 
 
 class _Sides(pickle.Unpickler):
-    """Reads tensors as their sizes alone."""
+    """An unpickler that reads only the sizes of tensors."""
 
     def persistent_load(self, _: Any) -> None:
-        """Leave a tensor's storage where it is."""
+        """Skip a tensor's storage."""
 
     def find_class(self, _: str, name: str) -> Any:
         if name == "_rebuild_tensor_v2":
@@ -187,7 +189,7 @@ def _first_sides(traced: Any) -> Sides:
 
 
 def last_line(error: Exception) -> str:
-    """Return what an error of PyTorch says: TorchScript's put where in the code before it."""
+    """Return the last line of a PyTorch error, without TorchScript's place in the code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("The following operation failed"):
         return lines[-1]

@@ -1,4 +1,4 @@
-"""A member's file for another runtime than OpenVINO, and how it is tried before it is taken."""
+"""A member's file for a runtime other than OpenVINO, and the trial run before it is accepted."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Sides = tuple[int | None, ...]  # of a tensor; None: left open
 
 @dataclass(frozen=True)
 class ImportedFile:
-    """A folded network as the one file of its runtime."""
+    """A folded network as a single file for its runtime."""
 
     runtime: RuntimeName
     content: bytes
@@ -39,7 +39,7 @@ class ImportedFile:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """How a file is to be read; as in :func:`calibration.sets.import_network.import_network`."""
+    """How to read a file; see :func:`calibration.sets.import_network.import_network`."""
 
     input_size: int | None = None
     normalisation: Normalisation = field(default_factory=Normalisation)
@@ -52,7 +52,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class Finish:
-    """What comes behind a network's own output: softmax or a sigmoid if it lacks one, classes."""
+    """The layers appended to a network's output: a missing softmax or sigmoid, and classes."""
 
     task: Task
     ending: Ending | None = None
@@ -60,7 +60,7 @@ class Finish:
 
     @property
     def shares_one(self) -> bool:
-        """Whether probabilities of some classes are to be made ones that sum to one again."""
+        """Whether the probabilities of the selected classes must be rescaled to sum to 1."""
         return self.classes is not None and self.ending is None and self.task == "classification"
 
 
@@ -68,42 +68,42 @@ Make = Callable[[Finish], ImportedFile]
 
 
 def layout_and_size(
-    sides: Sides, told: str, options: FileOptions
+    sides: Sides, facts: str, options: FileOptions
 ) -> tuple[TensorLayout, int, int | None]:
     """Return the layout, the side in pixels and the built-in batch of an input's four sides.
 
     Raises:
-        ModelSetError: it is no square colour image; ``told`` begins the message.
+        ModelSetError: it is not a square colour image; ``facts`` begins the message.
 
     """
     if len(sides) != 4:
-        raise ModelSetError(f"{told}; a member takes images, [N,3,H,W] or [N,H,W,3]")
+        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
     layout: TensorLayout = options.layout or ("NCHW" if sides[1] == 3 else "NHWC")
     channels = sides[1] if layout == "NCHW" else sides[3]
     height, width = sides[2:] if layout == "NCHW" else sides[1:3]
     if channels != 3:
-        raise ModelSetError(f"{told}; no side is 3 channels: a member takes colour images")
+        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
     if height != width:
-        raise ModelSetError(f"{told}; a member takes squares")
+        raise ModelSetError(f"{facts}; a member takes squares")
     size = height or options.input_size
     if size is None:
-        raise ModelSetError(f"{told}: its size is open, so say --input-size (224 for ImageNet)")
+        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
     if options.input_size not in (None, size):
-        raise ModelSetError(f"{told}, --input-size says {options.input_size}")
+        raise ModelSetError(f"{facts}, --input-size says {options.input_size}")
     return layout, size, sides[0]
 
 
-def num_classes_of(sides: Sides, told: str) -> int:
+def num_classes_of(sides: Sides, facts: str) -> int:
     """Return C of an output (N, C), (N, C, 1, 1) or (N, 1, 1, C).
 
     Raises:
-        ModelSetError: it is no row of classes; ``told`` begins the message.
+        ModelSetError: it is not a row of classes; ``facts`` begins the message.
 
     """
     wide = [side for side in sides[1:] if side != 1]
     if len(sides) < 2 or len(wide) > 1 or None in wide:
         raise ModelSetError(
-            f"{told}; a member gives probabilities [?,C], one row an image: networks for "
+            f"{facts}; a member gives probabilities [?,C], one row an image: networks for "
             "detection, segmentation or features are no classifiers"
         )
     return int(wide[0] or 1) if wide else 1
@@ -115,7 +115,7 @@ def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> I
     ``own`` is what its graph ends in.
 
     Raises:
-        ModelSetError: its runtime cannot run it, or its rows are none of its task's.
+        ModelSetError: its runtime cannot run it, or its rows do not fit its task.
 
     """
     task = task_of(path, options.outputs, options.task, own)
@@ -138,14 +138,14 @@ def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> I
 
 
 def answers_of(made: ImportedFile, path: Path, images: Pixels) -> Probabilities:
-    """Return the rows of images, as the file's own runtime gives them."""
+    """Return the rows of images that the file's own runtime computes."""
     with _loaded(made, path) as network:
         return np.concatenate([network.predict(image[None]) for image in images])
 
 
 @contextmanager
 def _loaded(made: ImportedFile, path: Path) -> Iterator[LoadedNetwork]:
-    """Load the file, which is made of ``path``; errors name that."""
+    """Load the file, which was made from ``path``; errors name ``path``."""
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as folder:
         file = Path(folder) / f"{path.stem}{SUFFIXES[made.runtime]}"
         file.write_bytes(made.content)

@@ -1,4 +1,4 @@
-"""Reads a member's file for its runtime; one of PyTorch is converted first, a pickle refused."""
+"""Reads a member's file for its runtime; converts PyTorch files first, and refuses pickles."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,24 +13,25 @@ from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError, TandemError
 from models.extras import check_installed, needs_extra
 from models.record import PACKAGES, RuntimeName
+from models.runtime import last_line
 
-# Loading one of these runs what is in it, and gives no network: a pickle calls any function.
+# Loading these runs their code, and gives no network: a pickle can call any function.
 REFUSED = (".pkl", ".pickle", ".ckpt", ".joblib")
 STATE = ".safetensors"
 ONNX = ".onnx"
 
 
 def check_file(path: Path, runtime: RuntimeName) -> None:
-    """Check by its suffix that a file can become one of ``runtime``.
+    """Check by its suffix that a file can be imported for ``runtime``.
 
     Raises:
-        ModelSetError: it cannot, or is one that is never opened.
+        ModelSetError: it cannot, or is of a kind that is never opened.
 
     """
     if path.suffix in REFUSED:
         raise ModelSetError(
-            f"{path}: a {path.suffix} is a pickle, and to load one is to run what is in it, so it "
-            f"is not opened. {INSTEAD}"
+            f"{path}: a {path.suffix} is a pickle, and loading a pickle runs code in it, so it is "
+            f"not opened. {INSTEAD}"
         )
     if runtime == "onnxruntime" and path.suffix not in (ONNX, *SUFFIXES):
         raise ModelSetError(
@@ -42,17 +43,17 @@ def check_file(path: Path, runtime: RuntimeName) -> None:
 def import_member(
     path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool = False
 ) -> Imported | ImportedFile:
-    """Read a classifier as a member's network; one of PyTorch is converted first.
+    """Read a classifier as a member's network; a PyTorch file is converted first.
 
     Args:
-        path: IR, ONNX or TFLite; of PyTorch a .pt2 or TorchScript.
-        runtime: what is to run it.
-        options: how it is to be read.
-        is_trusted: whether a file of PyTorch may be loaded, which runs code of it.
+        path: IR, ONNX or TFLite; or PyTorch's .pt2 or TorchScript.
+        runtime: of the member.
+        options: for reading the file.
+        is_trusted: whether a PyTorch file may be loaded, which runs its code.
 
     Raises:
         MissingExtraError: the runtime, or PyTorch, is not installed.
-        ModelSetError: it is no such classifier, more than one, or not trusted.
+        ModelSetError: the file is not a single classifier, or is not trusted.
 
     """
     check_file(path, runtime)
@@ -67,7 +68,7 @@ def import_member(
 def _as_runtimes_file(
     path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool
 ) -> Iterator[Path | None]:
-    """Give what a file of PyTorch was converted to; None: the file is taken as it is."""
+    """Yield the path that a PyTorch file was converted to; None if no conversion is needed."""
     if path.suffix not in SUFFIXES:
         yield None
         return
@@ -87,7 +88,7 @@ def _imported(
             return import_onnx(path, options, made)
         except TandemError:
             raise
-        except Exception as error:  # of a damaged graph the onnx package's parts raise any kind
+        except Exception as error:  # the onnx package raises any kind for a damaged graph
             raise ModelSetError(f"{path} is no ONNX file that can be read: {error}") from error
     try:
         network = import_network(
@@ -101,9 +102,8 @@ def _imported(
             task=options.task,
             converted=made,
         )
-    except RuntimeError as error:  # OpenVINO's, of whatever step
-        last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"OpenVINO cannot take {path}: {last_line}") from error
+    except (RuntimeError, UnicodeDecodeError) as error:  # OpenVINO's, in any step
+        raise ModelSetError(f"OpenVINO cannot take {path}: {last_line(error)}") from error
     doubt = network.doubt or doubt_by_comparison(made or path, network, options)
     return replace(network, doubt=doubt)
 
@@ -119,7 +119,7 @@ def import_weights(
 
     Raises:
         MissingExtraError: torch or torchvision is not installed.
-        ModelSetError: no architecture is given, or the weights are not of it.
+        ModelSetError: ``architecture`` is None, or the weights do not fit it.
 
     """
     if runtime != "openvino":

@@ -1,7 +1,7 @@
 """Folds preprocessing and softmax or sigmoid into an ONNX graph, for a member on ONNX Runtime.
 
-In front: uint8 (N, H, W, 3) BGR to what the network takes; behind: the set's classes, softmax. All
-weights go into the one file.
+Nodes before the network convert uint8 (N, H, W, 3) BGR to its input. Nodes after it select the
+set's classes and apply the softmax or sigmoid. All weights go into a single file.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from calibration.sets.task import Ending, gives
 from models.errors import ModelSetError
 from models.record import Precision
 
-OLDEST_OPSET = 7  # of Sub and Div that broadcast
+OLDEST_OPSET = 7  # of Sub and Div with broadcasting
 QUANTIZED = {
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"),
     *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"),
@@ -40,38 +40,44 @@ OWN: dict[str, Ending] = {
     "Sigmoid": "sigmoid",
     "QLinearSigmoid": "sigmoid",
 }
-# What inputs may be: floats, and integers that pixels are taken as. Pixels less 128 are int8's.
+# Input types: floats, and integers with pixel values; int8 takes pixels minus 128.
 INTEGERS = {
     *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
 }
-LEAST = 1e-12  # a probability, before its logarithm
-OURS = "tandem/"  # names of nodes and tensors begin so
-BEFORE = "before/"  # goes before such names in a file that was folded already
+LEAST = 1e-12  # bounds a probability before its logarithm
+OURS = "tandem/"  # prefix of our names of nodes and tensors
+BEFORE = "before/"  # added to such names in a file that was folded before
 Graph = Any  # onnx.GraphProto; the package's types are generated
 
 
 def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> ImportedFile:
     """Read an ONNX classifier as a member's file for ONNX Runtime.
 
-    ``converted``: what a file of PyTorch was converted to; ``path`` is what the user gave.
+    Args:
+        path: the user's file.
+        options: for reading it.
+        converted: the result of converting ``path`` from PyTorch; None: ``path`` is ONNX.
 
     Raises:
-        ModelSetError: not one image in and one row of classes out; weights that are missing or
-            outside its folder; operators that this ONNX Runtime lacks. The message says what is.
+        ModelSetError: the graph does not map one image input to one row of classes, has weights
+            that are missing or outside of its folder, or needs operators that this ONNX Runtime
+            lacks.
 
     """
     check_file(converted or path)
     model = _read(converted or path, path)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
-    told = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
-    layout, size, batch = layout_and_size(_sides(inputs), told, options)
+    input_facts = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
+    layout, size, batch = layout_and_size(_sides(inputs), input_facts, options)
     taken = inputs.type.tensor_type.elem_type
     if taken != TensorProto.FLOAT and taken not in INTEGERS:
-        raise ModelSetError(f"{told}; a member takes float32 or uint8: export it again as that")
-    given = f"{path} gives {_told(_sides(outputs))}"
-    num_classes = num_classes_of(_sides(outputs), given)
+        raise ModelSetError(
+            f"{input_facts}; a member takes float32 or uint8: export it again as that"
+        )
+    output_facts = f"{path} gives {_told(_sides(outputs))}"
+    num_classes = num_classes_of(_sides(outputs), output_facts)
     exact, kind = _exact_end(graph, outputs.name)
     make = partial(_folded, model, options, layout, size, batch, num_classes, exact)
     return tried(make, path, options, OWN.get(kind))
@@ -81,8 +87,8 @@ def _read(file: Path, path: Path) -> Any:
     try:
         model = onnx.load(file)
     except Exception as error:  # protobuf's and onnx's own kinds
-        told = str(error).strip().partition("\n")[0]
-        raise ModelSetError(f"{path} is no ONNX file: {told}") from error
+        problem = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} is no ONNX file: {problem}") from error
     opset = max((o.version for o in model.opset_import if o.domain == ""), default=0)
     if opset < OLDEST_OPSET:
         raise ModelSetError(
@@ -107,7 +113,7 @@ def _values(tensor: Any, path: Path) -> np.ndarray:
 
 
 def _rename_ours(graph: Graph) -> None:
-    """Free the names that are to be used, in a member's own file that is added again."""
+    """Rename nodes and tensors with our names, in a member's file that is imported again."""
 
     def other(name: str) -> str:
         return BEFORE + name if OURS in name else name
@@ -121,7 +127,7 @@ def _rename_ours(graph: Graph) -> None:
 
 def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
     weights = {tensor.name for tensor in graph.initializer}
-    inputs = [one for one in graph.input if one.name not in weights]
+    inputs = [value for value in graph.input if value.name not in weights]
     for what, ports in (("inputs", inputs), ("outputs", list(graph.output))):
         if len(ports) != 1:
             names = ", ".join(port.name for port in ports)
@@ -146,10 +152,10 @@ def _kind(port: Any) -> str:
 
 
 def _exact_end(graph: Graph, output: str) -> tuple[str, str]:
-    """Return the tensor to take for the output, and the operator that gives it, reshapes left out.
+    """Return the tensor to use as output, and the operator that computes it, without reshapes.
 
-    Rounded probabilities of many classes sum to anything: behind a softmax, or a sigmoid, the
-    tensor is the one before it was rounded.
+    Rounded probabilities of many classes need not sum to one. So after a softmax or sigmoid it is
+    the tensor before rounding.
     """
     by_output = {name: node for node in graph.node for name in node.output}
 
@@ -187,7 +193,7 @@ def _folded(
     graph.node.extend([*front, *kept, *back])
     shape = [number, size, size, 3]
     pixels = helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.UINT8, shape)
-    others = [one for one in graph.input if one.name != inputs.name]
+    others = [value for value in graph.input if value.name != inputs.name]
     del graph.input[:]
     graph.input.extend([pixels, *others])
     num = num_classes if finish.classes is None else len(finish.classes.wanted)
@@ -219,7 +225,7 @@ def _takes(inputs: Any, options: FileOptions) -> str:
 
 
 def _order(inputs: Any, options: FileOptions) -> ColorOrder:
-    """Return the order of colours that a network takes; uint8 is taken as folded already."""
+    """Return the network's colour order; a uint8 input means that folding was done before."""
     taken = inputs.type.tensor_type.elem_type
     if taken == TensorProto.FLOAT:
         return options.normalisation.color_order

@@ -1,6 +1,6 @@
-"""Imports a safetensors state dict of a known architecture: torchvision's classification networks.
+"""Imports a safetensors state dict of a torchvision classification network.
 
-safetensors holds tensors and nothing else; the architecture is this project's to build.
+safetensors contain only tensors, so this project builds the architecture.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from calibration.sets.runtimes.imported_file import FileOptions
 from calibration.sets.task import ENDINGS, gives
 from models.errors import ModelSetError
 
-USUAL_SIZE = 224  # px, of ImageNet's networks
+USUAL_SIZE = 224  # px, for ImageNet's networks
 
 
 def import_state(path: Path, architecture: str, num_classes: int, options: FileOptions) -> Imported:
@@ -22,11 +22,11 @@ def import_state(path: Path, architecture: str, num_classes: int, options: FileO
     Args:
         path: safetensors, FP16 or FP32.
         architecture: torchvision's name.
-        num_classes: of the set; a member with classes of its own has those.
-        options: as of other files; its size is 224 px unless told otherwise.
+        num_classes: of the set; a member with its own class ids has their number.
+        options: as for other files; the input size is 224 px by default.
 
     Raises:
-        ModelSetError: no such network, or the weights are not of it.
+        ModelSetError: torchvision has no such network, or the weights do not fit it.
 
     """
     classes, size = options.classes, options.input_size or USUAL_SIZE
@@ -36,9 +36,9 @@ def import_state(path: Path, architecture: str, num_classes: int, options: FileO
         load_weights(module, path)
     except ModelSetError:
         raise
-    except Exception as error:  # safetensors and torch raise kinds of their own
-        told = str(error).strip().partition("\n")[0]
-        raise ModelSetError(f"{path} are no weights of {architecture}: {told}") from error
+    except Exception as error:  # safetensors and torch raise errors of their own
+        problem = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} are no weights of {architecture}: {problem}") from error
     task = options.task or "classification"  # torchvision's networks end in logits
     model = convert_module(module, architecture, size, options.normalisation, task)
     if classes is not None:

@@ -40,7 +40,7 @@ def traced(
     spans_folder: Path,
     grpc_port: int,
 ) -> Iterator[Service]:
-    """serve_config.yaml as it is, but for gRPC, shared memory and where the traces go."""
+    """serve_config.yaml with gRPC, shared memory, pages of all origins and a receiver of traces."""
     config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, spans_folder)
     started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
     with lent(started, signal.SIGTERM, is_for_all=True) as service:

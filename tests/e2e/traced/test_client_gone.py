@@ -1,12 +1,19 @@
-"""Clients that send a photo and go away: the service does not run it for them."""
+"""Clients that send a photo and go away: the service does not run it for them.
+
+``make test`` has tests/unit/http/test_disconnect.py.
+"""
 
 import asyncio
 from collections.abc import Callable
+
+import pytest
 
 from tests.support.services.live_service import Service
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.trace_checks import batches
 from tests.support.trace_receivers import OtlpGrpc
+
+pytestmark = pytest.mark.slow
 
 NUM_GONE, NUM_FILES = 60, 8  # images for seconds: no machine has answered half of them at once
 HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"

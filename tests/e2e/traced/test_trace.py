@@ -59,7 +59,7 @@ def trace_of(answer: httpx.Response, receiver: OtlpGrpc) -> list[Received]:
 
 
 def trace(*arguments: str) -> str:
-    command = [TANDEM, "trace", *arguments]
+    command: list[str | Path] = [TANDEM, "trace", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import machine  # noqa: F401 (makes tests.support importable)
 
 from protocol_study.claims import verdicts
 from protocol_study.figures import Figures, Row
 from protocol_study.plots import write_plots
+from tests.support.wrapped import wrapped
 
 TEMPLATE = "protocols.md.j2"
 OVERHEAD = Path(__file__).parent.parent / "results" / "overhead-vnni.json"
@@ -44,7 +46,7 @@ def write_document(result: Mapping[str, Any], path: Path) -> None:
         rate=lambda *way: rate(figures, *way),
         cost=lambda *way: number(figures.at_clients(*way, 16), "server_cpu_ms"),
     )
-    path.write_text(text.strip() + "\n", "utf-8")
+    path.write_text(wrapped(text.strip() + "\n"), "utf-8")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

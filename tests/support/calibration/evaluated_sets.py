@@ -6,6 +6,7 @@ from typer.testing import Result
 
 from calibration.sets.durable import write_manifest
 from models.manifest import Network, read_manifest
+from models.record import Precision
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
 
@@ -17,7 +18,7 @@ def two_precisions(folder: Path, int8_gain: float = 8.0) -> Path:
     members = []
     for member in manifest.members:
         network = save_model(tiny_model(gain=int8_gain), folder, f"{member.name}-int8")
-        networks: dict[str, Network] = {**member.networks, "INT8": network}
+        networks: dict[Precision, Network] = {**member.networks, "INT8": network}
         members.append(member.model_copy(update={"networks": networks}))
     write_manifest(folder, manifest.model_copy(update={"members": tuple(members)}))
     return folder

@@ -17,7 +17,13 @@ PARENT_ENDED = 70
 
 def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the command line; the thread that starts it must live as long as it should."""
-    return [sys.executable, "-IS", __file__, str(os.getpid()), *map(os.fspath, command)]
+    return [
+        sys.executable,
+        "-IS",
+        __file__,
+        str(os.getpid()),
+        *(os.fspath(part) for part in command),
+    ]
 
 
 def main() -> None:

@@ -88,12 +88,13 @@ def changed_config(folder: Path, name: str = "serve_config.yaml") -> Iterator[di
 
 
 def traced_config(folder: Path, endpoint: str, spans: Path) -> Path:
-    """Return serve_config.yaml as it is, but for where the traces go, and with shared memory."""
+    """Return serve_config.yaml, but for where traces go, shared memory and pages of all origins."""
     with changed_config(folder) as content:
         arguments = {
             "trace_endpoint": endpoint,
             "trace_dir": str(spans),
             "shared_memory": "unproxied",
+            "allowed_origins": ["*"],
         }
         content["applications"][0]["args"] |= arguments
     return folder / "serve_config.yaml"

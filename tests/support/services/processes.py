@@ -35,6 +35,12 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
+def raylet(pid: int) -> psutil.Process:
+    """Return the raylet below ``pid``. Other processes may end while this looks."""
+    (raylet,) = (p for p in descendants(pid) if title(p).partition(" ")[0].endswith("/raylet"))
+    return raylet
+
+
 def memory_bytes(pid: int) -> int:
     """Return the tree's memory; PSS counts a page that several processes share once."""
     total = 0
@@ -87,11 +93,11 @@ def reachable_ports(pid: int) -> set[tuple[str, str, int]]:
     reachable = set()
     for process in descendants(pid):
         try:
-            connections = process.net_connections("tcp")
+            name, connections = process.name(), process.net_connections("tcp")
         except psutil.Error:
             continue
         reachable |= {
-            (process.name(), c.laddr.ip, c.laddr.port)
+            (name, c.laddr.ip, c.laddr.port)
             for c in connections
             if c.status == psutil.CONN_LISTEN and not _is_loopback(c.laddr.ip)
         }
@@ -122,7 +128,7 @@ def _is_of(pid: int | None, folder: Path) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], object], within_s: float, what: str) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {within_s} s"

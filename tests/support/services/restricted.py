@@ -36,7 +36,7 @@ def restricted(command: Command, instead: Mapping[Path, Path]) -> list[str]:
     account = ["--reuid", str(UID), "--regid", str(UID), "--clear-groups", *READING]
     setpriv = ["setpriv", *account, "env", "-i", f"PATH={os.environ['PATH']}", "HOME=/"]
     private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh"]
-    return [*private, *binds, "--", *setpriv, *map(os.fspath, command)]
+    return [*private, *binds, "--", *setpriv, *(os.fspath(part) for part in command)]
 
 
 def why_not() -> str | None:

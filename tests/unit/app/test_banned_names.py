@@ -24,7 +24,16 @@ BANNED = {
 
 
 def findings(code: str, path: str) -> str:
-    line = [RUFF, "check", "--select", "TID251", "--no-cache", "--stdin-filename", path, "-"]
+    line: list[str | Path] = [
+        RUFF,
+        "check",
+        "--select",
+        "TID251",
+        "--no-cache",
+        "--stdin-filename",
+        path,
+        "-",
+    ]
     done = subprocess.run(line, input=code, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout

@@ -124,13 +124,20 @@ def test_the_unit_waits_for_ready_and_asks_the_command_alone_to_stop() -> None:
 
 @pytest.mark.systemd
 def test_systemd_takes_the_unit(unit: Path) -> None:
-    said = subprocess.run([SYSTEMD, "verify", unit], capture_output=True, text=True)
+    said = subprocess.run([str(SYSTEMD), "verify", unit], capture_output=True, text=True)
     assert (said.returncode, said.stderr) == (0, "")
 
 
 @pytest.mark.systemd
 def test_systemd_calls_the_unit_closed(unit: Path) -> None:
     threshold = f"--threshold={MAX_EXPOSURE * 10:.0f}"
-    command = [SYSTEMD, "security", "--offline=true", "--no-pager", threshold, unit]
+    command: list[str | Path] = [
+        str(SYSTEMD),
+        "security",
+        "--offline=true",
+        "--no-pager",
+        threshold,
+        unit,
+    ]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout

@@ -13,6 +13,7 @@ DOCUMENT, FIGURES = ROOT / "docs/protocols.md", ROOT / "tests/load/results/proto
 
 FOLDERS = "app|models|calibration|client|configs|tests"
 NAMED = re.compile(rf"\b(?:{FOLDERS})/[\w/.-]+\.(?:py|sh|yaml|proto|json)\b")
+OF_A_COMMIT = re.compile(r"`[^`]*`\s\(at\s[0-9a-f]{7}\)")  # a command that is no longer here
 HISTORY = ("CHANGELOG.md", "durations.md")  # they tell of what was
 
 
@@ -23,7 +24,7 @@ def test_the_files_that_documents_name_are_there():
     missing = {
         f"{page.relative_to(ROOT)}: {name}"
         for page in pages
-        for name in NAMED.findall(page.read_text("utf-8"))
+        for name in NAMED.findall(OF_A_COMMIT.sub("", page.read_text("utf-8")))
         if not (ROOT / name).exists()
     }
     assert missing == set()
@@ -31,7 +32,12 @@ def test_the_files_that_documents_name_are_there():
 
 def test_the_study_of_protocols_is_written_from_its_figures(tmp_path):
     written = tmp_path / "protocols.md"
-    command = [sys.executable, ROOT / "tests/load/protocols.py", "--from", FIGURES]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "tests/load/protocols.py",
+        "--from",
+        FIGURES,
+    ]
     subprocess.run([*command, "--document", written], check=True)
     assert written.read_text("utf-8") == DOCUMENT.read_text("utf-8")
     names = {path.name for path in (tmp_path / "protocols").iterdir()}
@@ -80,16 +86,15 @@ def test_what_is_said_of_the_tflite_set_is_in_its_result():
 
 
 def test_what_is_said_of_transformers_is_in_the_result():
-    told = " ".join((ROOT / "calibration/README.md").read_text("utf-8").split())
+    page = (ROOT / "calibration/README.md").read_text("utf-8")
     path = ROOT / "tests/load/results/transformer_int8.json"
     found = json.loads(path.read_text("utf-8"))["evaluated"]
     exact, so = (found["scores"][p]["recommended"]["top1"] for p in ("FP16", "INT8"))
     otherwise = found["scores"]["INT8"]["as_convolutional"]["top1"]
-    assert (
-        f"{found['num_images']:,} photographs: top-1 {exact:.3f} in float, {so:.3f} in INT8 so, "
-        f"{otherwise:.3f} in INT8 as a convolutional network, a loss over the limit"
-    ) in told
+    assert f"on {found['num_images']:,} photographs with a small ViT" in page
     drops = {name: drop["top1"] for name, drop in found["drops"].items()}
     assert drops["recommended"] <= found["max_drop"] < drops["as_convolutional"]
     cpu_ms = found["cpu_ms_per_image"]["recommended"]
-    assert f"{cpu_ms['FP16']:.2f} CPU-ms an image in float, {cpu_ms['INT8']:.2f} in INT8" in told
+    assert f"| float | {exact:.3f} | {cpu_ms['FP16']:.2f} |" in page
+    assert f"| INT8, as a transformer | {so:.3f} | {cpu_ms['INT8']:.2f} |" in page
+    assert f"| INT8, as a convolutional network: over the limit | {otherwise:.3f} | |" in page

@@ -18,7 +18,7 @@ def test_a_fault_is_its_error_as_a_value():
 
 def same(a: object, b: object) -> bool:
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     return a == b
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.serve import ServeOptions, _checked_config
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import _checked_config
 from app.launch.service_log import service_log
 from app.main import build
 from app.precision import decided
@@ -58,6 +59,19 @@ def test_fp16_where_a_members_int8_does_not(wrong: Path) -> None:
     assert warning.startswith(
         "precision auto: FP16 is served, not INT8: unsure INT8 does not answer"
     )
+
+
+def test_one_precision_is_decided_for_several_sets(good: Path, tmp_path: Path) -> None:
+    wrong = both_precisions(tmp_path / "wrong")
+    spoil_int8(wrong, "unsure")
+    right, other = of(good), of(wrong)
+    chosen, warning = decided(right, right.load_set(), other.load_set())
+    assert (chosen.precision, decided(right, right.load_set(), right.load_set())[1]) == (
+        "FP16",
+        None,
+    )
+    assert warning is not None
+    assert "unsure INT8 does not answer" in warning
 
 
 @pytest.mark.parametrize("precision", ["INT8", "FP16"])

@@ -60,6 +60,7 @@ def dotted(name: RayName) -> str:
     return f"{name.module}.{name.name}"
 
 
+@pytest.mark.slow  # make test looks each name up, in tests/unit/launch and calls
 @pytest.mark.parametrize(("feature", "name"), OPTIONAL)
 def test_without_an_optional_name_a_picture_is_classified(
     answers: dict[str, dict[str, Any]], feature: Feature, name: RayName
@@ -77,6 +78,7 @@ def test_without_an_optional_name_a_picture_is_classified(
     assert has_router == {feature is not STAGE_ROUTER}
 
 
+@pytest.mark.slow  # as above
 @pytest.mark.parametrize("name", LOOPBACK.names, ids=dotted)
 def test_without_what_protects_the_service_is_refused_in_a_line(
     answers: dict[str, dict[str, Any]], name: RayName
@@ -93,6 +95,7 @@ def test_the_features_are_those_that_something_leans_on() -> None:
     assert optional < {feature for feature in REPLICA_FEATURES if not feature.is_required}
     features = (*REPLICA_FEATURES, *LAUNCH_FEATURES)
     assert sum(len(feature.names) for feature in features if feature.is_required) <= 12
+    assert sum(len(feature.names) for feature in features) <= 40
 
 
 def imports_at_the_top(path: Path) -> set[str]:

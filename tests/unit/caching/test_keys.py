@@ -1,5 +1,7 @@
 """An image's key is of its bytes, and of everything that its answer depends on."""
 
+import asyncio
+
 import pytest
 
 from app.caching import keys as keys_module
@@ -58,15 +60,31 @@ def test_another_library_changes_keys(tiny_set, monkeypatch):
     assert keys_of(tiny_set).key(b"a") != before
 
 
-async def test_large_files_have_the_same_keys_from_a_thread(tiny_set, monkeypatch):
-    keys, handed_over = keys_of(tiny_set), []
-    real = keys_module.asyncio.to_thread
+@pytest.fixture
+def handed_over(monkeypatch) -> list[object]:
+    """What is called on a thread."""
+    calls: list[object] = []
+    real = asyncio.to_thread
 
     async def noted(call):
-        handed_over.append(call)
+        calls.append(call)
         return await real(call)
 
-    monkeypatch.setattr(keys_module.asyncio, "to_thread", noted)
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    return calls
+
+
+@pytest.mark.parametrize(("num_bytes", "is_on_loop"), [(250_000, True), (300_000, False)])
+async def test_the_loop_hashes_about_a_quarter_of_a_mebibyte(
+    tiny_set, handed_over, num_bytes, is_on_loop
+):
+    """Photos of small cameras, in less than half a millisecond."""
+    await keys_of(tiny_set).of([bytes(num_bytes)])
+    assert (handed_over == []) == is_on_loop
+
+
+async def test_large_files_have_the_same_keys_from_a_thread(tiny_set, handed_over):
+    keys = keys_of(tiny_set)
     small = [b"a", bytes(HASHED_ON_LOOP_BYTES - 1)]
     assert await keys.of(small) == [keys.key(data) for data in small]
     assert handed_over == []

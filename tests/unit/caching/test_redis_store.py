@@ -15,7 +15,7 @@ from tests.support.virtual_loop import run_virtually
 
 ADDRESS = RedisAddress.of("redis://user:s3cret@cache:6379/1")
 FORM = RowsFormat("0123456789ab", (2,), 3)
-ROWS = np.float32([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]])
+ROWS = np.array([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]], np.float32)
 KEYS = [bytes([number]) * 32 for number in range(4)]
 
 

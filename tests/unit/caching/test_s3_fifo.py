@@ -73,6 +73,17 @@ def test_what_is_asked_for_again_outlives_a_scan():
     assert sum(key(number) in store for number in range(50)) == 50
 
 
+def test_a_new_value_of_a_key_that_was_asked_for_outlives_a_scan() -> None:
+    store = store_of(100)
+    for number in range(50):
+        store.put(key(number), number, SIZE)
+        store.get(key(number))
+        store.put(key(number), -number, SIZE)
+    for number in range(1000, 3000):
+        store.put(key(number), number, SIZE)
+    assert [store.get(key(number)) for number in range(50)] == [-number for number in range(50)]
+
+
 def test_what_comes_again_soon_after_it_had_to_go_stays():
     store = store_of(100)
     for number in range(120):

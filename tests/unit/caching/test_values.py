@@ -10,7 +10,7 @@ from app.caching.values import VALUE_HEAD, RowsFormat
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 FORM = RowsFormat("0123456789ab", (1, 2), 3)  # one: of a cascade
-ROWS = np.float32([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]])
+ROWS = np.array([[0.1, 0.8, 0.1], [0.2, 0.5, 0.3]], np.float32)
 NUM_BYTES = len(FORM.pack(KEY, ROWS))
 BOUNDED = settings(max_examples=300, database=None)
 PROBABILITY = st.floats(0, 1, width=32)

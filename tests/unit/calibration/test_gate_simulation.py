@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests/load/results/gate_simulation.json"
 MOST = 0.05
@@ -26,9 +28,15 @@ def test_neither_error_is_likelier_than_one_in_twenty():
     assert max(row["losing_verified_before"] for row in before) > 0.1
 
 
+@pytest.mark.slow  # make test reads the figures that are committed
 def test_a_simulation_made_anew_finds_the_same():
-    command = [sys.executable, ROOT / "tests/load/gate_simulation.py", "--draws", "2000"]
-    sizes = ["--num-images", "50", "--num-images", "400", "--seed", "1"]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "tests/load/gate_simulation.py",
+        "--draws",
+        "2000",
+    ]
+    sizes: list[str | Path] = ["--num-images", "50", "--num-images", "400", "--seed", "1"]
     done = subprocess.run([*command, *sizes], check=True, capture_output=True, text=True)
     kept = {(r["num_images"], r["differing"]): r for r in json.loads(RESULT.read_text())["rows"]}
     rows = json.loads(done.stdout)["rows"]

@@ -27,6 +27,7 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> M
     return add_set(new_set(shared_data / "imagenet-small"), tmp_path_factory.mktemp("sets"))
 
 
+@pytest.mark.slow  # make test adds small TFLite networks in tests/unit/calibration/sets
 def test_what_the_networks_say_of_themselves_is_kept(mobilenets: ModelSet) -> None:
     manifest = mobilenets.manifest
     assert [manifest.image_of(name).input_size for name in MEMBERS] == [224, 192, 160]
@@ -35,6 +36,7 @@ def test_what_the_networks_say_of_themselves_is_kept(mobilenets: ModelSet) -> No
     assert (mobilenets.labels[0], len(mobilenets.labels)) == ("background", 1001)
 
 
+@pytest.mark.slow  # as above
 def test_they_know_fifty_photographs(
     mobilenets: ModelSet, shared_data: Path, tmp_path: Path
 ) -> None:
@@ -45,6 +47,7 @@ def test_they_know_fifty_photographs(
     assert all(found[name] >= least for name, least in LEAST_TOP1.items()), found
 
 
+@pytest.mark.slow  # as above
 def test_a_batch_is_answered_as_one_by_one(mobilenets: ModelSet, shared_data: Path) -> None:
     images = read_dataset(shared_data / "imagenet-small" / "images", mobilenets).images[:8]
     together = Networks(mobilenets, ("INT8",)).predict(images)
@@ -57,6 +60,7 @@ def test_a_batch_is_answered_as_one_by_one(mobilenets: ModelSet, shared_data: Pa
             assert np.abs(alone - row).max() < 0.01
 
 
+@pytest.mark.slow  # as above
 def test_without_background_the_rest_share_its_probability(
     mobilenets: ModelSet, shared_data: Path, tmp_path: Path
 ) -> None:

@@ -70,6 +70,8 @@ async def test_an_error_of_the_second_does_not_end_the_first():
 
 @virtually
 async def test_if_both_fail_there_is_an_error():
+    num_made = 0
+
     async def call() -> str:
         nonlocal num_made
         num_made += 1
@@ -77,7 +79,6 @@ async def test_if_both_fail_there_is_an_error():
         await asyncio.sleep(3 * SOON)
         raise ValueError(f"call {number}")
 
-    num_made = 0
     with pytest.raises(ValueError, match="call 2"):
         await hedged(call, SOON, HedgeBudget(), 1)
 

@@ -13,7 +13,7 @@ from app.calls.remote import RemoteDecoder, RemoteMember
 from app.deployments.replica import classify_many, decode_many
 from app.errors import DeadlineError, HeavyFileError, OtherSetError, OverloadedError
 from app.messages import Decoded
-from tests.support.fakes import FakeDecoder, FakeHandle, FakeMember
+from tests.support.fakes import FakeDecoder, FakeMember, handle_of
 
 
 class Counting:
@@ -32,11 +32,11 @@ class Counting:
 
     async def classify_many(self, message: bytes) -> bytes:
         await self._arrived(message)
-        return await classify_many(self.stage, message)
+        return await classify_many(self.stage, message)  # type: ignore[arg-type]
 
     async def decode_many(self, message: bytes) -> bytes:
         await self._arrived(message)
-        return await decode_many(self.stage, message)
+        return await decode_many(self.stage, message)  # type: ignore[arg-type]
 
 
 def image(value: int, count: int = 1) -> np.ndarray:
@@ -47,7 +47,7 @@ async def test_requests_of_one_moment_share_a_call_and_get_their_own_answers() -
     member = FakeMember()
     member.rows = {value: (value / 10, 0.0, 0.0) for value in range(5)}
     counting = Counting(member)
-    remote = RemoteMember(FakeHandle(counting))
+    remote = RemoteMember(handle_of(counting))
     answers = await asyncio.gather(
         *(remote.classify(image(value, 1 + value), 60, "interactive") for value in range(3))
     )
@@ -60,7 +60,7 @@ async def test_requests_of_one_moment_share_a_call_and_get_their_own_answers() -
 
 async def test_a_fault_of_one_file_is_in_its_own_answer() -> None:
     counting = Counting(FakeDecoder())
-    remote = RemoteDecoder(FakeHandle(counting))
+    remote = RemoteDecoder(handle_of(counting))
     first, second = await asyncio.gather(
         remote.decode([b"good one"], 60, "interactive"),
         remote.decode([b"bad", b"good"], 60, "interactive"),
@@ -81,7 +81,7 @@ class Picky(FakeMember):
 
 
 async def test_what_one_is_refused_the_others_get() -> None:
-    remote = RemoteMember(FakeHandle(Counting(Picky())))
+    remote = RemoteMember(handle_of(Counting(Picky())))
     found = await asyncio.gather(
         *(remote.classify(image(value), 60, "interactive") for value in range(3)),
         return_exceptions=True,
@@ -93,7 +93,7 @@ async def test_what_one_is_refused_the_others_get() -> None:
 
 async def test_each_has_the_time_that_it_has_left() -> None:
     member = FakeMember()
-    remote = RemoteMember(FakeHandle(Counting(member)))
+    remote = RemoteMember(handle_of(Counting(member)))
     await asyncio.gather(
         remote.classify(image(0), 60, "interactive"), remote.classify(image(1), 5, "interactive")
     )
@@ -111,7 +111,7 @@ async def test_all_images_of_a_replica_that_died_are_asked_for_again() -> None:
             raise ActorDiedError
 
     counting.before = die_once
-    remote = RemoteMember(FakeHandle(counting))
+    remote = RemoteMember(handle_of(counting))
     answers = await asyncio.gather(
         *(remote.classify(image(value), 60, "interactive") for value in range(3))
     )
@@ -132,7 +132,7 @@ async def test_a_file_that_kills_replicas_takes_no_others_along(monkeypatch) -> 
             return await super().decode_many(message)
 
     counting = Fragile(FakeDecoder())
-    remote = RemoteDecoder(FakeHandle(counting))
+    remote = RemoteDecoder(handle_of(counting))
     files = [b"good"] * 4 + [b"kills"] + [b"good"] * 3
     answers = await asyncio.gather(
         *(remote.decode([file], 60, "interactive") for file in files), return_exceptions=True
@@ -147,7 +147,7 @@ async def test_one_whose_time_is_half_over_is_asked_for_again_by_itself() -> Non
     counting = Counting(FakeMember())
     hangs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     counting.before = lambda number: hangs if number == 1 else None
-    remote = RemoteMember(FakeHandle(counting))
+    remote = RemoteMember(handle_of(counting))
     patient = asyncio.create_task(remote.classify(image(0), 600, "interactive"))
     answer = await remote.classify(image(1), 0.1, "interactive")
     assert len(answer.probabilities) == 1
@@ -161,7 +161,7 @@ async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
     member = FakeMember()
     member.calls_at_once = 3
     counting = Counting(member)
-    remote = RemoteMember(FakeHandle(counting))
+    remote = RemoteMember(handle_of(counting))
     await remote.classify(image(0), 60, "interactive")
     counting.num_parts.clear()
     member.gate = asyncio.Event()
@@ -180,7 +180,7 @@ async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
 async def test_the_call_ends_with_its_last_caller() -> None:
     member = FakeMember()
     member.gate = asyncio.Event()
-    remote = RemoteMember(FakeHandle(Counting(member)))
+    remote = RemoteMember(handle_of(Counting(member)))
     tasks = [
         asyncio.create_task(remote.classify(image(value), 60, "interactive")) for value in (0, 1)
     ]
@@ -207,7 +207,7 @@ class Heavy(FakeDecoder):
 
 async def test_a_heavy_picture_keeps_nobody_waiting() -> None:
     counting = Counting(Heavy())
-    remote = RemoteDecoder(FakeHandle(counting))
+    remote = RemoteDecoder(handle_of(counting))
     answers = await asyncio.gather(
         *(
             remote.decode([name], 60, "interactive")
@@ -224,14 +224,14 @@ async def test_a_replica_of_another_version_is_one_of_another_set() -> None:
             return b"what is this"
 
     with pytest.raises(OtherSetError, match="classify_many"):
-        await RemoteMember(FakeHandle(Other())).classify(image(0), 60, "interactive")
+        await RemoteMember(handle_of(Other())).classify(image(0), 60, "interactive")
 
 
 async def test_a_message_of_another_version_is_refused() -> None:
     with pytest.raises(OtherSetError, match="version"):
-        await classify_many(FakeMember(), b"TnC0" + bytes(40))
+        await classify_many(FakeMember(), b"TnC0" + bytes(40))  # type: ignore[arg-type]
     with pytest.raises(OtherSetError):
-        await decode_many(FakeDecoder(), b"")
+        await decode_many(FakeDecoder(), b"")  # type: ignore[arg-type]
 
 
 async def test_a_deadline_that_is_over_is_the_stages_to_tell() -> None:
@@ -242,4 +242,4 @@ async def test_a_deadline_that_is_over_is_the_stages_to_tell() -> None:
             return await super().classify(images, left_s, lane)
 
     with pytest.raises(DeadlineError):
-        await RemoteMember(FakeHandle(Counting(Strict()))).classify(image(0), 0.0, "interactive")
+        await RemoteMember(handle_of(Counting(Strict()))).classify(image(0), 0.0, "interactive")

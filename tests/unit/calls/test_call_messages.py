@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,8 +74,13 @@ def decoded(count: int, faults: dict[int, Fault] | None = None) -> Decoded:
 
 
 def test_what_the_decoder_found_arrives() -> None:
-    answers = [decoded(2, {1: FAULT}), DeadlineError("late"), decoded(0, {0: FAULT}), decoded(1)]
-    found = read_decoded(pack_decoded(answers))
+    answers: list[Any] = [
+        decoded(2, {1: FAULT}),
+        DeadlineError("late"),
+        decoded(0, {0: FAULT}),
+        decoded(1),
+    ]
+    found: list[Any] = read_decoded(pack_decoded(answers))
     assert isinstance(found[1], DeadlineError)
     for one, expected in ((found[0], answers[0]), (found[3], answers[3])):
         np.testing.assert_array_equal(one.images, expected.images)
@@ -96,8 +102,8 @@ def answer(count: int) -> MemberAnswer:
 
 
 def test_what_a_member_found_arrives() -> None:
-    answers = [answer(2), OverloadedError("full", 7), answer(1)]
-    found = read_classified(pack_classified(answers))
+    answers: list[Any] = [answer(2), OverloadedError("full", 7), answer(1)]
+    found: list[Any] = read_classified(pack_classified(answers))
     for one, expected in ((found[0], answers[0]), (found[2], answers[2])):
         np.testing.assert_array_equal(one.probabilities, expected.probabilities)
         assert one._replace(probabilities=None) == expected._replace(probabilities=None)
@@ -109,8 +115,8 @@ def test_what_a_member_found_arrives() -> None:
 def test_nothing_but_errors_arrives_too() -> None:
     (found,) = read_classified(pack_classified([OtherSetError("other")]))
     assert isinstance(found, OtherSetError)
-    (found,) = read_decoded(pack_decoded([DeadlineError("late")]))
-    assert isinstance(found, DeadlineError)
+    (late,) = read_decoded(pack_decoded([DeadlineError("late")]))
+    assert isinstance(late, DeadlineError)
 
 
 def test_what_is_no_error_of_ours_is_a_stage_that_failed() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
@@ -60,8 +61,9 @@ def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
 
 def router_of(app_name: str) -> LocalityRouter:
     """Made with the arguments that Serve gives: one that it does not take would hang every call."""
+    deployment: Any = DeploymentID(name="member", app_name=app_name)
     return LocalityRouter(
-        deployment_id=DeploymentID(name="member", app_name=app_name),
+        deployment_id=deployment,
         handle_source=DeploymentHandleSource.REPLICA,
         self_node_id="here",
         self_actor_id="gateway",
@@ -74,9 +76,10 @@ def router_of(app_name: str) -> LocalityRouter:
     )
 
 
-def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[SimpleNamespace]:
+def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[Any]:
     """Return replicas by their nodes, as the router is given them."""
-    found = [SimpleNamespace(replica_id=ReplicaID(name, router._called)) for name in nodes]
+    deployment: Any = router._called
+    found: list[Any] = [SimpleNamespace(replica_id=ReplicaID(name, deployment)) for name in nodes]
     for replica, node in zip(found, nodes.values(), strict=True):
         replica.multiplexed_model_ids = set()
         replica.node_id = node

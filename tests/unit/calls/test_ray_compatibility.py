@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def feature(*names: RayName, is_required: bool = False) -> Feature:
 
 def test_the_installed_ray_has_every_name_of_the_replicas() -> None:
     warnings = check_ray()
-    is_older = ray_compatibility.version("ray").startswith("2.59.")
+    is_older = version("ray").startswith("2.59.")
     lacking = [feature for feature in (REFLECTION, SURGE) if is_older]
     assert len(warnings) == len(lacking)
     for warning, feature in zip(warnings, lacking, strict=True):

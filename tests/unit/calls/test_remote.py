@@ -7,19 +7,19 @@ from ray.exceptions import ActorDiedError
 
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, call_remote
 from app.errors import NotReadyError
-from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 
 
 async def test_each_stage_gets_its_arguments_and_gives_its_answer():
     decoder = FakeDecoder()
-    decoded = await RemoteDecoder(FakeHandle(decoder)).decode([b"good", b"bad"], 60.0, "bulk")
+    decoded = await RemoteDecoder(handle_of(decoder)).decode([b"good", b"bad"], 60.0, "bulk")
     assert (len(decoded.images), list(decoded.faults), decoder.lanes) == (1, [1], ["bulk"])
     member = FakeMember((0.1, 0.8, 0.1))
-    answer = await RemoteMember(FakeHandle(member)).classify(decoded.images, 60.0, "bulk")
+    answer = await RemoteMember(handle_of(member)).classify(decoded.images, 60.0, "bulk")
     assert answer.probabilities[0] == pytest.approx((0.1, 0.8, 0.1))
     assert member.asked == [(1, pytest.approx(60.0, abs=30))]  # what is left when it is sent
     assert member.lanes == ["bulk"]
-    (combined,) = await RemoteCombiner(FakeHandle(FakeCombiner())).combine(
+    (combined,) = await RemoteCombiner(handle_of(FakeCombiner())).combine(
         {"a": answer.probabilities}, 2, 60.0
     )
     assert [p.index for p in combined.predictions] == [1, 0]
@@ -29,7 +29,7 @@ async def test_what_the_stage_raises_is_raised():
     decoder = FakeDecoder()
     decoder.raises = KeyError("inside")
     with pytest.raises(NotReadyError, match="KeyError"):
-        await RemoteDecoder(FakeHandle(decoder)).decode([b"good"], 60.0, "interactive")
+        await RemoteDecoder(handle_of(decoder)).decode([b"good"], 60.0, "interactive")
 
 
 class DiesOnce:

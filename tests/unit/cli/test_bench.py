@@ -10,8 +10,8 @@ import pytest
 from typer.testing import Result
 
 from app.bench.load import NothingToClassifyError, drawn_photos
-from app.bench.upper_bound import Setup, setups
 from app.errors import ConfigError
+from calibration.offline.upper_bound import Setup, setups
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -37,7 +37,7 @@ def bench(*arguments: object) -> Result:
     return tandem("bench", *arguments)
 
 
-def result_of(*arguments: object) -> dict:  # type: ignore[type-arg]
+def result_of(*arguments: object) -> dict:
     done = bench(*arguments, "--json", "-")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)

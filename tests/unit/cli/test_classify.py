@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -71,7 +72,7 @@ def opinion(label: str) -> dict[str, object]:
 def test_only_members_that_disagree_are_shown(server):
     """A set of 1,000 classes has labels of five words, and an ensemble mostly agrees."""
     label = "German short-haired pointer, a hunting dog of many uses"
-    agreed = {"members": {name: opinion(label) for name in "abc"}}
+    agreed: dict[str, Any] = {"members": {name: opinion(label) for name in "abc"}}
     split = {"members": agreed["members"] | {"b": opinion("tench")}, "agreement": False}
     answers = {b"b.jpg": agreed, b"sub/c.webp": split}
     server.answer = lambda body: (200, json.dumps(classified(label) | answers[body]).encode())
@@ -211,6 +212,12 @@ def test_labels_of_a_multi_label_set_which_may_be_none(server):
     assert "no label from 0.4 on" in result.stdout
     assert {path for path, _ in server.requests} == {"/v1/classify?top_k=4&threshold=0.4"}
     assert "--top-k N" not in result.stderr
-    assert "2 labels an image at most; --top-k N" in classify(*asked[:4], "--top-k", 2).stderr
+    assert "2 labels per image; --top-k N" in classify(*asked[:4], "--top-k", 2).stderr
     rows = [json.loads(line) for line in classify(*asked, "--json").stdout.splitlines()]
     assert [len(row["predictions"]) for row in rows] == [2, 0]
+
+
+def test_one_of_a_services_sets(server):
+    asked = ("b.jpg", "--url", server.url, "--model-set", "other")
+    assert classify(*asked).exit_code == 0
+    assert [path for path, _ in server.requests] == ["/v1/classify?top_k=1&model_set=other"]

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import click
 import pytest
@@ -15,7 +16,7 @@ from tests.support.command_line import tandem
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, command in group.commands.items():
         yield (*path, name), command
         if hasattr(command, "commands"):

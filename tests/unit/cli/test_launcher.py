@@ -99,3 +99,11 @@ import models; print(models.ours)"""
     said, ours = run(site, script).splitlines()
     assert f"this program has another one ({site / 'models.py'})" in said
     assert ours == "True"
+
+
+def test_a_folder_without_an_init_hides_no_module(site: Path, tiny_set: Path) -> None:
+    (site / "first" / "models").mkdir(parents=True)
+    script = f"""
+sys.path[:] = [{str(site / "first")!r}, *(p for p in sys.path if p != {str(ROOT)!r})]
+print(type(tandem.load({str(tiny_set)!r})).__name__)"""
+    assert run(site, script).strip() == "LocalEnsemble"

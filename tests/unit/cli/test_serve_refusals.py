@@ -52,6 +52,23 @@ def test_a_model_set_that_is_not_there(refused: Refused, name: str) -> None:
     assert "sets found: imagenette" in said
 
 
+def test_several_sets_that_could_not_be_told_apart_or_are_not_there(
+    refused: Refused, tmp_path: Path
+) -> None:
+    write_tiny_set(tmp_path / "tiny")
+    assert "model_sets has tiny twice" in refused(
+        "--model-set", f"{tmp_path}/tiny,imagenette,{tmp_path}/tiny"
+    )
+    assert "'nowhere'" in refused("--model-set", "imagenette,nowhere")
+    for written, says in (
+        ("model_sets: []", "at least 1"),
+        ("model_sets: [imagenette, other]\n      model_set: imagenette", "leave one of them out"),
+        ("model_sets: [imagenette, other]\n      members: deployment", "members is deployment"),
+    ):
+        config = edited_config(tmp_path, "model_set: imagenette", written)
+        assert says in refused("--config", config)
+
+
 @pytest.mark.parametrize(
     ("right", "misspelt"),
     [

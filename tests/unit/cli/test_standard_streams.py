@@ -19,6 +19,7 @@ os.write(int(os.environ["REPORT"]), f"{code} {opened > 2} {sys.stderr is not Non
 """
 
 
+@pytest.mark.slow  # make test starts commands with streams in tests/unit/cli
 @pytest.mark.parametrize("closed", ["2>&-", "1>&-", "0<&-", "0<&- 1>&- 2>&-"])
 def test_closed_streams_are_nothings(closed: str, tmp_path) -> None:
     report = tmp_path / "report"

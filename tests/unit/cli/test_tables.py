@@ -6,15 +6,17 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from app.bench.report import show_runs, show_upper_bound
+from app.bench.report import show_runs
 from app.bench.samples import Summary
-from app.bench.upper_bound import Setup, UpperBound
 from app.tune.report import show as show_tuning
 from calibration.commands import quantize
+from calibration.offline.limit import show as show_limit
+from calibration.offline.upper_bound import Setup, UpperBound
 from calibration.quantization.quantize import Quantized
 from calibration.quantization.quantize_set import MemberQuantization
 from calibration.statistics import Paired
@@ -91,7 +93,7 @@ def test_bench_of_a_large_service_and_of_one_that_is_overrun():
 def test_bench_limit():
     best = Setup(batch_size=16, streams=128, threads=1)
     found = UpperBound("INT8", 4, best, 12345.6, 40.1, {best: 12345.6})
-    text = printed(lambda console: show_upper_bound(console, found))
+    text = printed(lambda console: show_limit(console, found))
     assert_whole(text, "streams", "threads", "batch", "images/s", "128", "12345.6")
 
 
@@ -168,7 +170,7 @@ def test_classify(tmp_path, server):
 
 def test_trace_list(tmp_path):
     request_id = "id-" + "0123456789" * 9
-    root = {
+    root: dict[str, Any] = {
         "trace_id": "ab" * 16,
         "span_id": f"{1:016x}",
         "parent_id": None,

@@ -117,7 +117,7 @@ def test_the_spans_as_json(folder):
 def test_a_request_that_is_not_there(folder):
     done = tandem("trace", "nobody", "--dir", folder)
     assert done.exit_code != 0
-    assert "tandem trace lists what is there" in str(done.exception)
+    assert "tandem trace lists the traces that are kept" in str(done.exception)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--export", "x.json")])

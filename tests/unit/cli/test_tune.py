@@ -60,6 +60,15 @@ def tune(*arguments: object) -> Result:
     return tandem("tune", *arguments)
 
 
+@pytest.mark.usefixtures("measured")
+def test_several_sets_are_refused(config, tiny_set, tmp_path):
+    new = tmp_path / "new.yaml"
+    error = refusal("--config", config, "--model-set", f"{tiny_set},b", "--write", new)
+    assert isinstance(error, ConfigError)
+    assert error.message.startswith("tune measures one set, and several are asked for")
+    assert not new.exists()
+
+
 @pytest.mark.usefixtures("one_core")
 def test_a_tiny_set_is_tuned(config, tmp_path):
     photos, new = tmp_path / "photos", tmp_path / "tuned.yaml"

@@ -17,7 +17,8 @@ def make():
         service, clock = ScriptedService(*steps), SleepingClock()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without roots, which take time to load
         client = Client("http://tandem/", transport=service.transport, tls=tls, **options)
-        client._calls._now, client._calls._sleep = clock, clock.sleep_async
+        client._calls._now = clock
+        client._calls._sleep = clock.sleep_async  # type: ignore[assignment]
         made.append(client)
         return client, service, clock
 

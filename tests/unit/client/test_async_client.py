@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -14,11 +15,11 @@ from tests.support.virtual_loop import run_virtually
 
 
 def asked(
-    ask: Callable[[AsyncClient], Awaitable[object]], service: ScriptedService, **options
-) -> tuple[object, float]:
+    ask: Callable[[AsyncClient], Awaitable[Any]], service: ScriptedService, **options
+) -> tuple[Any, float]:
     """Return what ``ask`` returns or raises, and how many seconds that took."""
 
-    async def run() -> tuple[object, float]:
+    async def run() -> tuple[Any, float]:
         loop = asyncio.get_running_loop()
         async with AsyncClient("http://tandem", transport=service.transport, **options) as client:
             started = loop.time()
@@ -101,7 +102,7 @@ async def test_files_and_forms(tmp_path):
 
 async def test_it_is_answered_by_the_services_own_code(service):
     """The application itself, in this process: its fields, its errors, its form."""
-    transport = httpx.ASGITransport(create_api(service), raise_app_exceptions=False)
+    transport: Any = httpx.ASGITransport(create_api(service), raise_app_exceptions=False)
     service.skipped = ["b"]
     async with AsyncClient("http://tandem", transport=transport) as client:
         answer = await client.classify(b"image a", top_k=2, timeout=4, priority=6)

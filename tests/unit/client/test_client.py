@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from typing import Any
 
 import httpx
 import pytest
@@ -52,9 +53,9 @@ def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
 
 def test_what_a_call_asks_for_is_sent(make: Make):
     client, service, _ = make(api_key=KEY)
-    client.classify(b"photo", top_k=3, priority=6, timeout=2.5)
+    client.classify(b"photo", top_k=3, priority=6, timeout=2.5, model_set="a b")
     (request,) = service.requests
-    assert request.url.query == b"top_k=3"
+    assert request.url.query == b"top_k=3&model_set=a+b"
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert request.headers["priority"] == "u=6"
     assert request.headers["x-request-timeout-seconds"] == "2.500"
@@ -185,7 +186,7 @@ def test_a_balancers_own_answer_goes_by_its_status(make: Make, status, kind):
 
 
 def test_a_degraded_answer_is_one_unless_it_must_not_be(make: Make):
-    more = {"degraded": True, "missing_members": {"b": "late"}}
+    more: dict[str, Any] = {"degraded": True, "missing_members": {"b": "late"}}
     client, _, _ = make(answered(**more))
     answer = client.classify(b"photo")
     assert (answer.degraded, answer.missing_members) == (True, {"b": "late"})

@@ -64,7 +64,7 @@ def test_the_last_moment_of_a_call_is_told_as_one(make: Make) -> None:
     async def until_the_last_moment(_: float) -> None:
         clock.now = ends_at - 0.0003
 
-    client._calls._sleep = until_the_last_moment
+    client._calls._sleep = until_the_last_moment  # type: ignore[assignment]
     ends_at = clock.now + 20
     client.classify(b"photo", timeout=20)
     assert [r.headers["x-request-timeout-seconds"] for r in service.requests] == ["20.000", "0.001"]

@@ -45,6 +45,7 @@ def test_the_messages_run_on_the_protobuf_that_it_asks_for(project):
         r"Protobuf Python Version: (\S+)",
         (CLIENT / "tandem_client" / "tandem_pb2.py").read_text("utf-8"),
     )
+    assert made_with
     (protobuf,) = (
         Requirement(each)
         for each in project["optional-dependencies"]["grpc"]

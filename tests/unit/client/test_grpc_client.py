@@ -44,10 +44,11 @@ def answering(*rows: dict) -> Step:
     return lambda *_: reply(*(rows or [classified()]))
 
 
-def failing(code: CODE, message: str = "what was wrong", **trailing: str) -> Step:
+def failing(code: grpc.StatusCode, message: str = "what was wrong", **trailing: str) -> Step:
     def step(_: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
         context.set_trailing_metadata([*trailing.items()])
         context.abort(code, message)
+        raise AssertionError
 
     return step
 
@@ -82,7 +83,7 @@ def scripted_server() -> Iterator[tuple[Scripted, str]]:
 @pytest.fixture
 def scripted(scripted_server: tuple[Scripted, str]) -> Scripted:
     servicer, _ = scripted_server
-    servicer.__init__()
+    servicer.__init__()  # type: ignore[misc]
     return servicer
 
 
@@ -93,7 +94,8 @@ def make(scripted_server: tuple[Scripted, str], scripted: Scripted):
 
     def make(**options) -> tuple[GrpcClient, SleepingClock]:
         client, clock = GrpcClient(scripted_server[1], **options), SleepingClock()
-        client._now, client._sleep = clock, clock.sleep
+        client._now = clock
+        client._sleep = clock.sleep  # type: ignore[assignment]
         made.append(client)
         return client, clock
 
@@ -187,7 +189,8 @@ def test_what_was_refused_is_asked_again_not_before_the_service_says(make, scrip
 def test_a_service_that_is_not_there_is_asked_again(free_port):
     clock = SleepingClock()
     with GrpcClient(f"127.0.0.1:{free_port()}", retry=RetryPolicy(max_attempts=3)) as client:
-        client._now, client._sleep = clock, clock.sleep
+        client._now = clock
+        client._sleep = clock.sleep  # type: ignore[assignment]
         with pytest.raises(Unreachable, match="no answer from 127"):
             client.classify(b"photo")
     assert len(clock.slept) == 2
@@ -206,3 +209,15 @@ def test_what_is_no_answer(make, scripted, rows):
     scripted.steps = [lambda *_: reply(*rows)]
     with pytest.raises(BadAnswer, match="not as Tandem does"):
         make()[0].classify(b"photo")
+
+
+def test_a_call_names_one_of_several_sets(make, scripted):
+    client, _ = make()
+    client.classify(b"photo")
+    client.classify(b"photo", model_set="other")
+    assert [r.HasField("model_set") and r.model_set for r in scripted.requests] == [False, "other"]
+    assert [sent.get("model-set") for sent in scripted.metadata] == [None, "other"]
+    scripted.steps = [failing(CODE.NOT_FOUND, **{"error-code": "unknown_model"})]
+    with pytest.raises(BadRequest) as caught:
+        client.classify(b"photo", model_set="nobody")
+    assert (caught.value.code, caught.value.status) == ("unknown_model", 404)

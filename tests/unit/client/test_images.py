@@ -20,6 +20,7 @@ PIXELS = arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.jus
 @given(PIXELS)
 def test_png_keeps_every_pixel(rgb):
     decoded = cv2.imdecode(np.frombuffer(encode_png(rgb), np.uint8), cv2.IMREAD_COLOR)
+    assert decoded is not None
     np.testing.assert_array_equal(decoded[..., ::-1], rgb)
 
 
@@ -94,4 +95,4 @@ def test_several_are_a_sequence():
     for one in ("photo.jpg", Path("photo.jpg"), b"x", bytearray(b"x"), memoryview(b"x"), array):
         assert images_of(one) == ([one], False)
     for many in (["a", b"b"], ("a",), [array]):
-        assert images_of(many) == (many, True)
+        assert images_of(many) == (many, True)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from itertools import count
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -105,7 +106,7 @@ async def test_images_are_taken_as_places_become_free():
     gates, given = Gates(), Counted(10_000)
     gates.open(*range(10_000))
     async with client_of(gates.transport) as client:
-        stream = client.classify_many(given, concurrency=3)
+        stream: Any = client.classify_many(given, concurrency=3)
         async with aclosing(stream):
             for n in range(50):
                 assert (await anext(stream)).index == n
@@ -161,7 +162,7 @@ def test_what_is_left_early_leaves_no_thread_and_no_request(ordered):
     gates.open(0)
     with (
         Client("http://tandem", transport=gates.transport) as client,
-        closing(client.classify_many(given, concurrency=4, ordered=ordered)) as stream,
+        closing(cast("Any", client.classify_many(given, concurrency=4, ordered=ordered))) as stream,
     ):
         assert next(stream).get().label == "0"
     assert (threading.active_count(), gates.under_way) == (before, 0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from tests.support import children
 SOON_S = 30.0
 
 
-def python(code: str, **options: object) -> Child:
+def python(code: str, **options: Any) -> Child:
     return Child("a child", [sys.executable, "-c", code], **options)
 
 

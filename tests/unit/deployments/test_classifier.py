@@ -1,6 +1,7 @@
 """The Classifier on a tiny network: each image its own row, and a caller that leaves."""
 
 import asyncio
+import re
 import threading
 
 import numpy as np
@@ -67,7 +68,7 @@ async def test_it_knows_what_an_image_takes(tiny_set, monkeypatch):
 
 async def test_too_many_images_and_no_time(tiny_set):
     classifier = Classifier(settings(tiny_set, max_queued_images=2), "sure")
-    with pytest.raises(OverloadedError, match="3 more do not fit into 2"):
+    with pytest.raises(OverloadedError, match="3 more exceed the limit of 2"):
         await classifier.classify(images("red", "red", "red"), 10.0)
     with pytest.raises(DeadlineError, match="no time is left"):
         await classifier.classify(images("red"), -1.0)
@@ -102,7 +103,7 @@ async def test_settings_change_without_a_restart(tiny_set):
     classifier.reconfigure({"max_batch_size": 2, "max_queued_images": 3})
     answer = await classifier.classify(images("red", "blue", "green"), 10.0)
     assert answer.batch_size == (2, 2, 1)
-    with pytest.raises(OverloadedError, match="4 more do not fit into 3"):
+    with pytest.raises(OverloadedError, match="4 more exceed the limit of 3"):
         await classifier.classify(images(*["red"] * 4), 10.0)
     classifier.reconfigure({"max_batch_size": 99, "max_queued_images": 6})  # 4 is compiled
     answer = await classifier.classify(images("red", "blue", "green", "red", "red"), 10.0, "bulk")
@@ -110,17 +111,17 @@ async def test_settings_change_without_a_restart(tiny_set):
 
 
 @pytest.mark.parametrize(
-    "user_config",
+    ("user_config", "refusal"),
     [
-        {"max_batch_size": 0},
-        {"max_batch": 4},
-        {"max_queued_images": "many"},
-        {"max_queued_images": 84},
+        ({"max_batch_size": 0}, "user_config.max_batch_size: Input should be greater"),
+        ({"max_batch": 4}, "user_config.max_batch: Extra inputs are not permitted; it has max_"),
+        ({"max_queued_images": "many"}, "user_config.max_queued_images: Input should be a valid"),
+        ({"max_queued_images": 84}, "user_config: max_files is 64, and of max_queued_images 84"),
     ],
 )
-def test_settings_that_are_none_change_nothing(tiny_set, user_config):
+def test_settings_that_are_none_change_nothing(tiny_set, user_config, refusal):
     classifier = Classifier(settings(tiny_set), "sure")
-    with pytest.raises(ConfigError, match="user_config: max_"):
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
         classifier.reconfigure({"max_batch_size": 2} | user_config)
     assert classifier._queue.max_batch_size == 4
 
@@ -166,7 +167,7 @@ async def test_no_larger_batches_if_they_are_not_wanted(tiny_set):
 async def test_no_larger_batches_where_memory_is_short(tiny_set, monkeypatch, caplog):
     monkeypatch.setattr(module, "free_memory", lambda: 400 * 10**6)
     assert await sizes_of_backlogs(Classifier(settings(tiny_set), "sure")) == {4}
-    assert "sure: no batches of 8: 400 MB are free, it takes up to " in caplog.text
+    assert "sure: cannot prepare batches of 8: 400 MB are free, it takes up to " in caplog.text
 
 
 async def test_no_larger_batches_of_another_network(tmp_path, caplog):
@@ -175,7 +176,7 @@ async def test_no_larger_batches_of_another_network(tmp_path, caplog):
     weights = folder / "sure.bin"
     weights.write_bytes(weights.read_bytes()[::-1])  # as an update of the set may
     assert await sizes_of_backlogs(classifier) == {4}
-    assert "sure: no batches of 8: " in caplog.text
+    assert "sure: cannot prepare batches of 8: " in caplog.text
     assert "sure.bin was altered" in caplog.text
 
 
@@ -186,9 +187,9 @@ async def test_no_larger_batches_that_answer_otherwise(tmp_path, monkeypatch, ca
     def check(*_: object) -> None:
         raise GoldenMismatchError("it does not answer as it did")
 
-    monkeypatch.setattr(module.golden, "check", check)
+    monkeypatch.setattr("models.golden.check", check)
     assert await sizes_of_backlogs(classifier) == {4}
-    assert "sure: no batches of 8: it does not answer as it did" in caplog.text
+    assert "sure: cannot prepare batches of 8: it does not answer as it did" in caplog.text
     assert classifier._network.batch_sizes == (1, 4)
 
 

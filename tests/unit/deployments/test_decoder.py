@@ -16,6 +16,7 @@ from app.deployments.assembly import assemble
 from app.deployments.decoder import AVIF_PIXELS, HEAVY_PIXELS, Decoder
 from app.deployments.replica import decode_many
 from app.errors import DeadlineError, HeavyFileError, UnhealthyError
+from app.queueing.decode_queue import Heavy
 from app.settings import Settings
 from models.errors import TooManyPixelsError
 from tests.support.tiny_networks import COLORS, SIZE, picture
@@ -106,7 +107,7 @@ async def test_large_pictures_of_one_request_have_a_limit_together(tiny_set):
     )
     decoder = Decoder(settings)
     assert len((await decoder.decode([large_png()] * 2)).images) == 2
-    with pytest.raises(TooManyPixelsError, match="send fewer at a time"):
+    with pytest.raises(TooManyPixelsError, match="send fewer files at a time"):
         await decoder.decode([large_png()] * 3)
     async with asyncio.timeout(60):  # what had begun goes on until it has been decoded
         while decoder.queue._heavy_pixels:
@@ -120,8 +121,12 @@ async def test_avifs_count_as_large_whatever_they_announce(tiny_set):
     settings = Settings(model_set=str(tiny_set), max_full_pixels=most, max_heavy_pixels=most)
     decoder, avif = Decoder(settings), picture("green", 24, suffix=".avif")
     assert len((await decoder.decode([avif] * 2)).images) == 2
-    with pytest.raises(TooManyPixelsError, match="send fewer at a time"):
+    with pytest.raises(TooManyPixelsError, match="send fewer files at a time"):
         await decoder.decode([avif] * 3)
+    settings = Settings(model_set=str(tiny_set), max_full_pixels=2**20, max_heavy_pixels=2**20)
+    decoder = Decoder(settings)
+    assert len((await decoder.decode([avif])).images) == 1
+    assert isinstance(decoder._begin(avif, True), Heavy)  # never on every thread
 
 
 async def test_a_photo_does_not_wait_for_large_pictures(tiny_set, monkeypatch):
@@ -131,7 +136,9 @@ async def test_a_photo_does_not_wait_for_large_pictures(tiny_set, monkeypatch):
     def slow_if_large(data: np.ndarray, flags: int) -> np.ndarray:
         if len(data) == len(large):
             gate.wait(60)
-        return decode(data, flags)
+        decoded = decode(data, flags)
+        assert decoded is not None
+        return decoded
 
     large = large_png()
     monkeypatch.setattr(cv2, "imdecode", slow_if_large)

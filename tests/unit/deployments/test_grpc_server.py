@@ -23,10 +23,14 @@ WINDOW_BYTES = 65535  # HTTP/2's own
 NUM_CALLS = 4
 
 
+def options_of_serve() -> list[tuple[str, object]]:
+    return vars(grpc_util)["DEFAULT_GRPC_SERVER_OPTIONS"]
+
+
 @pytest.fixture(autouse=True)
 def same_options():
     """Give the process its options back."""
-    options = grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    options = options_of_serve()
     before = list(options)
     yield
     options[:] = before
@@ -81,7 +85,7 @@ def test_each_option_is_there_once() -> None:
     """Serve prepares a process for each of its servers."""
     for limit in (MIB, 2 * MIB):
         limit_unread(limit)
-    options = grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    options = options_of_serve()
     assert options is constants.DEFAULT_GRPC_SERVER_OPTIONS
     assert sorted(name for name, _ in options) == sorted({name for name, _ in options})
     assert dict(options) | {BDP_PROBE: 0, MAX_RECEIVE: 2 * MIB} == dict(options)
@@ -94,7 +98,7 @@ def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(
     before = copy(options)
     monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", options)
     limit_unread()
-    assert before == grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    assert before == options_of_serve()
     (warning,) = check_ray([GRPC_OPTIONS])
     assert "DEFAULT_GRPC_SERVER_OPTIONS lists no grpc.max_receive_message_length" in warning
 
@@ -104,4 +108,4 @@ def test_serve_is_told_of_it(tmp_path) -> None:
     path = f"{prepare_proxy.__module__}:{prepare_proxy.__name__}"
     assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == path
     assert prepare_proxy() == []
-    assert (BDP_PROBE, 0) in grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    assert (BDP_PROBE, 0) in options_of_serve()

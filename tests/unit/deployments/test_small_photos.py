@@ -4,14 +4,16 @@ import asyncio
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import cv2
 import numpy as np
 import pytest
 
 from app.compute.inference_threads import InferenceThreads
-from app.deployments import assembly
+from app.deployments import set_stages
 from app.deployments.assembly import Assembly, assemble
+from app.deployments.classifier import Classifier
 from app.deployments.decoder import LOOP_IMAGES_PER_S, MAX_ON_LOOP, SMALL_BYTES, Decoder
 from app.errors import DeadlineError
 from app.queueing.batch_queue import BatchQueue
@@ -53,13 +55,13 @@ class Member:
 @pytest.fixture
 def on_loop(tiny_set) -> Decoder:
     """A decoder whose loop has time."""
-    return Decoder(Settings(model_set=str(tiny_set)), members=[Member()])
+    return Decoder(Settings(model_set=str(tiny_set)), members=cast("list[Classifier]", [Member()]))
 
 
 @pytest.mark.parametrize("has_time", [True, False])
 async def test_while_the_loop_has_time_it_decodes_small_photos(tiny_set, monkeypatch, has_time):
     members = [Member(), Member(has_backlog=not has_time)]
-    decoder = Decoder(Settings(model_set=str(tiny_set)), members=members)
+    decoder = Decoder(Settings(model_set=str(tiny_set)), members=cast("list[Classifier]", members))
     used = threads_used(monkeypatch)
     decoded = await decoder.decode([picture("red", suffix=".jpg")])
     np.testing.assert_allclose(decoded.images[0, 0, 0], COLORS["red"], atol=2)
@@ -160,7 +162,7 @@ async def test_the_loop_decodes_where_it_keeps_up_with_the_networks_or_nothing_i
 
 
 async def test_what_counts_is_what_all_members_take_on_all_threads(tiny_set, monkeypatch):
-    monkeypatch.setattr(assembly, "replica_inference_threads", lambda _: InferenceThreads(4))
+    monkeypatch.setattr(set_stages, "replica_inference_threads", lambda _: InferenceThreads(4))
     graph = assemble(Settings(model_set=str(tiny_set)))
     used = threads_used(monkeypatch)
     with graph.own_members[0].usage.under_way(1):

@@ -5,7 +5,8 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.serve import ServeOptions, _checked_config
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import _checked_config
 from configs.functions.geometric_mean import geometric_mean
 from configs.functions.majority_vote import majority_vote
 from configs.functions.mirroring import with_mirror_images
@@ -15,7 +16,7 @@ FIRST, SECOND, THIRD = ([0.6, 0.4, 0], [0.4, 0.6, 0], [0, 0.51, 0.49])
 
 
 def vote(*rows: list[float], weights: tuple[float, ...] = (1 / 3, 1 / 3, 1 / 3)) -> np.ndarray:
-    members = {str(i): np.float32([row]) for i, row in enumerate(rows)}
+    members = {str(i): np.array([row], np.float32) for i, row in enumerate(rows)}
     return majority_vote(members, dict(zip(members, weights, strict=True)))[0]
 
 
@@ -37,7 +38,10 @@ def test_a_tie_is_the_averages():
 
 
 def test_a_geometric_mean_is_normalised_and_has_vetoes():
-    members = {"a": np.float32([[0.5, 0.5, 0], [1, 0, 0]]), "b": np.float32([[0, 0.6, 0.4]] * 2)}
+    members = {
+        "a": np.array([[0.5, 0.5, 0], [1, 0, 0]], np.float32),
+        "b": np.array([[0, 0.6, 0.4]] * 2, np.float32),
+    }
     rows = geometric_mean(members, {"a": 0.5, "b": 0.5})
     assert rows.dtype == np.float32
     np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,7 +20,7 @@ from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 from tests.support.tiny_networks import picture
 
 OWN = "tests.support.own_functions"
-BAD = {"rows": np.float32([[1, 1, 1]]), "shape": np.float32([1, 0, 0])}
+BAD = {"rows": np.array([[1, 1, 1]], np.float32), "shape": np.array([1, 0, 0], np.float32)}
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,9 @@ class Graph:
         self.members = {"sure": FakeMember((0.1, 0.8, 0.1)), "unsure": FakeMember((0.3, 0.3, 0.4))}
         stages = (FakeDecoder(), self.members, Combiner(self.settings))
         self.service = service_of(self.settings, *stages, as_handles=as_handles)
+        self.ensemble: Any = self.service._graph
 
-    async def classify(self, *files: bytes, **options: object):
+    async def classify(self, *files: bytes, **options: Any):
         request = ClassifyRequest(list(files), 3, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 
@@ -108,7 +110,7 @@ def test_no_answer_of_another_function_is_found_in_a_cache(tiny_set):
     names = [None, f"{OWN}:vote", f"{OWN}:wants_both"]
     graphs = [Graph(tiny_set, cache="local", combine=name) for name in names]
     graphs.append(Graph(tiny_set, cache="local", preprocess=f"{OWN}:identity"))
-    assert len({graph.service._graph.keys.key(b"a") for graph in graphs}) == len(graphs)
+    assert len({graph.ensemble.keys.key(b"a") for graph in graphs}) == len(graphs)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ async def test_a_call_that_hangs_leaves_the_loop_free_and_is_unhealthy(tiny_set)
     own_functions.hold.clear()
     graph = Graph(tiny_set, preprocess=f"{OWN}:hangs_when_served")
     request = asyncio.create_task(graph.classify(b"good"))
-    calls = graph.service._ensemble._preprocess.calls
+    calls = graph.ensemble._preprocess.calls
     while not calls._health._running:
         await asyncio.sleep(0)
-    graph.service.check_health()
+    graph.ensemble.check_health()
     calls._health._clock = lambda: time.monotonic() + 31
     with pytest.raises(UnhealthyError, match=r"call of .*hangs_when_served has run for 31 s"):
-        graph.service.check_health()
+        graph.ensemble.check_health()
     own_functions.hold.set()
     await request
 

@@ -1,6 +1,7 @@
 """The operator's functions before anything is served: found, tried, or refused with a reason."""
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from models.model_set import load_model_set
 OWN = "tests.support.own_functions"
 
 
-def check(tiny_set, **settings: object) -> None:
-    settings = Settings(model_set=str(tiny_set), **settings)
+def check(tiny_set, **changes: Any) -> None:
+    settings = Settings(model_set=str(tiny_set), **changes)
     check_functions(settings, load_model_set(str(tiny_set)).manifest)
 
 

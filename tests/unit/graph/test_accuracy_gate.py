@@ -7,7 +7,8 @@ import pytest
 
 from app.errors import UnverifiedError
 from app.graph.set_checks import check_accuracy
-from app.launch.serve import ServeOptions, _checked_config
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import _checked_config
 from app.launch.service_log import service_log
 from app.main import build
 from app.settings import Settings

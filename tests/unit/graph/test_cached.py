@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from app.caching.response_cache import CacheUse
 from app.errors import NotReadyError, OverloadedError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
@@ -111,7 +112,7 @@ async def test_answers_of_a_cascade_are_kept_whether_it_skipped_members_or_not(t
 async def test_a_client_that_wants_a_new_answer(cached):
     await cached.classify(ONE)
     for member in cached.members.values():
-        member.rows[4] = np.float32((0.0, 0.0, 1.0))
+        member.rows[4] = np.array((0.0, 0.0, 1.0), np.float32)
     (renewed,) = await cached.classify(ONE, cache_use="renew")
     assert (renewed.cached, renewed.predictions[0].probability) == (None, 1.0)
     (hit,) = await cached.classify(ONE)
@@ -146,7 +147,8 @@ async def test_a_hit_is_no_sign_that_members_answer(cached):
 async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
     await cached.classify(ONE)
     request = ClassifyRequest([ONE], 2, 10.0, "id", RequestObserver())
-    for use, expected in (("use", True), ("renew", None), ("off", None)):
+    uses: dict[CacheUse, bool | None] = {"use": True, "renew": None, "off": None}
+    for use, expected in uses.items():
         asked = request._replace(cache_use=use)
         forwarded = pickle.loads(pickle.dumps(asked.forwarded()))
         assert forwarded.observer is not request.observer  # each process has a clock of its own

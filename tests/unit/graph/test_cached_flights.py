@@ -1,6 +1,7 @@
 """Identical images under way behind the response cache: computed once, whatever becomes of it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ async def test_forms_that_wait_for_each_other(cached):
     async with asyncio.timeout(10):
         answers = await asyncio.gather(*requests)
     assert cached.num_computed == 3
-    by_file = {file: set() for form in forms for file in form}
+    by_file: dict[bytes, set[Any]] = {file: set() for form in forms for file in form}
     for form, row in zip(forms, answers, strict=True):
         for file, answer in zip(form, row, strict=True):
             by_file[file].add(repr(answer.predictions))

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -40,7 +41,7 @@ class Unsteady(FakeMember):
 
     def __init__(self, fails: set[int], turns: int) -> None:
         super().__init__()
-        self.rows = {pixel: np.float32(row) for pixel, row in ROWS.items()}
+        self.rows = {pixel: np.array(row, np.float32) for pixel, row in ROWS.items()}
         self._fails, self._turns = fails, turns
 
     async def classify(self, images, left_s, lane="interactive") -> MemberAnswer:
@@ -108,13 +109,13 @@ def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy,
     asyncio.run(play())
 
 
-def check(answer: object, name: int) -> None:
+def check(answer: Any, name: int) -> None:
     if name == 9:
         assert isinstance(answer, Fault)
         return
     assert not isinstance(answer, Fault)
     found = {p.label: p.probability for p in answer.predictions}
-    assert found == dict(zip(LABELS, np.float32(ROWS[4 + name]).tolist(), strict=True))
+    assert found == dict(zip(LABELS, np.array(ROWS[4 + name], np.float32).tolist(), strict=True))
     absent = {*(answer.skipped_members or ()), *(answer.missing_members or ())}
     assert {*answer.members} == {"sure", "unsure"} - absent
     assert answer.degraded == bool(answer.missing_members)

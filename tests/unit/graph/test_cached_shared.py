@@ -1,6 +1,7 @@
 """A cache whose Redis is shared: what a request does with it, whatever becomes of it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ class Gateway:
         self.store = self.cache._shared
         assert isinstance(self.store, RedisStore)
 
-    async def cached(self, *files: bytes, **options: object) -> list[bool]:
+    async def cached(self, *files: bytes, **options: Any) -> list[bool]:
         request = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), **options)
         answers = await self.service.classify(request)
         await self.store.written()

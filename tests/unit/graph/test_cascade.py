@@ -17,6 +17,7 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.responses import Classified
 from app.settings import Settings
+from app.settings.service import AnswerPolicy
 from models.image import ImageRule
 from models.image_inputs import ImageInputs
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
@@ -31,11 +32,18 @@ INPUTS = ImageInputs(dict.fromkeys(("first", "second"), ImageRule(2, 2)))
 class Graph:
     """A gateway that skips two members where the first is sure by half."""
 
-    def __init__(self, tiny_set, margin: float | None = 0.5, *, as_handles: bool = False) -> None:
+    def __init__(
+        self,
+        tiny_set,
+        margin: float | None = 0.5,
+        *,
+        as_handles: bool = False,
+        policy: AnswerPolicy = "all",
+    ) -> None:
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         self.first.rows = {len(CLEAR): SURE, len(HARD): UNSURE}
-        settings = Settings(model_set=str(tiny_set), cascade_margin=margin)
+        settings = Settings(model_set=str(tiny_set), cascade_margin=margin, answer_policy=policy)
         stages = (FakeDecoder(), self.members, FakeCombiner())
         self.service = service_of(settings, *stages, as_handles=as_handles)
 
@@ -165,6 +173,22 @@ async def test_a_member_that_fails_spoils_only_requests_that_need_it(graph):
         await graph.classify(CLEAR, HARD)
     await asyncio.sleep(0)
     assert graph.third.was_cancelled
+
+
+async def test_without_the_first_the_others_answer_if_they_are_enough(tiny_set):
+    graph = Graph(tiny_set, policy="any")
+    graph.first.raises = OverloadedError("no place")
+    (answer,) = await graph.classify(CLEAR)
+    assert isinstance(answer, Classified)
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "overloaded"}
+
+
+async def test_where_all_must_answer_a_first_that_fails_ends_the_request(graph):
+    graph.first.raises = OverloadedError("no place")
+    with pytest.raises(OverloadedError, match="no place"):
+        await graph.classify(CLEAR)
+    assert graph.second.asked == graph.third.asked == []
 
 
 async def test_a_caller_that_leaves_lets_the_members_go(graph):

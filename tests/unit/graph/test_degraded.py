@@ -1,8 +1,10 @@
 """Answers without some member: who votes, who is waited for, and who is left out for a while."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
@@ -20,7 +22,7 @@ SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 class Graph:
     """A gateway with three members."""
 
-    def __init__(self, tiny_set, policy: str = "any", **settings: object) -> None:
+    def __init__(self, tiny_set, policy: str = "any", **settings: Any) -> None:
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         given = {"model_set": str(tiny_set), "member_patience_s": 0.0, "answer_policy": policy}
@@ -28,7 +30,8 @@ class Graph:
             Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
         )
         self.clock = [0.0]
-        asked = self.service._ensemble.members
+        self.ensemble: Any = self.service._graph
+        asked = vars(self.ensemble)["members"]
         groups = [asked] if isinstance(asked, Members) else [asked._first, asked._others]
         for group in groups:
             for breaker in group.breakers.values():
@@ -54,7 +57,7 @@ def test_how_many_must_answer(policy, num_members, needed):
     ("error", "why"),
     [
         (OverloadedError("no place"), "overloaded"),
-        (DeploymentUnavailableError("gone"), "not_ready"),
+        (DeploymentUnavailableError(DeploymentID("gone")), "not_ready"),
         (RuntimeError("no memory"), "not_ready"),
     ],
 )

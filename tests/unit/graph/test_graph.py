@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
+from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError
@@ -163,7 +164,11 @@ def remote(error: Exception) -> RayTaskError:
         (remote(RuntimeError("secret")), NotReadyError, r"\(RuntimeError\); try again"),
         (TaskCancelledError(), DeadlineError, "cancelled"),
         (ActorDiedError(), NotReadyError, "ActorDiedError"),
-        (DeploymentUnavailableError("gone"), NotReadyError, "DeploymentUnavailableError"),
+        (
+            DeploymentUnavailableError(DeploymentID("gone")),
+            NotReadyError,
+            "DeploymentUnavailableError",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )

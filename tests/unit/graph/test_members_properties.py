@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, example, given, settings
@@ -13,10 +14,11 @@ from app.errors import NotReadyError
 from app.graph.members import Members, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.messages import MemberAnswer
+from app.messages import Fault, MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.responses import Classified
 from app.settings import Settings
+from app.settings.service import AnswerPolicy
 from models.errors import TandemError
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.virtual_loop import run_virtually
@@ -57,8 +59,8 @@ class PlannedMember(FakeMember):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan, self.began_s = plan, math.nan
-        self.rows = {len(SURE): np.float32((0.1, 0.8, 0.1))}
-        self.rows |= {len(UNSURE): np.float32((0.45, 0.35, 0.2))}
+        self.rows = {len(SURE): np.array((0.1, 0.8, 0.1), np.float32)}
+        self.rows |= {len(UNSURE): np.array((0.45, 0.35, 0.2), np.float32)}
 
     async def classify(self, images, left_s, lane="interactive") -> MemberAnswer:
         self.began_s = asyncio.get_running_loop().time()
@@ -71,13 +73,15 @@ class PlannedMember(FakeMember):
 class Play:
     """One request for files to members with plans."""
 
-    def __init__(self, tiny_set: Path, policy: str, plans: list[Plan], files: list[bytes]) -> None:
+    def __init__(
+        self, tiny_set: Path, policy: AnswerPolicy, plans: list[Plan], files: list[bytes]
+    ) -> None:
         self.members = {n: PlannedMember(p) for n, p in zip(NAMES, plans, strict=False)}
         self.files, self.needed = files, needed_of(policy, len(plans))
         self.settings = Settings(
             model_set=str(tiny_set), answer_policy=policy, member_patience_s=PATIENCE_S
         )
-        self.answers: list[Classified] | None = None
+        self.answers: list[Classified | Fault] | None = None
         self.ended_s = math.nan
 
     def run(self, margin: float | None) -> None:
@@ -87,7 +91,7 @@ class Play:
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         service = service_of(self.settings, FakeDecoder(), self.members, FakeCombiner())
-        ensemble = service._ensemble
+        ensemble: Any = service._graph
         cascade = ensemble.cascade
         groups = [cascade._first, cascade._others] if cascade else [ensemble.members]
         for group in groups:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bench.upper_bound import InProcessPipeline, OneImage, Setup
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -17,6 +16,7 @@ from app.oip.inference import Inference
 from app.oip.models import Models
 from app.responses import Classified
 from app.settings import Settings
+from calibration.offline.upper_bound import InProcessPipeline, OneImage, Setup
 from models.ensemble import average
 from models.image import read_image
 from models.image_record import ImageRecord

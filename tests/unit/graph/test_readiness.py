@@ -64,12 +64,25 @@ async def test_one_that_leaves_does_not_end_the_probe_of_the_others(service, mem
     assert len(member.asked) == 1
 
 
+async def test_a_start_waits_for_the_first_answer(service, member, monkeypatch):
+    monkeypatch.setattr(app.graph.readiness, "START_POLL_S", 0.0)
+    member.raises = NotReadyError("starting")
+    waiting = asyncio.ensure_future(service.wait_ready())
+    while len(member.asked) < 3:  # it asks again and again
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    member.raises = None
+    await waiting
+    assert len(member.asked) == 4
+
+
 async def test_the_answer_is_remembered_and_then_asked_again(service, member, clock):
+    answered_at = clock.now
     await service.check_ready()
-    clock.now += READY_FOR_S - 0.001
+    clock.now = answered_at + READY_FOR_S - 0.001
     await service.check_ready()
     assert len(member.asked) == 1
-    clock.now += 0.002
+    clock.now = answered_at + READY_FOR_S
     await service.check_ready()
     assert len(member.asked) == 2
 
@@ -99,7 +112,7 @@ async def test_a_service_that_is_merely_full_stays_ready(service, member, clock)
 
 async def test_one_that_never_answered_is_not_ready_because_it_is_full(service, member):
     member.raises = OverloadedError("512 images are queued")
-    with pytest.raises(NotReadyError, match="got no place: 512 images"):
+    with pytest.raises(NotReadyError, match="was refused: 512 images"):
         await service.check_ready()
 
 

@@ -13,7 +13,7 @@ from app.graph.request import ClassifyRequest
 from app.main import build
 from app.scaling.usage import Usage
 from app.settings import Settings
-from tests.support.fakes import FakeCombiner, FakeDecoder, FakeHandle, FakeMember, service_of
+from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of, service_of
 from tests.support.tiny_networks import SIZE, picture
 
 
@@ -80,7 +80,7 @@ async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(se
 def test_a_gateway_with_all_stages_expects_their_sum(settings):
     together = assemble(settings).service
     apart = Settings(**settings.model_dump() | {"decoder": "deployment", "members": "deployment"})
-    alone = assemble(apart, FakeHandle(FakeDecoder()), {"sure": FakeHandle(FakeMember())}).service
+    alone = assemble(apart, handle_of(FakeDecoder()), {"sure": handle_of(FakeMember())}).service
     costs = [service.usage.figures()["expected_cpu_ms"] for service in (together, alone)]
     assert costs[0] > 40 > 10 > costs[1]  # two members without a record: 20 each
     assert alone.usage.figures()["cores"] == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from models.model_set import load_model_set
 from tests.support.fakes import (
     FakeCombiner,
     FakeDecoder,
-    FakeHandle,
     FakeMember,
+    handle_of,
     of_model_set,
     service_of,
 )
@@ -66,9 +67,9 @@ MIXED = OtherSetError("mixed")
 
 
 def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> ForwardingGraph:
-    made = ForwardingGraph(graph)
+    made = ForwardingGraph(cast("Any", graph))
     if sibling is not None:
-        monkeypatch.setattr(made, "_peer", lambda: FakeHandle(sibling))
+        monkeypatch.setattr(made, "_peer", lambda: handle_of(sibling))
     return made
 
 
@@ -201,7 +202,7 @@ async def test_a_member_refuses_images_of_another_size(tmp_path):
 async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
     combiner = Combiner(Settings(model_set=str(tiny_set)))
     with pytest.raises(OtherSetError, match="members here: other; a rolling update is under way"):
-        await combiner.combine({"other": None}, 1)
+        await combiner.combine({"other": np.zeros((1, 3), np.float32)}, 1)
 
 
 async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monkeypatch):
@@ -211,7 +212,7 @@ async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monk
     decoder, combiner = FakeDecoder(), FakeCombiner()
     of_model_set(settings, decoder, member, combiner)
     gateway = Gateway(
-        settings, FakeHandle(decoder), {"sure": FakeHandle(member)}, FakeHandle(combiner)
+        settings, handle_of(decoder), {"sure": handle_of(member)}, handle_of(combiner)
     )
     monkeypatch.setattr("app.graph.readiness.START_POLL_S", 0)
     check = asyncio.create_task(gateway.check_health())

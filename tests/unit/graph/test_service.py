@@ -1,6 +1,7 @@
 """What a request may ask for, and the time that it has: the same for HTTP and gRPC."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ class Taken(FakeService):
         self.num_read, self.body_s = 0, 0.0
         self.body = RequestBody([])
 
-    async def ask(self, *files: bytes, top_k_of_body: int | None = None, **options: object) -> None:
+    async def ask(self, *files: bytes, top_k_of_body: int | None = None, **options: Any) -> None:
         self.body = RequestBody(list(files), top_k_of_body)
         observer = RequestObserver(self.clock.monotonic)
         await self.answer(self, RequestOptions("id", **options), observer)

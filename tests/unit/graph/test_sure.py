@@ -88,6 +88,6 @@ async def test_a_set_that_does_not_say_leaves_it_out(tmp_path: Path) -> None:
 
 
 def test_the_row_of_an_operators_own_function_is_not_judged() -> None:
-    rule, row = AnswerRule("ab", sure_from=0.5), np.float32([0.9, 0.1])
+    rule, row = AnswerRule("ab", sure_from=0.5), np.array([0.9, 0.1], np.float32)
     assert Combined.of(row, {"m": row}, rule, 1, "f").sure is True
     assert Combined.of(row, {"m": row}, rule, 1, "f", is_row_kept=True).sure is None

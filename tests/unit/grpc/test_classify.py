@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import grpc
 import httpx
@@ -21,7 +22,7 @@ from tests.support.instruments import Instruments
 ROUTE = "/tandem.v1.Ensemble/Classify"
 
 
-async def classify(service: FakeService, *images: bytes, top_k: int | None = None, **metadata: str):
+async def classify(service: FakeService, *images: bytes, top_k: int | None = None, **metadata: Any):
     """Return the reply, and the context that has its status."""
     context = context_of(**metadata)
     request = ClassifyRequest(images=images, top_k=top_k)
@@ -118,7 +119,8 @@ async def test_a_full_gateway_says_when_to_come_back(service):
 
 
 async def test_what_haproxy_refused_is_counted(service):
-    await classify(service, b"image", **{REFUSED_HEADER: "30"})
+    refused: dict[str, Any] = {REFUSED_HEADER: "30"}
+    await classify(service, b"image", **refused)
     assert service.admission.num_refused_before == 30
 
 

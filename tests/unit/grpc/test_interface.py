@@ -1,5 +1,6 @@
 """The interface's definition: the files made from it, its fields, its statuses, its times."""
 
+import math
 import sys
 from dataclasses import fields
 from itertools import pairwise
@@ -18,6 +19,7 @@ from app.grpc.request import announced_bytes, timeout_s_of
 from app.grpc.servicer import add_servicer
 from app.launch.config import ADD_SERVICER, grpc_port, with_grpc
 from app.queueing.haproxy_headers import PREFIX_METADATA
+from models import ensemble
 from models.errors import TandemError
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +41,7 @@ def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, na
     ("message", "model", "more"),
     [
         (messages.Classified, responses.Classified, set()),
-        (messages.Prediction, responses.Prediction, set()),
+        (messages.Prediction, ensemble.Prediction, set()),
         (messages.MemberOpinion, responses.MemberOpinion, set()),
         (messages.Timings, responses.Timings, set()),
         (messages.Stage, responses.StageTiming, set()),
@@ -86,7 +88,7 @@ def test_a_time_that_makes_no_sense(value):
 
 def test_the_clients_deadline_in_every_unit():
     given = ["1H", "1M", "1S", "1m", "1u", "1n"]
-    times = [timeout_s_of({"x-grpc-timeout": value}) for value in given]
+    times = [timeout_s_of({"x-grpc-timeout": value}) or math.nan for value in given]
     ratios = [round(longer / shorter) for longer, shorter in pairwise(times)]
     assert ratios == [60, 60, 1000, 1000, 1000]
     assert timeout_s_of({"x-grpc-timeout": "2000m"}) == pytest.approx(1.8)

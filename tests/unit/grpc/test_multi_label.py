@@ -1,5 +1,7 @@
 """A multi-label set over gRPC: the lists, the threshold, and what is not set."""
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -21,7 +23,7 @@ def service(tmp_path_factory: pytest.TempPathFactory):
     return scored_service(str(write_scored_set(tmp_path_factory.mktemp("scored"))))
 
 
-async def classify(service, *names: str, **asked: float):
+async def classify(service, *names: str, **asked: Any):
     context = context_of()
     images = [scored_picture(name) for name in names]
     request = ClassifyRequest(images=images, **asked)

@@ -93,7 +93,8 @@ async def test_mlservers_base64(client, is_raw):
     text = base64.b64encode(IMAGE)
     wrong = [b"Z29v!A==", IMAGE, "\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode()]
     for part in [text, *wrong]:
-        one = tensor(shape=(2,), **({} if is_raw else {"bytes_contents": [text, part]}))
+        contents: dict[str, Any] = {} if is_raw else {"bytes_contents": [text, part]}
+        one = tensor(shape=(2,), **contents)
         one.parameters["content_type"].string_param = "base64"
         raw = [elements(text, part)] if is_raw else []
         reply, context = await client.infer(asked(one, raw=raw))
@@ -232,9 +233,7 @@ async def test_live_and_ready(graph, client):
     assert context.code() is CODE.NOT_FOUND
 
 
-@pytest.mark.parametrize(
-    "method", ["ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"]
-)
+@pytest.mark.parametrize("method", ["ServerLive", "ServerReady", "ServerMetadata"])
 async def test_where_nothing_is_to_be_read_nothing_is_waited_for(client, method):
     context = context_of(x_grpc_message_prefix="0000100000")
     async with asyncio.timeout(10):

@@ -47,7 +47,7 @@ async def classify(port: int, image: bytes, **metadata: str) -> tuple[ClassifyRe
 
 async def refused_half_way(
     service: FakeService, num_sent: int = HELD_BACK
-) -> tuple[CODE, dict[str, str]]:
+) -> tuple[grpc.StatusCode, dict[str, str]]:
     """Send so much of a message and then next to nothing; return how the call ended."""
     async with (
         grpc_replica(GrpcInterface(service)) as port,

@@ -85,7 +85,7 @@ def asked(*inputs: Any, **fields: Any) -> Any:
 
 async def test_regions_are_registered_described_and_forgotten(client, memory):
     memory.file("k", bytes(100))
-    region = {"name": "r", "key": "/k", "offset": 5, "byte_size": 90}
+    region: dict[str, Any] = {"name": "r", "key": "/k", "offset": 5, "byte_size": 90}
     reply, context = await client.call("SystemSharedMemoryRegister", **region)
     assert (context.code(), reply) == (None, messages.SystemSharedMemoryRegisterResponse())
     expected = messages.SystemSharedMemoryStatusResponse.RegionStatus(**region)
@@ -180,7 +180,7 @@ async def test_typed_outputs_beside_those_in_regions(client, memory):
                 )
             ),
             "INVALID_ARGUMENT",
-            "has data beside its region",
+            "has data and a region",
         ),
         (
             asked(

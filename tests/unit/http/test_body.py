@@ -42,7 +42,7 @@ class Channel:
 class Sent(NamedTuple):
     """A request, as far as reading its body is concerned."""
 
-    channel: Channel
+    channel: "Channel | Silent"
     content_length: str = ""
     content_type: str = ""
 
@@ -285,7 +285,7 @@ async def test_what_is_held_counts_until_the_request_ends():
     with budget.share() as share:
         await read_in(Sent(Channel(bytes(60), bytes(40))), LIMIT, share)
         assert budget.num_held == 100
-        with pytest.raises(OverloadedError, match=r"hold 120 bytes.*is 150; try again"):
+        with pytest.raises(OverloadedError, match=r"hold 120 bytes, of at most 150 .*try again"):
             await read_body(Sent(Channel(bytes(20), bytes(31))), LIMIT, budget)
         assert budget.num_held == 100  # the refused one's are given back
         assert len(await read_body(Sent(Channel(bytes(50))), LIMIT, budget)) == 50

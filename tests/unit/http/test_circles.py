@@ -32,9 +32,10 @@ def left_to_collector() -> Iterator[list[object]]:
         gc.enable()
 
 
+@pytest.mark.slow  # make test sends bodies of each kind in tests/unit/http
 @pytest.mark.parametrize("name", REQUESTS)
 def test_no_body_waits_for_the_garbage_collector(name: str) -> None:
-    api, asked = create_api(FakeService()), REQUESTS[name]  # type: ignore[arg-type]
+    api, asked = create_api(FakeService()), REQUESTS[name]
 
     first = ask(api, asked)  # what it alone makes may take the place of other tests' objects
     with left_to_collector() as found:

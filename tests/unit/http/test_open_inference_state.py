@@ -106,4 +106,4 @@ async def test_the_description_has_every_route(client):
     assert "application/octet-stream" in way["requestBody"]["content"]
     schema = way["responses"]["400"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/ProtocolError"}
-    assert len([path for path in paths if path.startswith("/v2")]) == 23
+    assert len([path for path in paths if path.startswith("/v2")]) == 25

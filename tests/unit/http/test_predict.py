@@ -88,7 +88,12 @@ async def test_long_json_is_for_files_and_not_for_numbers():
     numbers = b'{"instances": [' + b"1," * MAX_JSON_BYTES + b"1]}"
     text = error_of(await client.post(PREDICT, content=numbers), 413)
     assert f"{len(numbers)} bytes of JSON" in text
-    in_v2 = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [b64(large)["b64"]]}
+    in_v2: dict[str, Any] = {
+        "name": "image",
+        "datatype": "BYTES",
+        "shape": [1],
+        "data": [b64(large)["b64"]],
+    }
     in_v2["parameters"] = {"content_type": "base64"}
     assert (await client.post(f"{MODEL}/infer", json={"inputs": [in_v2]})).status_code == 200
 
@@ -165,7 +170,8 @@ async def test_the_interface_describes_it_and_metrics_count_it(client):
 
 
 async def test_mlservers_base64_in_v2(client):
-    tensor = {"name": "image", "datatype": "BYTES", "parameters": {"content_type": "base64"}}
+    tensor: dict[str, Any] = {"name": "image", "datatype": "BYTES"}
+    tensor |= {"parameters": {"content_type": "base64"}}
     text = b64(IMAGE)["b64"]
     for shape, data in (([2], [text, text]), ([2, 1], [[text], [text]])):
         asked = {"inputs": [tensor | {"shape": shape, "data": data}]}
@@ -178,8 +184,8 @@ async def test_mlservers_base64_in_v2(client):
     body, headers = with_header({"inputs": [two]}, packed)
     answer = await client.post(f"{MODEL}/infer", content=body, headers=headers)
     assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
-    for data, says in ((["Z29v!A=="], "is no base64"), ([7], "element 0, 7, is no base64")):
-        asked = {"inputs": [tensor | {"shape": [1], "data": data}]}
+    for wrong, says in ((["Z29v!A=="], "is no base64"), ([7], "element 0, 7, is no base64")):
+        asked = {"inputs": [tensor | {"shape": [1], "data": wrong}]}
         assert says in error_of(await client.post(f"{MODEL}/infer", json=asked), 400)
     plain = {"inputs": [tensor | {"shape": [1], "data": [text], "parameters": {}}]}
     assert "content_type: base64" in error_of(await client.post(f"{MODEL}/infer", json=plain), 400)

@@ -70,7 +70,6 @@ def is_closed(headers: dict[bytes, bytes]) -> bool:
         ("POST", "/healthz", 405),
         ("PUT", "/v1/classify", 405),
         ("GET", "/healthz", 200),
-        ("POST", "/v2/repository/index", 200),
         ("POST", "/v2/models/nothing/infer", 404),
     ],
 )

@@ -1,6 +1,8 @@
 """The command that Serve starts as HAProxy, with a program in HAProxy's place."""
 
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,14 @@ import pytest
 from app.launch.haproxy.command import HaproxyCommand
 from tests.support.fake_haproxy import write_fake_haproxy
 from tests.support.haproxy_configs import PORTS
+
+
+@pytest.fixture(autouse=True)
+def hang_up() -> Iterator[None]:
+    """Let SIGHUP have its effect, which nohup takes away: tests send it, and look at it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

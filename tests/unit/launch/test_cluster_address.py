@@ -28,6 +28,13 @@ def test_what_is_no_address(address: str) -> None:
         check_address(address)
 
 
+def test_a_client_comes_from_outside_where_it_may() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        check_address(f"ray://127.0.0.1:{head.getsockname()[1]}", may_be_client=True)
+    with pytest.raises(ConfigError, match=r"foo is no address; .*, or ray://HOST:10001 from"):
+        check_address("foo", may_be_client=True)
+
+
 def test_a_port_beyond_all() -> None:
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:99999"):
         check_address("127.0.0.1:99999")

@@ -1,5 +1,7 @@
 """serve_config.yaml read and overridden, and what it says of the service."""
 
+from typing import Any
+
 import pytest
 
 from app.errors import ConfigError
@@ -51,8 +53,27 @@ def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
     assert changed["applications"][0]["deployments"] == APPLICATION["deployments"]
 
 
+@pytest.mark.parametrize("text", ["a,b", "a, b", " a ,b "])
+def test_sets_of_the_command_line(text):
+    assert ServeConfig.of(GOOD).with_overrides(model_set=text).settings.model_sets == ("a", "b")
+
+
+@pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ","])
+def test_an_empty_name_of_a_set_is_refused(text):
+    with pytest.raises(ConfigError, match=r"--model-set '.*' has an empty name; separate"):
+        ServeConfig.of(GOOD).with_overrides(model_set=text)
+
+
+def test_a_folder_with_a_comma_is_one_set(tmp_path):
+    folder = tmp_path / "a, b"
+    folder.mkdir()
+    settings = ServeConfig.of(GOOD).with_overrides(model_set=str(folder)).settings
+    assert (settings.model_set, settings.has_several_sets) == (str(folder), False)
+
+
 def test_without_wishes_the_file_stands_on_loopback():
     on_loopback = {"host": "127.0.0.1", "port": 8000}
+    options: dict[str, Any]
     for options in ({}, {"http_options": {}}, {"http_options": {"port": 8000}}):
         config = ServeConfig.of({"applications": [APPLICATION]} | options)
         assert config.with_overrides() == config
@@ -68,6 +89,7 @@ def test_other_arguments_stay_when_the_set_is_overridden():
 
 
 def test_a_configuration_without_applications():
+    content: dict[str, Any]
     for content in ({}, {"applications": []}):
         with pytest.raises(ConfigError, match="no applications"):
             ServeConfig.of(content)
@@ -95,7 +117,8 @@ def test_the_options_of_a_deployment_are_replaced_or_added():
 
 def test_without_tls_no_option_of_it_is_left():
     tls = {"ssl_certfile": "a.pem", "ssl_keyfile": "a.key", "ssl_ca_certs": "roots.pem"}
-    config = ServeConfig.of(with_key(GOOD, (), "http_options", GOOD["http_options"] | tls))
+    http = {"host": "127.0.0.1", "port": 8000, **tls}
+    config = ServeConfig.of(with_key(GOOD, (), "http_options", http))
     assert config.url == "https://127.0.0.1:8000"
     assert config.without_tls().as_dict() == GOOD
     assert config.without_tls().url == "http://127.0.0.1:8000"

@@ -101,7 +101,7 @@ def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
 
 
 def with_times(graceful_s: float | None, request_s: float, name: str = "Gateway") -> dict:
-    options = {"name": name}
+    options: dict[str, object] = {"name": name}
     if graceful_s is not None:
         options["graceful_shutdown_timeout_s"] = graceful_s
     application = APPLICATION | {"args": {"request_timeout_s": request_s}, "deployments": [options]}

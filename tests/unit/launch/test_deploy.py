@@ -11,7 +11,7 @@ import psutil
 import pytest
 from ray import serve
 
-from app.launch.config import ConfigError
+from app.errors import ConfigError
 from app.launch.deploy import client_of, reason_in, wait_ready
 from app.launch.ports import OF_REPLICAS, check_port, free_port
 from app.launch.stop_request import SIGNALS, StopRequest

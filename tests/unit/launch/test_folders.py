@@ -31,7 +31,11 @@ def arguments_of(checked: ServeConfig) -> dict[str, Any]:
 def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
     """Ray's processes work in another one."""
     monkeypatch.chdir(tmp_path)
-    paths = {"compile_cache": "cache", "trace_dir": "spans", "api_keys_file": "/etc/keys"}
+    paths: dict[str, Any] = {
+        "compile_cache": "cache",
+        "trace_dir": "spans",
+        "api_keys_file": "/etc/keys",
+    }
     files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
     asked = config(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
     checked = with_absolute_paths(asked)
@@ -97,3 +101,9 @@ def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, 
     folder = Path(os.environ[REGIONS_FOLDER])
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = with_absolute_paths(config(model_sets=["imagenette", "./sets/a"]))
+    assert made.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from app.compute.child_process import Child
+from app.environment import SET_LATE
 from app.launch.forks import running
 from app.launch.forks.client import SOCKET_VARIABLE
 from app.launch.forks.running import CLIENT, fork_server
@@ -58,7 +59,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ch
 
 
 def client(script: Path, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
-    command = [sys.executable, CLIENT, script, *arguments]
+    command: list[str | Path] = [sys.executable, CLIENT, script, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, **{"env": ENVIRONMENT, **pipes, **options})
 
@@ -140,6 +141,17 @@ def test_another_environment_is_not_forked_for(server: tuple[Child, int], script
     assert not found["imported"]
     assert found["arguments"] == [str(script)]
     assert (found["name"], found["path"]) == ("__main__", str(script.parent))
+
+
+@pytest.mark.parametrize("name", SET_LATE)
+def test_what_the_command_sets_later_is_the_forks_too(
+    name: str, server: tuple[Child, int], script: Path
+) -> None:
+    with client(script, env={**ENVIRONMENT, name: "1"}) as process:
+        found = told(process)
+        assert process.wait() == 7
+    assert found["parent"] == server[1]
+    assert found["environment"][name] == "1"
 
 
 def test_without_a_server_the_client_runs_the_script_itself(script: Path, tmp_path: Path) -> None:

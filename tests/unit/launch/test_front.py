@@ -55,6 +55,16 @@ def test_with_tls_too(command: HaproxyCommand, tmp_path: Path) -> None:
     assert (tmp_path / "haproxy.cfg").read_text().count("bind :::") == 2
 
 
+@pytest.mark.parametrize(("model_set", "limit"), [("a", 128), ("a,b,c", 384)])
+def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
+    command: HaproxyCommand, model_set: str, limit: int
+) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(model_set=model_set)
+    put_haproxy_in_front(asked, command, is_joining=False)
+    edits = command.path.with_name("edits.sed").read_text("ascii")
+    assert f"set-var(txn.limit) int({limit})" in edits
+
+
 def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> None:
     asked = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0")
     assert put_haproxy_in_front(asked, command, is_joining=True) == asked
@@ -116,7 +126,7 @@ def test_without_haproxy_a_service_on_loopback_is_warned_of(host, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     assert check_unprotected(config) is None
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
-    assert "nothing limits connections, slow headers" in check_unprotected(config)
+    assert "nothing limits connections, slow headers" in str(check_unprotected(config))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])

@@ -13,7 +13,7 @@ from app.errors import OverloadedError
 from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.answers import WITHOUT_PATH, answers
 from app.launch.haproxy.command import HaproxyCommand
-from app.launch.haproxy.edits import BEGIN, OVERLONG, UNWATCHED, WHOLE, backend_of
+from app.launch.haproxy.edits import BEGIN, OVERLONG, PATIENT, UNWATCHED, WHOLE, backend_of
 from app.launch.haproxy.grpc_rules import COPY_DEADLINE
 from app.launch.haproxy.refusals import IS_CLASSIFY
 from app.queueing.haproxy_headers import INTERNAL_HEADERS
@@ -163,6 +163,7 @@ def test_on_a_cluster_requests_are_held_whole_and_prometheus_reaches_the_metrics
     for section in ("backend http-tandem", "backend grpc-tandem"):
         assert "retry-on conn-failure empty-response response-timeout" in found[section]
         assert "timeout server 5000ms" in found[section]
+        assert not set(PATIENT) - set(found[section])
     assert others == ["http-reuse always", "http-request del-header x-other"]
     assert "bind :9101" in found["frontend prometheus"]
     assert "bind *:8404" in found["listen stats"]

@@ -52,3 +52,15 @@ def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch, address: str) -> None
         joined_ray(address),
     ):
         pass
+
+
+def test_another_ray_there(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Version mismatch")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with (
+        pytest.raises(ConfigError, match=rf"cannot join .* at {address}: Version mismatch"),
+        joined_ray(address),
+    ):
+        pass

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from app.cli.cluster_rows import CORES
 from app.launch.config import ServeConfig
 from app.launch.haproxy.command import max_connections
 from app.launch.ports import METRICS_PORT
@@ -75,6 +77,9 @@ def test_every_resource_is_valid(folder: str) -> None:
         ("kuberay", "RayService", "spec.excludeHeadPodFromService"),
         ("kuberay", "RayService", "spec.rayClusterConfig.authOption"),
         ("kuberay", "RayService", "spec.rayClusterConfig.workerGroupSpecs.0.template.spec.volume"),
+        ("rayjob", "RayJob", "spec.ttlSeconds"),
+        ("rayjob", "RayJob", "spec.rayClusterSpec.headGroupSpec.rayParams"),
+        ("rayjob", "RayJob", "spec.submitterPodTemplate.spec.restart"),
         ("monitoring", "PodMonitor", "spec.podMetricsEndpoints.0.intervall"),
         ("monitoring", "PrometheusRule", "spec.groups.0.rules.0.expression"),
     ],
@@ -149,7 +154,7 @@ def test_the_command_takes_the_pods_arguments(folder: str) -> None:
         assert asked in ("http", int(given.get("--port", "8000")))
 
 
-@pytest.mark.parametrize("folder", ["base", "kuberay"])
+@pytest.mark.parametrize("folder", ["base", "kuberay", "rayjob"])
 def test_selectors_select_the_pods(folder: str) -> None:
     labels = [p["metadata"]["labels"] for d in rendered(folder) for p in pods(d)]
     selectors = [d["spec"]["selector"] for d in of_kind(folder, "Service")]
@@ -233,7 +238,7 @@ def test_the_ray_pods_log_where_kubectl_looks(cluster: Document) -> None:
     """Serve's lines go to stderr, and what Ray starts keeps the pod's."""
     from ray.scripts.scripts import start
 
-    options = {o.removeprefix("--"): p for p in start.params for o in p.opts}
+    options: dict[str, Any] = {o.removeprefix("--"): p for p in start.params for o in p.opts}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         parameters = group["rayStartParams"]
         assert parameters.keys() <= options.keys()
@@ -279,6 +284,30 @@ def test_rays_doors_are_closed_and_its_head_keeps_its_state(cluster: Document) -
     everybody = [rule for rule in by_name["tandem-ray"]["ingress"] if "from" not in rule]
     assert [{p["port"] for p in rule["ports"]} for rule in everybody] == [{8000, 9000}]
     assert by_name["tandem-redis"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_the_ray_job_classifies_on_its_workers(cluster: Document) -> None:
+    (job,) = of_kind("rayjob", "RayJob")
+    command, *words = shlex.split(job["spec"]["entrypoint"])
+    action, *options = words
+    assert (command, action) == ("tandem", "classify")
+    named = {word.partition("=")[0] for word in options if word.startswith("--")}
+    assert {"--offline", "--address", "--out"} <= named <= options_of(action)
+    of_job = job["spec"]["rayClusterSpec"]
+    assert (of_job["rayVersion"], of_job["authOptions"]) == (
+        cluster["rayVersion"],
+        cluster["authOptions"],
+    )
+    assert of_job["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    submitter, *nodes = pods(job)
+    assert submitter["spec"]["restartPolicy"] == "Never"  # a job's pod must say
+    for pod in nodes:
+        (container,) = pod["spec"]["containers"]
+        assert {"/tmp", "/dev/shm"} <= {m["mountPath"] for m in container["volumeMounts"]}
+        assert container["envFrom"] == [{"secretRef": {"name": "tandem-store", "optional": True}}]
+    (workers,) = of_job["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert int(container["resources"]["limits"]["cpu"]) % CORES == 0  # no core is left over
 
 
 @pytest.mark.parametrize("folder", ["base", "kuberay"])

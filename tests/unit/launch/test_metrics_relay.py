@@ -1,7 +1,7 @@
 """The relay of the metrics: hands on what Ray's agent says, and that alone, to a few at a time."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import httpx
@@ -15,7 +15,7 @@ ELSEWHERE = "127.0.0.2"  # an address of this machine that Ray's agent does not 
 
 
 @pytest.fixture
-def source_port() -> int:
+def source_port() -> Iterator[int]:
     """Return the port of metrics as Ray's agent has them: prometheus_client's server."""
     registry, port = CollectorRegistry(), free_port()
     Gauge("ray_tandem_queue_length", "of a test", registry=registry).set(7)

@@ -73,7 +73,7 @@ class OneError:
     def subscribe(self) -> None:
         pass
 
-    def poll(self) -> tuple[None, dict[str, object]]:
+    def poll(self) -> tuple[None, dict[str, str | None]]:
         if not self.errors:
             raise ConnectionError("over")
         return None, self.errors.pop()
@@ -99,7 +99,7 @@ def test_a_process_of_rays_that_died_is_told_in_a_line(monkeypatch, capfd, forks
     listening = SimpleNamespace(gcs_error_subscriber=OneError(text), current_job_id=job)
     lines: list[str] = []
     with local_ray(0, forks, FOLDER, lines.append):
-        worker.listen_error_messages(listening, threading.Event())
+        worker.listen_error_messages(listening, threading.Event())  # type: ignore[arg-type]
     assert lines == [told]
     assert text[:9] not in "".join(capfd.readouterr())
 
@@ -150,7 +150,7 @@ def test_ray_is_started_and_joined_from_the_projects_own_folder(monkeypatch, for
     """Its workers import from there first: not another program's "app" of a working folder."""
     folders = []
     monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: folders.append(Path.cwd()))
-    monkeypatch.setattr(ray_cluster, "check_address", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "check_address", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     with local_ray(0, forks, FOLDER, print), joined_ray("auto"):
         assert Path.cwd() == tmp_path

@@ -22,11 +22,11 @@ from app.launch.ray_features import (
     LAUNCH_FEATURES,
     LOG_MONITOR,
     ONE_MACHINE,
-    SIGNALS,
     check_installed_ray,
 )
 from app.launch.ray_internals import init_ray, only_what_one_machine_needs, replaced
-from app.launch.serve import ServeOptions, run_service
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import run_service
 from tests.support.command_line import tandem
 
 NAMES = [
@@ -89,11 +89,13 @@ class Starting:
 
     def __init__(self) -> None:
         self.changed: set[str] = set()
+        self.sigterm: object = None
 
     def __call__(self, **options: object) -> None:
         now = current()
         self.changed = {name for name, value in now.items() if value is not BEFORE[name]}
         ray._private.utils.set_sigterm_handler(lambda *_: None)
+        self.sigterm = signal.getsignal(signal.SIGTERM)
 
 
 def current() -> dict[str, object]:
@@ -102,7 +104,6 @@ def current() -> dict[str, object]:
         "start_api_server": Node.start_api_server,
         "start_monitor": Node.start_monitor,
         "start_log_monitor": Node.start_log_monitor,
-        "set_sigterm_handler": ray._private.utils.set_sigterm_handler,
     }
 
 
@@ -111,7 +112,6 @@ BY_FEATURE = {
     FORKS: {"start_raylet"},
     ONE_MACHINE: {"start_api_server", "start_monitor"},
     LOG_MONITOR: {"start_log_monitor"},
-    SIGNALS: {"set_sigterm_handler"},
 }
 
 
@@ -129,6 +129,12 @@ def start(starting: Starting) -> set[str]:
     with only_what_one_machine_needs(CLIENT):
         init_ray()
     return starting.changed
+
+
+def test_sigterm_stays_ours_while_ray_starts(starting: Starting) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    start(starting)
+    assert starting.sigterm is before
 
 
 def test_everything_is_replaced_while_ray_starts(starting: Starting) -> None:
@@ -157,7 +163,7 @@ def test_the_raylet_starts_python_by_way_of_the_client(monkeypatch: pytest.Monke
     monkeypatch.setattr(services, "start_raylet", start_raylet)
     needed = [name for name, p in signature.parameters.items() if p.default is p.empty]
     with only_what_one_machine_needs(CLIENT):
-        services.start_raylet(**dict.fromkeys(needed))
+        services.start_raylet(**dict.fromkeys(needed))  # type: ignore[arg-type]
     assert started == {"worker": str(CLIENT), "client": str(CLIENT)}
 
 

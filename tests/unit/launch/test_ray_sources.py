@@ -1,5 +1,6 @@
 """The variables that Ray reads, and its files that are read as text."""
 
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def test_a_variable_that_protects_is_demanded(
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
-    monkeypatch.setattr(ray_sources.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
 
 
 @pytest.mark.usefixtures("no_files")

@@ -29,6 +29,7 @@ from tests.support.shipped_config import edited_config
 # As it is written in the variable, and what the setting is then; every setting has a row.
 VALUES = {
     "model_set": ("imagenet", "imagenet"),
+    "model_sets": ("[imagenette, imagenet]", ("imagenette", "imagenet")),
     "model_dirs": ("[/models, other]", (Path("/models"), Path("other"))),
     "weights": ("{resnet50: 2, densenet169: 1}", {"resnet50": 2.0, "densenet169": 1.0}),
     "precision": ("FP16", "FP16"),
@@ -59,6 +60,11 @@ VALUES = {
     "max_full_pixels": ("1000", 1000),
     "max_heavy_pixels": ("100000000", 100_000_000),
     "max_files": ("3", 3),
+    "traffic": ("{imagenette: 100}", {"imagenette": 100.0}),
+    "shadow": ("imagenet@0123456789ab", "imagenet@0123456789ab"),
+    "traffic_header": ("x-user-id", "x-user-id"),
+    "compare_ratio": ("0.5", 0.5),
+    "open_traffic": ("true", True),
     "max_concurrent_requests": ("7", 7),
     "target_wait_ms": ("null", None),
     "max_queued_images": ("256", 256),
@@ -69,13 +75,23 @@ VALUES = {
     "trace_endpoint": ("http://jaeger:4317", "http://jaeger:4317"),
     "trace_dir": ("~/spans", Path("~/spans")),
     "trace_mib": ("8", 8),
+    "unload_after_s": ("60", 60.0),
+    "set_weights": ("{imagenet: 2}", {"imagenet": 2.0}),
+    "sample_ratio": ("0.5", 0.5),
+    "sample_dir": ("/samples", "/samples"),
+    "sample_mib": ("8", 8),
+    "feedback": ("true", True),
+    "feedback_answers": ("100", 100),
 }
+NEEDS = {"sample_ratio": "sample_dir"}  # a setting that is refused without another
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_every_setting_has_a_variable(monkeypatch, name):
     text, value = VALUES[name]
     monkeypatch.setenv(variable_of(name), text)
+    if (other := NEEDS.get(name)) is not None:
+        monkeypatch.setenv(variable_of(other), VALUES[other][0])
     assert getattr(read_config(ServeOptions()).settings, name) == value
 
 
@@ -151,7 +167,15 @@ def test_no_variable_of_the_project_is_warned_of(monkeypatch):
     this = Path(__file__)
     texts = [
         path.read_text("utf-8")
-        for folder in ("app", "configs", "tests/e2e", "tests/load", "tests/support", ".ci")
+        for folder in (
+            "app",
+            "configs",
+            "examples",
+            "tests/e2e",
+            "tests/load",
+            "tests/support",
+            ".ci",
+        )
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".yaml", ".sh", ".service", ".yml") and path != this
     ]

@@ -6,7 +6,8 @@ import pytest
 
 from app.access.api_keys import ApiKeyError
 from app.launch.deploy import client_of, wants_key
-from app.launch.serve import ServeOptions, _checked_config, _exposure
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import _checked_config, _exposure
 
 KEY = "k" * 32
 
@@ -53,6 +54,6 @@ def test_a_service_that_is_gone_wants_nothing():
 def test_what_others_can_do_is_said():
     alone = _exposure("0.0.0.0", False, "http://127.0.0.1:8000")
     assert "every machine that reaches this one may call; --api-keys-file" in alone
-    assert "can be read on the way" in alone
+    assert "others can read it on the way" in alone
     guarded = _exposure("0.0.0.0", True, "https://127.0.0.1:8000")
     assert guarded.endswith("may call with a key")

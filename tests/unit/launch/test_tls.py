@@ -168,7 +168,7 @@ def test_serves_own_proxy_asks_no_client_for_a_certificate(
     signed, root, tmp_path, monkeypatch, address
 ):
     """It hands uvicorn the roots, and not that a certificate is needed."""
-    assert uvicorn.Config(app=None, ssl_ca_certs=str(root.path)).ssl_cert_reqs == ssl.CERT_NONE
+    assert uvicorn.Config(app="", ssl_ca_certs=str(root.path)).ssl_cert_reqs == ssl.CERT_NONE
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     config = served(options(signed, ssl_ca_certs=root.path))
     command = HaproxyCommand(tmp_path / "haproxy", (1, 2))

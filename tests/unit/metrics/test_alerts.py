@@ -16,7 +16,9 @@ from app.metrics.table import (
     QUEUE_AGE_MS,
     REFUSED_BEFORE,
     REQUESTS,
+    TRAFFIC_COMPARED,
 )
+from tests.support.exposed_metrics import exposed
 from tests.support.instruments import Instruments
 from tests.support.played_rules import ALERTS, Labels, play, series
 
@@ -25,8 +27,8 @@ OBJECTIVES, PACES = ("TandemAnswered", "TandemLatency"), ("Fast", "Slowly")
 CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning", "info"))
 # test_golden_alert.py, test_objectives.py
 PLAYED_ELSEWHERE = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h in PACES)}
-(COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,) = (
-    metric.exposed for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS)
+(COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,), (COMPARED,) = (
+    exposed(metric) for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS, TRAFFIC_COMPARED)
 )
 
 
@@ -42,7 +44,7 @@ class Case:
 
 
 def replicas(deployment: str, values: str) -> dict[str, str]:
-    return series(PROCESS_MEMORY.exposed[0], {"deployment": deployment}, values)
+    return series(exposed(PROCESS_MEMORY)[0], {"deployment": deployment}, values)
 
 
 def drifting(later: int) -> list[dict[str, str]]:
@@ -50,6 +52,15 @@ def drifting(later: int) -> list[dict[str, str]]:
     return [
         series(ANSWERED, {"agreed": "yes", "degraded": "no", "sure": "yes"}, "0+100x324"),
         series(ENTROPIES, {}, f"0+20x300 {6000 + 10 * later}+{10 * later}x23"),
+    ]
+
+
+def compared(version: str, yes: int, no: int) -> list[dict[str, str]]:
+    """Return the photos that agreed and disagreed, each 10 s for 15 minutes."""
+    numbers = {"no": no, "yes": yes}
+    return [
+        series(COMPARED, {"model_version": version, "agreed": agreed}, f"0+{number}x90")
+        for agreed, number in numbers.items()
     ]
 
 
@@ -63,8 +74,8 @@ CASES = [
     Case(
         "TandemQueueOld",
         [
-            series(QUEUE_AGE_MS.exposed[0], {"member": "hung"}, "0x6 3000x60"),
-            series(QUEUE_AGE_MS.exposed[0], {"member": "busy"}, "1500x66"),
+            series(exposed(QUEUE_AGE_MS)[0], {"member": "hung"}, "0x6 3000x60"),
+            series(exposed(QUEUE_AGE_MS)[0], {"member": "busy"}, "1500x66"),
         ],
         {"1m": [], "3m": [{"member": "hung", **WARNING}]},
     ),
@@ -73,12 +84,19 @@ CASES = [
     Case(
         "TandemSpansDropped",
         [
-            series(DROPPED_SPANS.exposed[0], {"sink": "otlp"}, "0x30 1+1x60"),
-            series(DROPPED_SPANS.exposed[0], {"sink": "local"}, "7x91"),
+            series(exposed(DROPPED_SPANS)[0], {"sink": "otlp"}, "0x30 1+1x60"),
+            series(exposed(DROPPED_SPANS)[0], {"sink": "local"}, "7x91"),
         ],
         {"5m": [], "11m": [{"sink": "otlp", **WARNING}]},
     ),
-    Case("TandemClockSet", [series(CLOCK_STEPS.exposed[0], {}, "0x30 1x120")],
+    Case(
+        "TandemVersionsDisagree",
+        compared("bad", yes=4, no=6) + compared("good", yes=19, no=1),
+        {"4m": [], "12m": [{"model_version": "bad", **WARNING}]},
+    ),
+    Case("TandemVersionsDisagree", [*compared("bad", yes=0, no=1)[:1]], {"12m": []},
+         every_s=60, name="too few"),
+    Case("TandemClockSet", [series(exposed(CLOCK_STEPS)[0], {}, "0x30 1x120")],
          {"4m": [], "6m": [INFO], "20m": []}),
     Case("TandemOverloaded", [series(REFUSED, {}, "0+10x90")], {"12m": [WARNING]},
          name="all by HAProxy"),
@@ -101,6 +119,7 @@ def counted(told: Instruments, rates: dict[tuple[str, int], int]) -> list[dict[s
     ]
 
 
+@pytest.mark.slow  # make test plays one case of each alert, above
 @pytest.mark.parametrize("route", sorted(CLASSIFY))
 @pytest.mark.parametrize(
     ("alert", "status", "labels"),

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.metrics.table import METRICS, Metric
+from app.metrics.table import METRICS
+from tests.support.exposed_metrics import exposed
 from tests.support.prometheus_programs import PROMTOOL
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PROMETHEUS = CONFIGS / "prometheus"
-README = (CONFIGS / "README.md").read_text("utf-8")
-EXPOSED = {name for metric in METRICS for name in metric.exposed}
+EXPOSED = {name for metric in METRICS for name in exposed(metric)}
 DASHBOARD = json.loads((CONFIGS / "grafana" / "tandem.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [
@@ -54,7 +54,7 @@ def test_an_alert(alert: dict) -> None:
 
 def test_every_metric_is_shown() -> None:
     shown = set().union(*map(names_in, expressions()))
-    assert [metric.name for metric in METRICS if not shown & set(metric.exposed)] == []
+    assert [metric.name for metric in METRICS if not shown & set(exposed(metric))] == []
 
 
 def test_titles_are_used_once_and_panels_do_not_overlap() -> None:
@@ -78,7 +78,7 @@ def test_what_is_recorded_by_a_rule_is_recorded_by_one_of_ours() -> None:
 
 @pytest.mark.prometheus
 def test_promtool_takes_the_configuration() -> None:
-    subprocess.run([PROMTOOL, "check", "config", PROMETHEUS / "prometheus.yaml"], check=True)
+    subprocess.run([str(PROMTOOL), "check", "config", PROMETHEUS / "prometheus.yaml"], check=True)
 
 
 @pytest.mark.prometheus
@@ -89,14 +89,21 @@ def test_promtool_takes_the_dashboards_expressions(tmp_path: Path) -> None:
     ]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    subprocess.run([PROMTOOL, "check", "rules", file], check=True)
+    subprocess.run([str(PROMTOOL), "check", "rules", file], check=True)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_the_readme_tells_what_the_table_tells(metric: Metric) -> None:
-    name = f"ray_{metric.name}" if metric.kind == "histogram" else metric.exposed[0]
-    (row,) = [row for row in README.splitlines() if row.startswith(f"| `{name}` |")]
-    _, _, tags, text, _ = row.split("|")
-    assert tuple(tags.replace(",", " ").split()) == metric.tags
-    assert text.strip().startswith(metric.text)
-    assert metric.when in text
+def test_the_page_of_alerts_has_the_factors_of_the_rules() -> None:
+    page = (CONFIGS.parent / "docs/how-to/metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `\.\.\.(Burns\w+)` \|(.*)$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {"BurnsFast", "BurnsSlowly"}
+    for name, row in rows:
+        rules = [rule for rule in ALERTS if rule["alert"].endswith(name)]
+        for rule in rules:
+            factors = set(re.findall(r"> ([\d.]+) \*", rule["expr"]))
+            numbers = row.replace("once", "1 times")
+            assert {f for f in factors if f"{f} times" not in numbers} == set(), rule["alert"]
+        assert len(rules) == 2
+    objectives = {expr for expr in re.findall(r"\* (0\.0+1)\b", str(ALERTS))}
+    assert {f"{100 * (1 - float(rest)):g} %" for rest in objectives} == {"99.9 %", "99 %"}
+    assert all(text in page for text in ("99.9 %", "99 %", "within 500 ms"))
+    assert 'le="500"' in (PROMETHEUS / "alerts.yaml").read_text("utf-8")

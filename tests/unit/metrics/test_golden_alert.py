@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.metrics.table import FAILED_GOLDEN_CHECKS, GOLDEN_PASSED
+from tests.support.exposed_metrics import exposed
 from tests.support.played_rules import play, series
 
 ALERT = "TandemGoldenFailed"
@@ -24,7 +25,7 @@ def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
 
     The gauge's 0 was told by nobody who was asked to end before the next flush: it is not given.
     """
-    (counted,), (passed,) = FAILED_GOLDEN_CHECKS.exposed, GOLDEN_PASSED.exposed
+    (counted,), (passed,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
     given = [
         of_member(passed, "old", "1x240"),
         of_member(passed, "old", "1x240", member="densenet169"),
@@ -44,7 +45,7 @@ def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
 
 @pytest.mark.prometheus
 def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> None:
-    (counted,) = FAILED_GOLDEN_CHECKS.exposed
+    (counted,) = exposed(FAILED_GOLDEN_CHECKS)
     given = [
         of_member(counted, "a", "1x120"),
         of_member(counted, "b", "_x90 1x30", member="densenet169"),
@@ -55,6 +56,6 @@ def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> Non
 
 @pytest.mark.prometheus
 def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) -> None:
-    (counted,), (passed,) = FAILED_GOLDEN_CHECKS.exposed, GOLDEN_PASSED.exposed
+    (counted,), (passed,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
     given = [of_member(passed, "a", "1x120"), of_member(counted, "a", "1x90 _x30")]
     play(tmp_path, given, ALERT, {"12m": [], "20m": []})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.metrics.member import MemberMetrics, golden_recorded
+from app.metrics.member import MemberMetrics, Reports, golden_recorded
 from app.metrics.table import (
     BATCHES,
     FAILED_BATCHES,
@@ -15,14 +15,15 @@ from app.metrics.table import (
 )
 from app.queueing.batch_records import ExecutedBatch, QueueReport
 from tests.support.instruments import Instruments
+from tests.support.queued_images import NumberedCall
 
 
 def report() -> QueueReport:
-    return QueueReport(3, 0.25, 1, 1, 1.0)
+    return QueueReport(3, 0.25)
 
 
 def ran(size: int, error: Exception | None = None) -> ExecutedBatch:
-    return ExecutedBatch(0.0, 1.0, (0,) * size, error)
+    return ExecutedBatch(0.0, 1.0, (NumberedCall(),) * size, error)
 
 
 async def test_batches_by_size(told: Instruments) -> None:
@@ -64,3 +65,35 @@ def test_a_golden_check_that_fails_is_told_before_the_error_goes_on(told: Instru
     assert at_once[GOLDEN_PASSED.name] == {("a",): 0}
     assert at_once[FAILED_GOLDEN_CHECKS.name] == {("a",): 1}
     assert told.of(FAILED_GOLDEN_CHECKS) == {("a",): 1}  # once, whenever the next flush is
+
+
+async def test_the_queues_of_a_members_versions_count_together(told: Instruments) -> None:
+    """A shadow's empty queue does not hide that clients wait for the other version."""
+    alike: Reports = {}
+    main = MemberMetrics("a", report, alike)
+    shadow = MemberMetrics("a", lambda: QueueReport(1, 0.0), alike)
+    for metrics in (main, shadow):
+        metrics.executed(ran(1))
+    assert told.of(QUEUE_LENGTH) == {("a",): 4}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 250}
+    main.close()
+    assert told.of(QUEUE_LENGTH) == {("a",): 1}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 0}
+
+
+async def test_the_last_batch_of_a_member_that_goes_is_no_beginning(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    metrics.close()
+    metrics.executed(ran(1))
+    assert told.of(MEMBER_IMAGES) == {("a",): 1}
+    assert metrics._watching is None
+
+
+async def test_a_member_that_goes_has_an_empty_queue(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    metrics.executed(ran(1))
+    metrics.close()
+    assert told.of(QUEUE_LENGTH) == {("a",): 0}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 0}
+    assert metrics._watching is not None
+    assert metrics._watching.cancelled()

@@ -1,6 +1,7 @@
 """The meter gathers, hands on once, and is never a request's trouble."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from app.metrics.replica import is_replica, start_metrics
 from app.metrics.table import BUCKETS_MS, METRICS, QUEUE_LENGTH, REQUEST_MS, REQUESTS
 from tests.support.instruments import Instruments
 
-OK = {"route": "/", "status": "200", "operation": "other"}
+OK: dict[str, Any] = {"route": "/", "status": "200", "operation": "other"}
 BAD = OK | {"status": "400"}
 
 
@@ -80,7 +81,8 @@ def test_it_does_nothing_until_it_is_started() -> None:
 
 
 def test_it_is_started_once() -> None:
-    started, made = Meter(), []
+    started = Meter()
+    made: list[Any] = []
     assert started.start(made.append)
     assert not started.start(made.append)
     assert len(made) == len({part.name for part in made}) >= len(METRICS)

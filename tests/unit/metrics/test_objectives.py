@@ -7,12 +7,13 @@ import pytest
 import yaml
 
 from app.metrics.table import BUCKETS_MS, REFUSED_BEFORE, REQUEST_MS, REQUESTS
+from tests.support.exposed_metrics import exposed
 from tests.support.played_rules import ALERTS, play, play_expressions, series
 
 pytestmark = pytest.mark.prometheus
 CRITICAL, WARNING = {"severity": "critical"}, {"severity": "warning"}
-(COUNTED,), (REFUSED,) = REQUESTS.exposed, REFUSED_BEFORE.exposed
-BUCKET = REQUEST_MS.exposed[0]
+(COUNTED,), (REFUSED,) = exposed(REQUESTS), exposed(REFUSED_BEFORE)
+BUCKET = exposed(REQUEST_MS)[0]
 MINUTE = 60
 WINDOWS_S = {"5m": 300, "30m": 1800, "1h": 3600, "2h": 7200, "6h": 21600}
 WINDOWS_S |= {"1d": 86400, "3d": 3 * 86400}
@@ -81,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow  # make test plays each recorded ratio, below
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("objective", "of_budget"), [("Answered", 1), ("Latency", 10)])
 def test_a_burn_rate(tmp_path: Path, name: str, objective: str, of_budget: int) -> None:

@@ -90,6 +90,13 @@ def test_so_many_images_more_would_tell_if_they_went_on_alike(pair):
     assert after(0.4 * said.num_more) == "unknown"
 
 
+def test_the_images_that_would_refuse_are_those_of_a_two_sided_test():
+    """One point lost of 1,000, 7 % differing: 1.96^2 (0.07 - 0.01^2) / 0.01^2 are 2,685 images."""
+    said = judgement(Paired(1000, 40, 30))
+    assert said.num_more is not None
+    assert 2685 <= 1000 + said.num_more <= 2685 * 1.1  # in steps of 5 %, and rounded up
+
+
 def test_a_loss_of_just_the_limit_is_never_certain():
     pair = Paired(100_000, 5500, 5000)
     assert judgement(pair).num_more is None

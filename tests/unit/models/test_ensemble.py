@@ -1,5 +1,7 @@
 """The combiner's arithmetic: properties of the average, order and ties of the top k."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -139,6 +141,20 @@ def test_the_likeliest_is_the_first_of_those_that_tie(num_classes):
     assert [top_k(row, list(map(str, range(num_classes))), 1)[0].index for row in rows] == [
         likeliest(row) for row in rows
     ]
+
+
+class Sortless(np.ndarray):
+    """A row that refuses what gives up the GIL."""
+
+    def argmax(self, *_: object, **__: object) -> Any:
+        raise AssertionError("argmax gives up the GIL")
+
+
+def test_up_to_64_classes_are_compared_without_giving_up_the_gil():
+    few = np.arange(64, dtype=np.float32).view(Sortless)
+    assert likeliest(few) == 63
+    with pytest.raises(AssertionError, match="argmax"):  # of many it is worth it
+        likeliest(np.arange(65, dtype=np.float32).view(Sortless))
 
 
 def test_rows_of_nan_have_an_order_all_the_same():

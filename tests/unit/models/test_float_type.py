@@ -8,11 +8,11 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from app.bench import upper_bound
 from app.deployments import classifier
 from app.settings import Settings
 from calibration.commands.models import _problems_running
 from calibration.evaluation import inference
+from calibration.offline import upper_bound
 from models import golden, runtime
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
@@ -69,6 +69,7 @@ def test_the_rounding_of_these_tests_is_that_of_bf16():
     np.testing.assert_array_equal(found, nearest.astype(np.uint32).view(np.float32))
 
 
+@pytest.mark.slow  # make test rounds small networks, below
 @pytest.mark.parametrize(
     ("member", "precision"), [("resnet50", "FP16"), ("densenet169", "INT8")], ids=str
 )

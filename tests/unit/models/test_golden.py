@@ -1,6 +1,7 @@
 """The golden check: the same images everywhere, the same answers or a refusal."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,9 @@ def bundled() -> dict[str, tuple[CompiledNetwork, GoldenAnswer]]:
 
 @pytest.fixture(scope="module")
 def mobilenet(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> CompiledNetwork:
-    made = add_set(new_set(shared_data / "imagenet-small"), tmp_path_factory.mktemp("sets"))
+    all_three = new_set(shared_data / "imagenet-small")
+    new = replace(all_three, members=[member for member in all_three.members if member[0] == "v1"])
+    made = add_set(new, tmp_path_factory.mktemp("sets"))
     return CompiledNetwork(made.network_path("v1"), EIGHT)
 
 
@@ -119,10 +122,10 @@ def test_a_slightly_other_rounding_passes(answer: GoldenAnswer) -> None:
 
 
 def test_probabilities_off_on_average_are_refused(answer: GoldenAnswer) -> None:
-    problem = compare(answer, rows(answer) * 0.8)
+    problem = compare(answer, rows(answer) * np.float32(0.8))
     assert problem is not None
     assert "are off by 20% of their sum; 10% is allowed" in problem
-    assert compare(answer, rows(answer) * 0.8, OTHER_CPU_TOLERANCE) is None
+    assert compare(answer, rows(answer) * np.float32(0.8), OTHER_CPU_TOLERANCE) is None
 
 
 @pytest.mark.parametrize("num_classes", [10, 1000])
@@ -139,6 +142,7 @@ def test_wrong_pixels_are_found_with_few_and_with_many_classes(num_classes, faul
     assert (sum(kept) / len(kept) < 0.05) == (num_classes == 1000)
 
 
+@pytest.mark.slow  # make test has small networks, above
 @pytest.mark.parametrize("member", ["resnet50", "densenet169"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_pixels_are_found_with_the_bundled_networks(bundled, member, fault) -> None:
@@ -147,6 +151,7 @@ def test_wrong_pixels_are_found_with_the_bundled_networks(bundled, member, fault
     assert compare(expected, predicted(network, FAULTS[fault](images))) is not None
 
 
+@pytest.mark.slow  # make test has small networks, above
 @pytest.mark.shared_data
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_pixels_are_found_with_a_network_of_a_thousand_classes(mobilenet, fault) -> None:

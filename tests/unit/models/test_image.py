@@ -4,6 +4,7 @@ import pickle
 import struct
 import threading
 import tracemalloc
+from contextlib import nullcontext
 
 import cv2
 import numpy as np
@@ -188,6 +189,15 @@ def test_screenshots_of_5k_screens_are_within_the_default():
     assert DEFAULT_MAX_FULL_PIXELS >= 5120 * 2880
 
 
+def test_by_default_16_mebipixels_are_decoded_in_full_and_no_more():
+    """More would take over 0.6 s and 130 MB each: decision 0003."""
+    for width, is_taken in ((4096, True), (4097, False)):
+        ok, data = cv2.imencode(".png", np.zeros((4096, width), np.uint8))
+        assert ok
+        with nullcontext() if is_taken else pytest.raises(TooManyPixelsError, match="16,777,216"):
+            check_image(data.tobytes(), RULE)
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "full_pixels"),
     [
@@ -201,8 +211,10 @@ def test_only_what_cannot_be_reduced_has_the_lower_limit(kind, size, full_pixels
     data = encode(make_scene(*size), kind)
     assert check_image(data, RULE).full_pixels == full_pixels
     assert read_image(data, RULE, max_full_pixels=full_pixels).shape == (56, 56, 3)
-    with pytest.raises(TooManyPixelsError, match=f"at most {full_pixels - 1:,} are decoded: send"):
+    says = f"at most {full_pixels - 1:,} are decoded: send"
+    with pytest.raises(TooManyPixelsError, match=says) as refused:
         read_image(data, RULE, max_full_pixels=full_pixels - 1)
+    assert "twice" not in refused.value.message  # it has 8 bits a sample
 
 
 def test_16_bit_samples_count_twice():

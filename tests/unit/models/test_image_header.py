@@ -164,6 +164,18 @@ def test_rare_jpeg_processes(frame, says):
         read_header(data)
 
 
+@pytest.mark.parametrize(
+    ("frame", "is_progressive"),
+    [(0xC0, False), (0xC1, False), (0xC2, True), (0xC9, False), (0xCA, True)],
+)
+def test_the_frames_that_are_decoded(frame: int, is_progressive: bool) -> None:
+    """Baseline, extended and progressive, with Huffman's coding or an arithmetic one."""
+    data = encode(make_scene(20, 10), "JPEG").replace(b"\xff\xc0\x00", b"\xff%c\x00" % frame, 1)
+    header = read_header(data)
+    assert (header.width, header.height) == (20, 10)
+    assert header.has_many_scans == is_progressive
+
+
 def test_a_png_with_an_unknown_critical_chunk():
     data = encode(make_scene(9, 9), "PNG")
     with pytest.raises(UnsupportedFormatError, match="critical chunk b'ABCD'"):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import cv2
 import numpy as np
@@ -43,13 +44,17 @@ def test_a_batch_is_cut_by_member_and_not_copied(inputs):
 def test_a_file_is_decoded_once_and_each_distinct_input_made_once(inputs, monkeypatch):
     decoded, resized = [], []
     decode, resize = cv2.imdecode, ImageInputs.decode.__globals__["decode_images"]
-    monkeypatch.setattr(
-        "models.image.cv2.imdecode", lambda *args: decoded.append(args) or decode(*args)
-    )
-    monkeypatch.setattr(
-        "models.image_inputs.decode_images",
-        lambda data, rules, checked: resized.extend(rules) or resize(data, rules, checked),
-    )
+
+    def noting_decoded(*args: Any) -> Any:
+        decoded.append(args)
+        return decode(*args)
+
+    def noting_resized(data: Any, rules: Any, checked: Any) -> Any:
+        resized.extend(rules)
+        return resize(data, rules, checked)
+
+    monkeypatch.setattr("models.image.cv2.imdecode", noting_decoded)
+    monkeypatch.setattr("models.image_inputs.decode_images", noting_resized)
     inputs.read(encode(make_scene(123, 100), "PNG"))
     assert len(decoded) == 1
     assert resized == [LARGE, SMALL, STRETCHED]

@@ -1,7 +1,9 @@
 """What an accuracy record permits: serve, warn, or refuse."""
 
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,7 @@ def with_weight(manifest: Manifest, weight: float) -> dict[str, object]:
     return {"members": (first.model_copy(update={"weight": weight}), *others)}
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Manifest], dict[str, Any]]] = {
     "weights of the average": lambda m: with_weight(m, 1000.0),
     "the image rule": lambda m: {"image": ImageRecord(input_size=16, resize_shorter=99)},
     "labels": lambda m: {"labels": other_file(m.labels)},

@@ -171,7 +171,7 @@ def test_a_precision_that_is_not_there(tiny_set):
 
 def test_a_manifest_cannot_be_changed(tiny_set):
     with pytest.raises(ValueError, match="frozen"):
-        read_manifest(tiny_set).name = "other"
+        read_manifest(tiny_set).name = "other"  # type: ignore[misc]
 
 
 def test_a_file_is_described_by_its_hash(tmp_path):

@@ -25,7 +25,7 @@ def resident_kib(path: Path) -> int:
     for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
         head, _, rest = part.partition("\n")
         if head.endswith(str(path)):
-            total += int(re.search(r"Rss: +(\d+) kB", rest)[1])
+            total += sum(map(int, re.findall(r"Rss: +(\d+) kB", rest)))
     return total
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from models.errors import ModelSetError
-from models.manifest import FileRecord
 from models.model_set import ModelSet, list_folders, load_model_set
+from models.record import FileRecord
 from tests.support.tiny_networks import LABELS, save_model, tiny_model, write_tiny_set
 
 

@@ -64,7 +64,8 @@ def read(body: bytes, header_length: str | None) -> None:
     try:
         request = parse_request(body, header_length)
         _ = request.top_k, request.timeout_s, request.priority, request.wants_binary
-        for part in (one.region for one in (*request.inputs, *request.outputs) if one.region):
+        described: list[Any] = [*request.inputs, *request.outputs]
+        for part in (one.region for one in described if one.region):
             assert part.region
             assert part.byte_size > 0 <= part.offset
         for tensor in (one for one in request.inputs if one.region is None):

@@ -1,6 +1,7 @@
 """Bodies of inference requests over HTTP: where the JSON ends, and what is in it."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from tests.support.open_inference import HEADER_LENGTH, Sent, binary_request, el
 
 NO_DATA = {"name": "pixels", "datatype": "UINT8", "shape": [1, 2]}
 PIXELS = {**NO_DATA, "data": [7, 8]}
-IN_REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 2}
+IN_REGION: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 2}
+TWICE: dict[str, Any] = {**IN_REGION, "binary_data_size": 2}
 
 
 def parsed(sent: Sent) -> InferRequest:
@@ -124,11 +126,8 @@ def test_a_header_length_beyond_the_body(given):
         ({"inputs": [PIXELS], "parameters": {"binary_data_output": 1}}, "true or false"),
         ({"inputs": [{**PIXELS, "parameters": {"binary_data_size": 2}}]}, "both data and binary"),
         ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
-        ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data beside its region"),
-        (
-            {"inputs": [{**NO_DATA, "parameters": {**IN_REGION, "binary_data_size": 2}}]},
-            "has data beside its region",
-        ),
+        ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data and a region"),
+        ({"inputs": [{**NO_DATA, "parameters": TWICE}]}, "has data and a region"),
     ],
 )
 def test_json_that_is_no_request(fields, says):

@@ -61,7 +61,7 @@ async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path: Path)
         await load(1500, share)
         assert budget.num_held == 1500
         for num_bytes in (501, 2**40):
-            with pytest.raises(OverloadedError, match="the limit of all together is 2000"):
+            with pytest.raises(OverloadedError, match="of at most 2000"):
                 await load(num_bytes, share)
     assert budget.num_held == 0
 

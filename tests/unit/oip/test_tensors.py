@@ -1,5 +1,7 @@
 """Datatypes, shapes and contents of tensors, and every way in which they do not fit."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from app.oip.tensors import Tensor, bytes_elements, checked_tensor, packed_eleme
 from tests.support.open_inference import elements
 
 
-def uint8(shape: tuple[int, ...], **contents: object) -> Tensor:
+def uint8(shape: tuple[int, ...], **contents: Any) -> Tensor:
     return Tensor("pixels", "UINT8", shape, **contents)
 
 

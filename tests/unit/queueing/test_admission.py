@@ -34,6 +34,24 @@ def test_a_refusal_survives_its_way_through_another_process():
     assert OverloadedError("full").limit is None
 
 
+def overloaded(clock, *, of_all: bool) -> OverloadedError:
+    """Return the refusal of an admission whose limit is on."""
+    limit = ConcurrencyLimit(2, Room(num_cores=1, max_batch_size=1, target_wait_s=0.0))
+    limit.is_on, limit._backlog, limit._counted_at = True, 9.0, clock.now
+    limit._rates.append(100.0)
+    admission = Admission(2, clock, limit=limit, of_all=of_all)
+    with admission.admit(), admission.admit(), pytest.raises(OverloadedError) as caught:
+        admission.begin()
+    return caught.value
+
+
+def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
+    """HAProxy would put it on all of them, other sets' too."""
+    assert overloaded(clock, of_all=True).limit == 2
+    whole, part = (overloaded(clock, of_all=each) for each in (True, False))
+    assert (part.message, part.limit) == (whole.message, None)
+
+
 def test_under_overload_fewer_are_let_in(clock):
     limit = ConcurrencyLimit(100, Room(num_cores=2, max_batch_size=8, target_wait_s=0.05))
     admission = Admission(100, clock, limit=limit)
@@ -66,7 +84,7 @@ def test_under_overload_fewer_are_let_in(clock):
 
 
 def test_what_haproxy_refused_counts_as_refused_here(clock):
-    refused = []
+    refused: list[float] = []
     admission = Admission(100, clock, refused.append)
     admission.refused_before(30)
     assert refused == [30]

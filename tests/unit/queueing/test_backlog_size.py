@@ -94,7 +94,7 @@ async def test_one_that_cannot_be_prepared_is_not_asked_for_again(error, caplog)
     await prepared(network, queue, compiler)
     assert set(await worked_off(network, queue, 4 * ENOUGH)) == {USUAL}
     assert compiler.num_prepared == 1
-    assert f"one: no batches of 8: {error}" in caplog.text
+    assert f"one: cannot prepare batches of 8: {error}" in caplog.text
 
 
 async def test_a_smaller_limit_of_batches_is_kept():

@@ -33,7 +33,7 @@ async def test_an_image_whose_deadline_passed_in_the_queue_never_runs():
     await network.finish_all()
     with pytest.raises(DeadlineError, match=r"after 1\.000 s in the queue"):
         await late
-    with pytest.raises(DeadlineError, match=r"or is too near, .* in the queue; try again"):
+    with pytest.raises(DeadlineError, match=r"or is too close, .* in the queue; try again"):
         await near
     assert number_of(await patient) == 2
     assert network.batches == [[0], [2]]

@@ -52,9 +52,10 @@ async def test_each_replica_may_have_calls_under_way(stage: Stage) -> None:
     assert len(stage.calls) == 2 * CALLS_PER_REPLICA
 
 
-async def test_a_full_call_does_not_wait(stage: Stage) -> None:
+@pytest.mark.parametrize("num_over", [0, 3])
+async def test_a_full_call_does_not_wait(stage: Stage, num_over: int) -> None:
     await busy(stage)
-    stage.ask(*map(str, range(MAX_IMAGES + 3)))
+    stage.ask(*map(str, range(MAX_IMAGES + num_over)))
     await turn()
     assert [len(call) for call in stage.calls[CALLS_PER_REPLICA:]] == [MAX_IMAGES]
 

@@ -44,6 +44,18 @@ def test_one_refusal_is_no_overload():
     assert not limit.is_on
 
 
+def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
+    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit.refused(0.0, 128)
+    for number in range(31):
+        limit.answered((number + 1) / RATE, 128)
+    limit.refused(0.4, 128)
+    assert not limit.is_on
+    limit.answered(0.5, 128)
+    limit.refused(0.5, 128)
+    assert limit.is_on
+
+
 def test_a_stall_is_no_overload():
     """A crowd that came of one goes when it is over; who is refused later begins anew."""
     limit = ConcurrencyLimit(128, TWO_CORES)

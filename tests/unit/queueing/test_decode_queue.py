@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import DeadlineError, OverloadedError
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
+from app.queueing.priority import SHADOW
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 
@@ -24,7 +25,7 @@ class Threads:
         self.begun: list[str] = []
         self._gates: dict[str, threading.Event] = {}
 
-    def file(self, name: str, heavy_pixels: int = 0) -> Callable[[], object]:
+    def file(self, name: str, heavy_pixels: int = 0) -> Callable[[], str | Heavy[str]]:
         gate = self._gates[name] = threading.Event()
 
         def decode() -> str:
@@ -123,7 +124,7 @@ async def test_pixels_under_way_are_limited_and_given_back(threads):
     first = threads.submit("first", heavy_pixels=60)
     await threads.wait_begun("first")
     with pytest.raises(
-        OverloadedError, match=r"60 pixels .* 50 more do not fit into 100; try again"
+        OverloadedError, match=r"60 pixels .* 50 more exceed the limit of 100; try again"
     ):
         await threads.submit("second", heavy_pixels=50)
     photo = threads.submit("photo")  # is no matter of pixels
@@ -138,7 +139,7 @@ async def test_a_request_that_alone_has_too_many_is_told_so_and_not_to_come_back
     call = FilesToDecode("bulk", threads.clock.now + 10)
     first = threads.submit("first", heavy_pixels=60, call=call)
     await threads.wait_begun("first")
-    with pytest.raises(TooManyPixelsError, match=r"over 100 pixels .* send fewer at a time"):
+    with pytest.raises(TooManyPixelsError, match=r"over 100 pixels .* send fewer files at a time"):
         await threads.submit("second", heavy_pixels=60, call=call)
     threads.end("first")
     await first
@@ -251,3 +252,15 @@ async def test_the_end_of_every_file_is_told_after_its_result(threads):
             await asyncio.sleep(0.001)
     assert told[-1] == [True, True, True]
     assert threads.queue.num_coming == 0
+
+
+async def test_a_large_picture_waits_for_no_copies():
+    threads = Threads(num_threads=1)
+    first = threads.submit("first")
+    await threads.wait_begun("first")
+    large = threads.submit("large", heavy_pixels=10)
+    photo = threads.submit("photo")  # a thread sees here that the other one is large
+    copies = [threads.submit(f"copy{n}", lane=SHADOW) for n in range(3)]
+    threads.end_all()
+    await asyncio.gather(first, large, photo, *copies)
+    assert threads.begun.index("large") < threads.begun.index("copy0")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.priority import BULK_EVERY
+from app.queueing.priority import BULK_EVERY, LANES, SHADOW, Lane, PriorityQueue
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, settle
 
@@ -23,7 +23,7 @@ async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[
     for count, is_bulk in submissions:
         first = numbers[is_bulk]
         numbers[is_bulk] += count
-        lane = "bulk" if is_bulk else "interactive"
+        lane: Lane = "bulk" if is_bulk else "interactive"
         submit(queue, [image(first + i) for i in range(count)], math.inf, lane)
     await network.finish_all()
     return [number for batch in network.batches for number in batch]
@@ -51,6 +51,55 @@ def test_neither_lane_starves(interactive, bulk, max_batch_size):
     both = is_bulk[: min(len(ran) - is_bulk[::-1].index(False), _last(is_bulk) + 1)]
     expected = [(place + 1) % BULK_EVERY == 0 for place in range(len(both))]
     assert both == expected
+
+
+class Entry:
+    """An entry of :class:`PriorityQueue`."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane: Lane = lane
+        self.is_over = False
+
+    def is_gone(self) -> bool:
+        return self.is_over
+
+
+STEPS = st.one_of(
+    st.sampled_from([*LANES, SHADOW]),  # one more comes to the lane
+    st.integers(0, 9),  # the one in this place goes away
+    st.sampled_from(["forget", "pop"]),
+)
+
+
+@BOUNDED
+@given(steps=st.lists(STEPS, max_size=40))
+def test_whoever_waits_has_a_turn_also_after_others_were_forgotten(steps):
+    queue: PriorityQueue[Entry] = PriorityQueue()
+    waiting: list[Entry] = []
+    for step in steps:
+        if isinstance(step, int):
+            for entry in waiting[step : step + 1]:
+                entry.is_over = True
+        elif step == "forget":
+            queue.forget_the_gone()
+            waiting = [entry for entry in waiting if not entry.is_over]
+        elif step == "pop":
+            if queue:
+                entry = queue.pop()
+                assert entry is next(other for other in waiting if other.lane == entry.lane)
+                assert entry.lane != SHADOW or all(other.lane == SHADOW for other in waiting)
+                waiting.remove(entry)
+        else:
+            waiting.append(Entry(step))
+            queue.extend(waiting[-1:], step)
+        answered = [entry for entry in waiting if entry.lane != SHADOW]
+        assert queue.num_answered == len(answered)
+        assert len(queue) == len(answered or waiting)
+        assert queue.is_shadow_only == bool(waiting and not answered)
+        assert set(queue) == {*waiting}
+    while queue:
+        waiting.remove(queue.pop())
+    assert not waiting
 
 
 def _last(values: list[bool]) -> int:

@@ -1,11 +1,13 @@
 """The batch scheduler: who goes next, and how many at a time."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import NotReadyError
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler
 from tests.support.queued_images import submit
@@ -36,6 +38,26 @@ async def test_two_queues_share_one_place_oldest_first():
     networks[1].finish()
     await settle()
     assert [n.batches for n in networks] == [[[0], [2]], [[1]]]
+    await networks[0].finish_all()
+
+
+@pytest.mark.parametrize("lane", ["interactive", "bulk"])
+async def test_the_turn_of_an_image_that_is_gone_is_the_next_ones(lane):
+    """Not that of its own queue, where a younger one waits, or one of a form."""
+    networks = [SteppedNetwork(), SteppedNetwork()]
+    first, second = queues_of(BatchScheduler(1), networks)
+    submit(second, [image(0)])
+    await settle()
+    (gone,) = submit(first, [image(1)])
+    networks[0].now = 1.0
+    submit(second, [image(2)])
+    networks[0].now = 2.0
+    submit(first, [image(3)], lane=lane)
+    gone.cancel()
+    networks[1].finish()
+    await settle()
+    assert [n.batches for n in networks] == [[], [[0], [2]]]
+    networks[1].finish()
     await networks[0].finish_all()
 
 
@@ -89,7 +111,8 @@ async def test_fewer_than_the_smallest_size_go_at_once():
 def test_no_place_is_free_while_an_image_waits(num_places: int, steps: list[tuple[int, int]]):
     async def play() -> None:
         networks = [SteppedNetwork(max_running=4) for _ in range(3)]
-        queues, futures = queues_of(BatchScheduler(num_places), networks), []
+        queues = queues_of(BatchScheduler(num_places), networks)
+        futures: list[Any] = []
         for which, count in steps:
             if not count and networks[which].is_running:
                 networks[which].finish()
@@ -164,3 +187,20 @@ async def test_without_a_place_ahead_none_is_taken():
     await settle()
     assert [len(batch) for batch in network.batches] == [4]
     await network.finish_all()
+
+
+async def test_a_queue_that_leaves_has_no_more_turns_and_the_others_go_on():
+    networks = [SteppedNetwork(), SteppedNetwork()]
+    first, second = queues_of(BatchScheduler(1), networks)
+    running = submit(first, [image(0)])
+    await settle()
+    waiting = submit(first, [image(1)])
+    (batch,) = first.leave()
+    late = submit(second, [image(2)])
+    await networks[0].finish_all()
+    assert batch.done()
+    assert number_of(await running[0]) == 0
+    await networks[1].finish_all()
+    assert number_of(await late[0]) == 2
+    assert networks[0].batches == [[0]]
+    assert isinstance(waiting[0].exception(), NotReadyError)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +105,40 @@ async def test_a_full_batch_of_another_queue_passes_one_that_waits():
         await network.finish_all()
 
 
+async def test_the_shadow_lane_does_not_pass_a_batch_that_waits_for_more():
+    cores = Cores(num_networks=2)
+    cores.decoding.num_coming = 4
+    await cores.submit(0, 4)
+    submit(cores.queues[1], [image(9)], lane="shadow")
+    await settle()
+    assert cores.batches == [[], []]
+    cores.decoding.end(4)
+    await settle()
+    assert cores.batches[0] == [3, 1]
+    for network in cores.networks:
+        await network.finish_all()
+    await settle()
+    assert cores.batches[1] == [1]
+    await cores.networks[1].finish_all()
+
+
+@virtually
+async def test_full_batches_of_another_queue_do_not_make_it_wait_again(monkeypatch):
+    """A cascade's second member has few images, while the first has more than enough."""
+    monkeypatch.setattr(scheduler, "MAX_HOLD_S", 0.01)
+    cores = Cores(num_networks=2)
+    cores.decoding.num_coming = 9
+    (unsure,) = await cores.submit(1, 1)
+    while not cores.batches[1]:
+        await cores.submit(0, 8)
+        await asyncio.sleep(0.004)
+        assert len(cores.batches[0]) < 4, "it waited for more than 0.012 s"
+        cores.networks[0].finish()
+    await cores.networks[1].finish_all()
+    assert unsure.done()
+    await cores.networks[0].finish_all()
+
+
 @virtually
 async def test_it_never_waits_for_long(monkeypatch):
     """A file whose decoding hangs, or takes for ever, holds nobody up."""
@@ -129,6 +164,17 @@ async def test_an_image_whose_time_would_pass_meanwhile_does_not_wait(monkeypatc
     cores.networks[0].now = 0.7
     cores.decoding.end()
     await settle()
+    assert cores.batches == [[1, 1]]
+    await cores.networks[0].finish_all()
+
+
+async def test_nor_does_one_that_has_more_time_than_an_image_behind_it(monkeypatch):
+    monkeypatch.setattr(scheduler, "MAX_HOLD_S", 1.0)
+    cores = Cores()
+    cores.decoding.num_coming = 9
+    await cores.submit(0, 1)
+    assert cores.batches == [[]]
+    await cores.submit(0, 1, timeout_s=0.9)
     assert cores.batches == [[1, 1]]
     await cores.networks[0].finish_all()
 
@@ -169,7 +215,8 @@ async def test_a_batch_that_keeps_two_cores_busy_counts_for_two():
 )
 def test_no_core_is_free_while_an_image_waits(num_cores: int, steps: list[tuple[int, int]]):
     async def play() -> None:
-        cores, futures = Cores(num_networks=2, num_cores=num_cores), []
+        cores = Cores(num_networks=2, num_cores=num_cores)
+        futures: list[asyncio.Future[Any]] = []
         for what, count in steps:
             if what == 2:
                 cores.decoding.num_coming += count

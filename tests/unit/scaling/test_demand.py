@@ -143,6 +143,13 @@ def test_what_was_measured_is_remembered_when_there_is_too_little_to_tell():
     assert meter.cpu_ms() == pytest.approx(22)
 
 
+def test_what_copies_for_a_shadow_used_is_no_cost_of_images() -> None:
+    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
+    usage.copied(200.0)
+    usage.copied(50.0)
+    assert usage.figures()["cpu_ms"] == 1000
+
+
 def test_usage_counts_what_came_what_is_there_and_what_was_done():
     spent = iter([1.25])
     usage = Usage(4, 15.0, cpu_s=lambda: next(spent))

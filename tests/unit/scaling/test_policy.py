@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from pydantic import ValidationError
 from app.scaling.demand import ENOUGH_ARRIVALS, WINDOWS_S
 from app.scaling.policy import Demand, ScalingOptions, StageState, State, decide
 
-CONFIGS_README = (Path(__file__).parents[3] / "configs" / "README.md").read_text("utf-8")
 OPTIONS = ScalingOptions()
 WINDOW_S = 5.0
 TICK_S = 0.5
@@ -204,10 +202,3 @@ def test_a_backlog_asks_for_more_and_what_is_usually_under_way_does_not():
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValidationError):
         ScalingOptions.model_validate(wrong)
-
-
-@pytest.mark.parametrize("name", ScalingOptions.model_fields)
-def test_every_option_is_documented_with_its_default(name):
-    field = ScalingOptions.model_fields[name]
-    default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
-    assert f"| `{name}` | {default} | {field.description} |" in CONFIGS_README

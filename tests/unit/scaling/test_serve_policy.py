@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -76,7 +77,8 @@ def test_all_stages_follow_one_rate():
 
 
 def test_through_serves_own_wrapper_the_decision_stands_at_once():
-    policy = _apply_app_level_autoscaling_config(EnsemblePolicy())
+    decide: Any = EnsemblePolicy()
+    policy = _apply_app_level_autoscaling_config(decide)
     one = context("resnet50", reports(500, cpu_ms=20))
     decisions, _ = policy({one.deployment_id: one})
     assert decisions == {one.deployment_id: 4}

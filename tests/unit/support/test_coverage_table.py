@@ -1,6 +1,12 @@
 """The coverage of packages is summed over their files, and compared with the floors."""
 
-from tests.support.coverage_table import by_package, packages_below
+from tests.support.coverage_table import (
+    floors_of,
+    packages_below,
+    percents,
+    sums_by_package,
+    table_of,
+)
 
 
 def file(lines: int, of_lines: int, branches: int, of_branches: int) -> dict[str, dict[str, int]]:
@@ -23,11 +29,31 @@ def test_files_of_a_package_count_together_and_subpackages_with_them():
             "app/settings.py": file(7, 7, 2, 2),
         }
     }
-    assert by_package(report) == {
+    sums = sums_by_package(report)
+    measured = {package: percents(counts) for package, counts in sums.items()}
+    assert measured == {
         "app": [100, 100],
         "app/launch": [66, 100],
         "app/queueing": [45, 33],
     }
+
+
+def test_a_floor_is_two_points_or_one_line_below_what_was_measured():
+    report = {
+        "files": {
+            "app/queueing/priority.py": file(900, 1000, 10, 20),
+            "models/bare.py": file(0, 4, 0, 0),
+        }
+    }
+    sums = sums_by_package(report)
+    floors = floors_of(sums)
+    assert floors == {"app/queueing": [88, 45], "models": [0, 98]}
+    measured = {package: percents(counts) for package, counts in sums.items()}
+    assert packages_below(measured, floors) == []
+    assert table_of(measured, floors).splitlines()[2:] == [
+        "| `app/queueing` | 90 | 50 | 88 and 45 |",
+        "| `models` | 0 | 100 | 0 and 98 |",
+    ]
 
 
 def test_a_package_below_a_floor_is_named_with_both_figures():

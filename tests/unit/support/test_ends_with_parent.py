@@ -49,7 +49,7 @@ def test_a_child_is_interrupted_when_its_parent_is_killed() -> None:
 
 def test_a_command_whose_parent_has_ended_already_is_not_run() -> None:
     script = Path(ends_with_parent.__file__)
-    somebody_else = [sys.executable, script, "1", "echo", "run"]
+    somebody_else: list[str | Path] = [sys.executable, script, "1", "echo", "run"]
     done = subprocess.run(somebody_else, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (PARENT_ENDED, "")
 

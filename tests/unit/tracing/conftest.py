@@ -37,6 +37,7 @@ def request_span(exported: InMemorySpanExporter) -> Iterator[Span]:
     """Run the test inside a request's span."""
     with trace.get_tracer("serve").start_as_current_span("request") as span:
         span.set_attribute("request_id", "mine")
+        assert isinstance(span, Span)
         yield span
 
 

@@ -1,6 +1,7 @@
 """Files of spans: what is written is read back, within a bound, on a full disk too."""
 
 import json
+import time
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -26,7 +27,7 @@ def test_what_is_written_is_read_back(tmp_path, spans):
 def test_the_folder_stays_within_its_bound_and_keeps_the_newest(tmp_path, spans, monkeypatch):
     monkeypatch.setattr(local_spans, "MIB", 10_000)
     numbers = iter(range(10**6))
-    monkeypatch.setattr(local_spans.time, "time_ns", lambda: next(numbers) * 10**6)
+    monkeypatch.setattr(time, "time_ns", lambda: next(numbers) * 10**6)
     one, two = LocalSpans(tmp_path, 1), LocalSpans(tmp_path, 1)
     (tmp_path / "yours.txt").write_text("x" * 20_000)
     for _ in range(60):

@@ -130,6 +130,7 @@ def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, req
     exporters = Kept(), Kept()
     sinks = [Sink("kept", exporter) for exporter in exporters]
     parent = current_parent()
+    assert parent
     for number in range(50):
         record("decode", parent, 1.0, 2.0, {"tandem.bytes": number})
     for span in exported.get_finished_spans():

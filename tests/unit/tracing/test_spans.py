@@ -5,6 +5,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 
@@ -13,6 +14,8 @@ from app.tracing.clock import Clock
 from app.tracing.parents import Parent, continue_below, current_ids, current_parent, untraced
 from app.tracing.spans import record
 from app.tracing.stages import MemberSpans
+
+ROW = np.zeros(3, np.float32)
 
 
 def test_without_a_sampled_request_there_is_no_parent(exported):
@@ -35,7 +38,7 @@ def test_what_is_to_leave_no_trace_begins_none_either(exported, request_span):
 
 def test_a_stage_has_its_own_times_and_the_request_above_it(exported, request_span):
     before_ns, began = time.time_ns(), time.monotonic()
-    record("decode", current_parent(), began, began + 0.25, {"tandem.bytes": 7})
+    record("decode", parent(), began, began + 0.25, {"tandem.bytes": 7})
     (span,) = exported.get_finished_spans()
     assert span.parent.span_id == request_span.context.span_id
     assert span.context.trace_id == request_span.context.trace_id
@@ -71,7 +74,7 @@ async def test_a_part_of_a_call_of_many_is_below_its_own_request(exported):
 
 
 def test_a_failed_stage_says_why(exported, request_span):
-    record("decode", current_parent(), 1.0, 2.0, error="not an image")
+    record("decode", parent(), 1.0, 2.0, error="not an image")
     (span,) = exported.get_finished_spans()
     assert (span.status.is_ok, span.status.description) == (False, "not an image")
 
@@ -86,10 +89,17 @@ class Call:
         """Nobody waits."""
 
 
+def parent() -> Parent:
+    """Return the span that the test runs in."""
+    current = current_parent()
+    assert current
+    return current
+
+
 def begun() -> Call:
     """Return a call within a traced request of its own."""
     with trace.get_tracer("serve").start_as_current_span("request"):
-        return Call(current_parent())
+        return Call(parent())
 
 
 def test_a_batch_links_to_every_request_in_it_once(exported):
@@ -118,10 +128,10 @@ def test_a_failed_batch_says_why(exported):
 
 
 def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
-    member, call = MemberSpans("a"), Call(current_parent())
+    member, call = MemberSpans("a"), Call(parent())
     batch = ExecutedBatch(3.0, 3.5, (call, Call(), Call(), Call()))
     member.executed(batch)
-    member.answered(call.parent, [BatchResult(None, 0.25, batch)])
+    member.answered(parent(), [BatchResult(ROW, 0.25, batch)])
     ran, queue, infer = exported.get_finished_spans()
     assert (ran.name, queue.name, infer.name) == ("batch", "queue", "infer")
     assert queue.end_time == pytest.approx(infer.start_time, abs=1e5)
@@ -132,17 +142,17 @@ def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(export
 
 
 def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
-    MemberSpans("a").failed(current_parent(), time.monotonic() - 1, TimeoutError("late"))
+    MemberSpans("a").failed(parent(), time.monotonic() - 1, TimeoutError("late"))
     (span,) = exported.get_finished_spans()
     assert span.name == "queue"
     assert span.status.description == "TimeoutError: late"
 
 
 def test_nothing_is_kept_of_batches_that_nobody_knows(request_span):
-    member, call = MemberSpans("a"), Call(current_parent())
+    member, call = MemberSpans("a"), Call(parent())
     batch = ExecutedBatch(3.0, 3.5, (call, call))
     member.executed(batch)
-    member.answered(call.parent, [BatchResult(None, 0.0, batch)])
+    member.answered(parent(), [BatchResult(ROW, 0.0, batch)])
     del batch
     assert not member._batch_spans
 

@@ -8,7 +8,6 @@ import pytest
 from fastapi import FastAPI, HTTPException
 from opentelemetry import trace
 
-import models.image
 from app.deployments.classifier import Classifier
 from app.deployments.decoder import Decoder
 from app.errors import DeadlineError
@@ -16,6 +15,7 @@ from app.graph.observer import RequestObserver
 from app.http.api import ObservedRequests
 from app.settings import Settings
 from app.tracing.parents import current_parent
+from models import image_header
 from tests.support.tiny_networks import picture
 
 
@@ -81,7 +81,7 @@ async def test_a_header_is_never_read_on_the_event_loop(
 ):
     """It may take a third of a second: of a 20 MB file crafted for it."""
     readers = []
-    read = models.image.read_header
+    read = image_header.read_header
 
     def noting(data: bytes) -> object:
         readers.append(threading.current_thread())

@@ -1,5 +1,6 @@
 """``tandem models add``, from its options to a set that the other commands see."""
 
+import importlib
 import json
 import shlex
 from importlib.metadata import version
@@ -11,6 +12,7 @@ import pytest
 from openvino import opset13 as ops
 from typer.testing import Result
 
+from calibration.sets import own_process
 from models.errors import ModelSetError
 from models.extras import MissingExtraError, needs_extra
 from models.model_set import load_model_set
@@ -36,6 +38,12 @@ def nets(tmp_path, monkeypatch) -> Path:
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch) -> None:
+    """Start no process for each set: sets/test_add_cases.py adds networks as the command does."""
+    monkeypatch.setattr(own_process, "add_set_apart", own_process.add_set_here)
 
 
 def models(command: str) -> Result:
@@ -176,7 +184,7 @@ def test_empty_labels(home, nets):
 
 def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
     with pytest.raises(MissingExtraError) as caught, needs_extra("calibrate", "models add"):
-        import a_package_that_nobody_has  # noqa: F401
+        importlib.import_module("a_package_that_nobody_has")
     assert "tandem models add needs a_package_that_nobody_has" in caught.value.message
     assert "pip install 'tandem-serve[calibrate]'" in caught.value.message
 

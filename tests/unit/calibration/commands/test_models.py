@@ -164,9 +164,8 @@ def with_float_networks(folder: Path) -> list[Path]:
     for member in content["members"]:
         files = {}
         for kind in ("xml", "bin"):
-            path = shutil.copy(
-                folder / f"{member['name']}.{kind}", folder / f"{member['name']}-float.{kind}"
-            )
+            path = folder / f"{member['name']}-float.{kind}"
+            shutil.copy(folder / f"{member['name']}.{kind}", path)
             files[kind] = FileRecord.of(folder, path.name).model_dump()
             made.append(path)
         member["networks"]["FP16"] = files

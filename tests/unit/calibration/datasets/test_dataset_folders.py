@@ -80,11 +80,13 @@ def test_strange_folders_that_do_not_fit_are_refused(tmp_path, by_label, names):
     with pytest.raises(ModelSetError, match="are no classes of tiny, as a, b") as caught:
         read_dataset(source, by_label)
     assert "it has 3: mostly blue, mostly green, mostly red" in caught.value.message
+    assert "for names by id add the set again: tandem models add --class-ids" in str(caught.value)
 
 
 def test_sorted_order_is_not_guessed_where_the_ids_are_known(tmp_path, by_id):
     source = touch(tmp_path, "a/a.jpg", "b/a.jpg", "c/a.jpg")
-    with pytest.raises(ModelSetError, match=r"3 labels are no classes.*it has 3: n03, n01, n02"):
+    says = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"
+    with pytest.raises(ModelSetError, match=says):
         read_dataset(source, by_id)
 
 

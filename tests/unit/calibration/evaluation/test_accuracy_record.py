@@ -152,7 +152,7 @@ def test_a_record_that_the_set_cannot_take_any_more_is_kept_aside(
     if has_temp:
         aside.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(aside))
-    real = evaluate_run.keep
+    real = keep
 
     def taken_meanwhile(folder: Path, record: AccuracyRecord) -> None:
         with change(folder):

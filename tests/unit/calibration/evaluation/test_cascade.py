@@ -36,6 +36,7 @@ def curve_of(rows: np.ndarray, first: np.ndarray, every: np.ndarray) -> list[Cas
 def test_every_point_is_that_of_a_loop_over_the_images(images):
     rows, first, every = images
     for point in curve_of(*images)[1:]:
+        assert point.margin is not None
         sure = is_sure(rows, point.margin)
         right = [f if s else e for f, e, s in zip(first, every, sure, strict=True)]
         assert point.top1 == pytest.approx(sum(right) / len(rows))
@@ -65,7 +66,8 @@ def test_a_lower_threshold_skips_more_and_costs_less(images):
     costs = [point.cpu_ms_per_image for point in points]
     assert shares == sorted(shares)
     assert costs == sorted(costs, reverse=True)
-    margins = [point.margin for point in points[1:]]
+    margins = [point.margin for point in points[1:] if point.margin is not None]
+    assert len(margins) == len(points) - 1
     assert margins == sorted(set(margins), reverse=True)
     assert all(0 <= margin < 1 for margin in margins)
     assert len(points) <= 20

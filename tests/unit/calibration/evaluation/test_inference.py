@@ -1,6 +1,7 @@
 """The members' networks over many images: in batches, by threads, in order."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_only_a_few_items_are_taken_ahead() -> None:
             taken.append(n)
             yield n
 
-    answers = through_threads(lambda n: n, items(), 2)  # type: ignore[arg-type, var-annotated]
+    answers: Any = through_threads(lambda n: n, items(), 2)  # type: ignore[arg-type]
     assert next(answers) == 0
     assert len(taken) <= 6
     answers.close()

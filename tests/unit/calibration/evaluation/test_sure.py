@@ -14,6 +14,7 @@ from models.accuracy import ENSEMBLE, SureRecord
 from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
 from models.model_set import load_model_set
+from models.record import Precision
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_pictures
@@ -34,7 +35,7 @@ def fit_to(folder: Path, num_images: int, target: float) -> tuple[SureFit, list[
         halves.append(is_for_fitting(path))
     rows = np.stack([confidence, 1 - confidence], axis=1).astype(np.float32)
     for part in (slice(0, 400), slice(400, None)):
-        batch = {"INT8": {ENSEMBLE: rows[part]}}
+        batch: dict[Precision, dict[str, np.ndarray]] = {"INT8": {ENSEMBLE: rows[part]}}
         fit.add(PredictedBatch(images[part], [], np.array(truth[part]), batch, []))
     fit.add(PredictedBatch([], [], np.empty(0, np.int64), {}, []))
     return fit, halves
@@ -61,7 +62,7 @@ def test_too_few_images_or_a_share_that_is_not_to_be_had(tmp_path: Path) -> None
         fit.result()
     fit = SureFit("INT8", 0.5)
     images = [LabelledImage(path, 1) for path in sorted(tmp_path.iterdir())]
-    rows = np.tile(np.float32([0.9, 0.1]), (len(images), 1))
+    rows = np.tile(np.array([0.9, 0.1], np.float32), (len(images), 1))
     fit.add(PredictedBatch(images, [], np.ones(len(images), int), {"INT8": {ENSEMBLE: rows}}, []))
     with pytest.raises(ModelSetError, match=r"--sure-at 0\.5: no probability leaves 100 images"):
         fit.result()

@@ -80,7 +80,7 @@ def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -
 def test_too_few_images_are_refused(tmp_path: Path) -> None:
     manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
     fit, _ = fit_of(manifest, 150, tmp_path, {"sure": 2.0, "unsure": 0.5})
-    with pytest.raises(ModelSetError, match="100 of each are the least"):
+    with pytest.raises(ModelSetError, match="at least 100 of each"):
         fit.result()
 
 
@@ -118,7 +118,7 @@ def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path) -> 
     done = evaluated(folder, "--images", pictures, "--calibrate", "--subsets")
     assert "--calibrate fits temperatures and evaluates nothing else" in str(done.exception)
     done = evaluated(folder, "--images", pictures, "--calibrate")
-    assert "100 of each are the least" in str(done.exception)
+    assert "at least 100 of each" in str(done.exception)
     assert set(read_manifest(folder).temperatures.values()) == {1.0}
 
 

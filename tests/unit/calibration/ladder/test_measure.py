@@ -26,7 +26,11 @@ def test_every_caller_calls_from_a_thread_of_its_own():
 
 def test_a_call_longer_than_the_run_counts_once():
     done = threading.Event()
-    run = run_calls([lambda: done.wait(0.05) or None], 0.001, 1)
+
+    def call() -> None:
+        done.wait(0.05)
+
+    run = run_calls([call], 0.001, 1)
     assert len(run.latencies_s) == 1
     assert run.latencies_s[0] >= 0.04
 

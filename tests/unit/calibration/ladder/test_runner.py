@@ -1,6 +1,7 @@
 """The order of a ladder's processes, what each builds on, and what a failure or Ctrl-C leaves."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_every_rung_in_its_order_after_the_preparations(tmp_path):
 
 def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
     fast = RungOptions(batch=16, is_inference_mode=True)
-    answers = {"batches": measured(99.0, fast), "channels_last": measured(1.0)}
+    answers: dict[str, Any] = {"batches": measured(99.0, fast), "channels_last": measured(1.0)}
     fakes = FakeProcesses(answers)
     run(job_of("resnet18", tmp_path, **RANDOM), fakes)
     (scripted,) = fakes.tasks["torchscript"].choices
@@ -123,7 +124,8 @@ def test_the_networks_go_when_all_is_measured_and_stay_for_what_failed(tmp_path)
 
 
 def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
-    job, steps = job_of("resnet18", tmp_path, **RANDOM, only=["eager", "batches"]), []
+    job = job_of("resnet18", tmp_path, **RANDOM, only=["eager", "batches"])
+    steps: list[LadderStep] = []
     now = iter(range(0, 1000, 10))
     store, fakes = Store(job.work), FakeProcesses()
     with store.opened(job.facts, is_resumed=False):

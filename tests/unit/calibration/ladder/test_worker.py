@@ -149,7 +149,7 @@ def test_the_fastest_choice_is_measured():
 
     choices = (RungOptions(batch=2), RungOptions(batch=1))
     task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
-    chosen, _ = best_choice(task, lambda _, options: Slow(options))
+    chosen, _ = best_choice(task, lambda _, options: Slow(options))  # type: ignore
     assert chosen.batch == 1
 
 

@@ -1,5 +1,7 @@
 """The ensemble in this process: one image, many, and what it refuses."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,33 @@ def test_a_path_and_its_bytes_have_the_same_answer(
     assert answer.model_version == load_model_set(str(tiny_set)).fingerprint()
 
 
+def test_files_in_memory_are_answered_as_those_on_disk(
+    ensemble: LocalEnsemble, files: list[Path]
+) -> None:
+    mixed = [file.read_bytes() if place % 2 else file for place, file in enumerate(files)]
+    answers = list(ensemble.classify_many([*mixed, b"no image"]))
+    assert isinstance(answers.pop(), NotAnImageError)
+    assert answers == list(ensemble.classify_many(files))
+
+
+def test_compiled_networks_are_kept_for_the_next_time(
+    tiny_set: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = load(str(tiny_set)).classify(files[0])
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.blob")}
+    assert kept
+    assert load(str(tiny_set)).classify(files[0]) == first
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.blob")} == kept
+
+
+def test_a_start_does_not_wait_for_statistics() -> None:
+    """Their import takes as long as reading both networks from the cache."""
+    code = "import calibration.offline.run, sys; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_many_files_are_answered_in_order_as_each_alone(
     ensemble: LocalEnsemble, files: list[Path], tmp_path: Path
 ) -> None:
@@ -77,7 +106,7 @@ def test_a_set_whose_int8_lost_too_much_is_refused(tmp_path: Path) -> None:
     folder = write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.9, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"sure": 0.1}))
-    with pytest.raises(ModelSetError, match=r"costs sure 10\.00 points"):
+    with pytest.raises(ModelSetError, match=r"costs sure 10\.00 points.*Only tandem serve has"):
         load(str(folder))
 
 

@@ -1,6 +1,7 @@
 """``tandem classify --offline``: tables, kept answers, and runs that go on."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from calibration.offline import answer_files
+from models.image_stores import opened_store
 from tests.support.command_line import tandem
+from tests.support.s3_server import local_s3
 from tests.support.tiny_networks import write_pictures, write_tiny_set
 
 
@@ -57,6 +60,7 @@ def test_a_run_goes_on_where_another_ended(
     assert f"4 images classified: {out}" in classify(tiny_set, "--out", out, *files[:4])
     said = classify(tiny_set, "--out", out, pictures, exit_code=1)
     assert f"6 images classified, 4 before: {out}" in said
+    assert re.search(r" \(\d+\.\d images/s\)$", said, re.M)
     if out.is_dir():
         table = pyarrow.parquet.read_table(out)
         assert table.num_rows == 10
@@ -71,6 +75,37 @@ def test_a_run_goes_on_where_another_ended(
         (bad,) = [row["error"]["code"] for row in rows if "error" in row]
         assert bad == "not_an_image"
     assert labels == {str(file): file.parent.name for file in files}
+
+
+def test_a_log_gets_a_line_now_and_then(
+    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, out = sorted(pictures.rglob("*.png")), tmp_path / "answers.jsonl"
+    assert "of 9 classified" not in classify(tiny_set, "--out", out, *files)
+    out.unlink()
+    monkeypatch.setattr("app.cli.classify.LINE_EVERY_S", 0)
+    said = classify(tiny_set, "--out", out, *files)
+    assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
+
+
+def test_answers_are_kept_in_a_store(
+    tiny_set: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(pictures.rglob("*.png"))
+    with local_s3(monkeypatch) as bucket:
+        out = f"{bucket}/answers"
+        classify(tiny_set, "--out", out, *files[:4])
+        said = classify(tiny_set, "--out", out, pictures, exit_code=1)
+        assert f"6 images classified, 4 before: {out}" in said
+        filesystem, folder = opened_store(out)
+        table = pyarrow.parquet.read_table(folder, filesystem=filesystem)
+        labels = {row["file"]: row["label"] for row in table.to_pylist() if row["label"]}
+        assert labels == {str(file): file.parent.name for file in files}
+        assert "1 images classified" in classify(tiny_set, "--out", bucket, files[0])
+        out = f"{bucket}-absent/answers"
+        done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+        assert f"--out {out}: " in str(done.exception)
+        assert "name another place" in str(done.exception)
 
 
 def test_a_line_that_was_cut_is_written_again(

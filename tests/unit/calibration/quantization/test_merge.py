@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from calibration.quantization import quantize_set as module
+from calibration.quantization.quantize import quantize_within
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: object) -> None:
     """Have somebody edit the manifest while the first member is being quantised."""
-    real = module.quantize_within
+    real = quantize_within
 
     def quantize_and_edit(*arguments: object) -> object:
         write_manifest(folder, read_manifest(folder).model_copy(update=changes))
@@ -88,7 +89,7 @@ def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
 def test_a_manifest_half_written_by_an_editor_is_not_written_over(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.quantize_within
+    real = quantize_within
 
     def quantize_and_break(*arguments: object) -> object:
         (folder / "manifest.yaml").write_text("members: [")

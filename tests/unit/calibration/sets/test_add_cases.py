@@ -83,7 +83,9 @@ def rows_of(made: ModelSet, *colors: tuple[int, int, int], size: int = SIZE) -> 
     """Return the rows of pictures of one colour, RGB."""
     member = made.manifest.members[0]
     model = load(made.network_path("a", next(iter(member.networks))), RuntimeOptions())
-    pictures = np.zeros((len(colors), size, size, 3), np.uint8) + np.uint8(colors)[:, None, None]
+    pictures = (
+        np.zeros((len(colors), size, size, 3), np.uint8) + np.array(colors, np.uint8)[:, None, None]
+    )
     return model.predict(np.ascontiguousarray(pictures[..., ::-1]))
 
 
@@ -281,6 +283,20 @@ def test_where_the_runtimes_differ_it_is_said(tmp_path):
     assert "OpenVINO and ONNX Runtime differ by 0." in doubt
 
 
+def test_what_only_openvino_takes_is_not_compared_and_that_is_said(tmp_path: Path) -> None:
+    """A fuzz made a shape that is a lie, and a scale of which OpenVINO makes another class."""
+    path = network(tmp_path / "a.onnx", *means())
+    model = onnx.load(path)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 2**63 - 1
+    onnx.save(model, path)
+    said: Said = []
+    added(tmp_path, path, said=said)
+    ((_, _, doubt),) = said
+    assert doubt is not None
+    assert "not compared with ONNX Runtime's" in doubt
+    assert "says that it gives 9223372036854775807 classes, but computes 3" in doubt
+
+
 @both
 @pytest.mark.parametrize(
     ("content", "says"),
@@ -454,6 +470,7 @@ TABLE: dict[str, tuple[str, str, Right | str, Right | str, str]] = {
 }
 
 
+@pytest.mark.slow  # make test makes networks of each kind, above
 @pytest.mark.shared_data
 @both
 @pytest.mark.parametrize("name", TABLE)
@@ -512,6 +529,16 @@ def test_a_file_that_its_reader_dies_of_is_an_error_of_a_line(tmp_path):
     assert str(path) in result.exception.message
     assert "\n" not in result.exception.message
     assert not (tmp_path / "made").exists()
+
+
+def test_what_the_manifest_refuses_is_an_error_of_a_line(tmp_path):
+    path = network(tmp_path / "net.onnx", *means("x"))
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n", "utf-8")
+    words = ["models", "add", "made", "--member", f"../a={path}", "--into", str(tmp_path)]
+    result = CliRunner().invoke(app, [*words, "--labels", str(tmp_path / "labels.txt")])
+    assert isinstance(result.exception, ModelSetError)
+    assert "name: String should match pattern" in result.exception.message
+    assert "\n" not in result.exception.message
 
 
 def test_the_process_that_makes_a_set_ends_when_nobody_waits_for_it(tmp_path):

@@ -1,6 +1,7 @@
 """``models add`` of networks that score each class by itself: what is found out, added, refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -78,7 +79,7 @@ def added(
     *paths: Path,
     task: Task | None = None,
     runtime: RuntimeName | None = None,
-    **more: object,
+    **more: Any,
 ) -> ModelSet:
     labels = folder / "labels.txt"
     labels.write_text("\n".join(LABELS), "utf-8")

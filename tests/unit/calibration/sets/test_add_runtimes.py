@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +22,13 @@ from tests.support.tiny_networks import LABELS, SIZE
 
 GAIN = 3.0
 IMAGES = np.random.default_rng(5).integers(0, 256, (4, SIZE, SIZE, 3), np.uint8)
-RGB = MemberOptions(mean=(10.0, 20.0, 30.0), scale=(100.0, 110.0, 120.0), color_order="RGB")
+MEAN, SCALE = (10.0, 20.0, 30.0), (100.0, 110.0, 120.0)
+RGB = MemberOptions(mean=MEAN, scale=SCALE, color_order="RGB")
 
 
 def expected(gain: float = GAIN) -> Probabilities:
     """What the network answers: its three classes are red, green and blue here."""
-    floats = (IMAGES[..., ::-1].astype(np.float64) - RGB.mean) / RGB.scale
+    floats = (IMAGES[..., ::-1].astype(np.float64) - MEAN) / SCALE
     exponentials = np.exp(gain * floats.mean((1, 2)))
     return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
 
@@ -41,7 +43,7 @@ def added(
     path: Path,
     runtime: RuntimeName | None,
     options: MemberOptions = RGB,
-    **more: object,
+    **more: Any,
 ) -> ModelSet:
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(LABELS), "utf-8")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from typing import Any
 
 import pytest
 import uvloop
@@ -115,7 +116,12 @@ async def test_one_that_computes_says_that_it_is_there(
     await node.add(replica)
     channel = await node.channel()
     send = channel.send
-    channel.send = lambda kind, *args: (pings.append(kind), send(kind, *args))
+
+    def noting(kind: FrameKind, *args: Any) -> None:
+        pings.append(kind)
+        send(kind, *args)
+
+    monkeypatch.setattr(channel, "send", noting)
     call = asyncio.create_task(channel.call(b"long"))
     await until(lambda: pings.count(FrameKind.PING) >= 3)  # each was answered before the next
     assert not channel.is_silent
@@ -207,9 +213,9 @@ async def test_a_replica_answers_no_call_of_another_users_process(
 async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.add(echo)
     channel = await node.channel()
-    assert frames.is_same_user(channel.transport)
+    assert frames.is_same_user(channel.transport)  # type: ignore[arg-type]
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not frames.is_same_user(channel.transport)
+    assert not frames.is_same_user(channel.transport)  # type: ignore[arg-type]
 
 
 async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> None:
@@ -229,7 +235,7 @@ async def test_without_a_file_descriptor_nobody_is_trusted(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "dup", none_left)
-    assert not frames.is_same_user(channel.transport)
+    assert not frames.is_same_user(channel.transport)  # type: ignore[arg-type]
 
 
 async def is_refused(address: str) -> bool:
@@ -280,7 +286,7 @@ def test_on_uvloop_which_ray_takes_where_it_is_installed() -> None:
         node, waiting = Node(), Waiting()
         await node.add(echo)
         channel = await node.channel()
-        assert frames.is_same_user(channel.transport)
+        assert frames.is_same_user(channel.transport)  # type: ignore[arg-type]
         asked = [bytes([n]) * size for n, size in enumerate((0, 1, 3_000_000, 70_000))]
         assert await asyncio.gather(*map(channel.call, asked)) == [one[::-1] for one in asked]
         node.ids.clear()

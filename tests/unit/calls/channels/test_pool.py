@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from app.calls.remote import RemoteMember
 from app.calls.replicas import SUSPECT_AFTER_S, is_silent, note_silent
 from app.deployments.replica import classify_many
 from tests.support.channels import APP, Node, Waiting, echo, until
-from tests.support.fakes import FakeHandle, FakeMember
+from tests.support.fakes import FakeMember, handle_of
 
 IMAGE = np.zeros((1, 2, 2, 3), np.uint8)
 
@@ -146,9 +147,9 @@ async def test_who_does_not_listen_is_called_through_ray(node: Node) -> None:
     class Stage(FakeMember):
         async def classify_many(self, message: bytes) -> bytes:
             asked.append(len(read_call(message).questions))
-            return await classify_many(self, message)
+            return await classify_many(self, message)  # type: ignore[arg-type]
 
-    handle = FakeHandle(Stage())
+    handle = handle_of(Stage())
     remote = RemoteMember(handle, channels=node.pool)
     for _ in range(3):
         answer = await remote.classify(IMAGE, 60, "interactive")
@@ -161,16 +162,17 @@ async def test_a_request_whose_replica_dies_is_answered_by_ray(node: Node) -> No
 
     async def answer(message: bytes) -> bytes:
         await replica(message)
-        return await classify_many(FakeMember(), message)
+        return await classify_many(FakeMember(), message)  # type: ignore[arg-type]
 
     class Stage(FakeMember):
         async def classify_many(self, message: bytes) -> bytes:
             by_ray.append(message)
-            return await classify_many(self, message)
+            return await classify_many(self, message)  # type: ignore[arg-type]
 
     await node.add(answer)
-    handle = FakeHandle(Stage())
-    handle.app_name, handle.deployment_name = APP, node.name
+    handle = handle_of(Stage())
+    named: Any = handle
+    named.app_name, named.deployment_name = APP, node.name
     remote, channel = RemoteMember(handle, channels=node.pool), await node.channel()
     replica.go_on.set()
     await remote.classify(IMAGE, 60, "interactive")

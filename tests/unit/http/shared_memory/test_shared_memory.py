@@ -123,7 +123,7 @@ async def test_more_than_a_body_may_have_is_refused_before_it_is_read(client, me
         (in_region(2**70), 400, "JSON|whole number|limit"),
         ({"shared_memory_region": "r"}, 400, "shared_memory_byte_size is None"),
         ({"shared_memory_byte_size": 9}, 400, "shared_memory_region is None"),
-        ({**in_region(9), "binary_data_size": 0}, 400, "has data beside its region"),
+        ({**in_region(9), "binary_data_size": 0}, 400, "has data and a region"),
     ],
 )
 async def test_inputs_that_no_region_has(graph, client, memory, parameters, status, says):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bench.upper_bound import InProcessPipeline, Setup
 from app.deployments.assembly import assemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
@@ -19,6 +18,7 @@ from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
+from calibration.offline.upper_bound import InProcessPipeline, Setup
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import extras, golden
 from models.errors import ModelSetError
@@ -64,6 +64,7 @@ def test_the_golden_check_holds_for_every_runtime(mixed, tmp_path):
     model_set = load_model_set(str(one))
     for name in runtimes:
         network = load(model_set.network_path(name, "FP16"), RuntimeOptions(batch_sizes=(8,)))
+        assert model_set.golden is not None
         with pytest.raises(golden.GoldenMismatchError, match="does not answer as where"):
             golden.check(model_set.golden, name, "FP16", network)
 
@@ -232,7 +233,7 @@ import sys
 from app.deployments.assembly import assemble
 from app.settings import Settings
 assemble(Settings(model_set=sys.argv[1], compile_cache=None, trace_dir=None))
-import app.main, app.bench.upper_bound
+import app.main, calibration.offline.upper_bound
 from app.launch.forks.running import MODULES
 from app.launch.forks.server import import_all
 import_all(MODULES)

@@ -9,6 +9,7 @@ from calibration.sets.durable import write_manifest
 from models.accuracy import ENSEMBLE, MultiLabelScore
 from models.ledger import judge
 from models.manifest import Network, read_manifest
+from models.record import Precision
 from tests.support.calibration.evaluated_sets import evaluated
 from tests.support.command_line import tandem
 from tests.support.scored_sets import (
@@ -36,7 +37,7 @@ def two_precisions(folder: Path, gain: float = 1.0) -> Path:
     for member in manifest.members:
         model = scored_model(GAINS[member.name] * gain)
         network = save_model(model, folder, f"{member.name}-int8")
-        networks: dict[str, Network] = {**member.networks, "INT8": network}
+        networks: dict[Precision, Network] = {**member.networks, "INT8": network}
         members.append(member.model_copy(update={"networks": networks}))
     changed = manifest.model_copy(update={"members": tuple(members), "golden": None})
     write_manifest(folder, changed)

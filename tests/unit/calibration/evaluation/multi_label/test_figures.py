@@ -67,7 +67,7 @@ def test_right_answers_have_all_of_every_figure():
 
 def test_nothing_listed_and_nothing_right_is_no_f1():
     scores, truth = drawn(0.5)
-    score = measured(scores * 0.1, truth, 0.9).score
+    score = measured(scores * np.float32(0.1), truth, 0.9).score
     assert (score.micro_f1, score.macro_f1) == (0, 0)
     assert score.mean_average_precision > 0.9  # their order is all right
 
@@ -117,7 +117,7 @@ def lost(drop: MultiLabelDrop) -> dict[str, float]:
 def test_each_figures_loss_is_enough_to_refuse():
     scores, truth = drawn(0.3)
     before = measured(scores, truth, 0.5)
-    weaker = drop_of(before, measured(scores * 0.5, truth, 0.5))  # the same order
+    weaker = drop_of(before, measured(scores * np.float32(0.5), truth, 0.5))  # the same order
     assert weaker.mean_average_precision == 0
     assert lost(weaker) == {"mAP": 0, "micro-F1": weaker.micro_f1}
     assert outcome_of(judged({"": weaker}, len(truth), 0.05)) == "refused"

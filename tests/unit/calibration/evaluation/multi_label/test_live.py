@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,8 +35,10 @@ MODELS = {
 }
 
 
-def listed(row) -> list[dict[str, object]]:
-    found = [{"index": i, "label": "", "probability": float(p)} for i, p in enumerate(row)]
+def listed(row) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"index": i, "label": "", "probability": float(p)} for i, p in enumerate(row)
+    ]
     return [one for one in found if one["probability"] >= 0.5]
 
 
@@ -57,7 +60,7 @@ class Service:
         self.asked: list[str] = []
         real = httpx.Client
 
-        def client(**options: object) -> httpx.Client:
+        def client(**options: Any) -> httpx.Client:
             return real(transport=httpx.MockTransport(self._answer), **options)
 
         monkeypatch.setattr(httpx, "Client", client)
@@ -71,7 +74,8 @@ class Service:
         image = MultiLabelledImage(Path("cyan.png"), classes)
         rows = {name: row[None] for name, row in ROWS.items()}
         with MultiLabelLiveService("http://service", self.model_set) as service:
-            service.observe_answers(AnsweredBatch([image], [b"cyan"], {"INT8": rows}, []))
+            answering: Any = service
+            answering.observe_answers(AnsweredBatch([image], [b"cyan"], {"INT8": rows}, []))
             return service.result
 
 

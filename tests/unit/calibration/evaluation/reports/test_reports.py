@@ -1,6 +1,7 @@
 """One evaluation as JSON, tables and a page: the same figures, whatever was measured."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,8 @@ def test_one_image_is_enough_for_every_report(tmp_path, both):
 def test_an_ensemble_that_some_members_lack_is_not_reported(tmp_path, both):
     """One member was never quantised: INT8 has scores of the other alone."""
     measured = measure(both)
-    for of_int8 in (measured.tallies["INT8"], measured.cpu_ms_per_image["unsure"]):
+    parts: list[Any] = [measured.tallies["INT8"], measured.cpu_ms_per_image["unsure"]]
+    for of_int8 in parts:
         for gone in ("unsure", ENSEMBLE, "INT8"):
             of_int8.pop(gone, None)
     del measured.over_members["INT8"], measured.cascades["INT8"]

@@ -36,7 +36,9 @@ def test_the_command(tmp_path, pictures):
     assert all(e["top1"] == 1 for e in found["ensembles"])
     assert all(member["cpu_ms_per_image"] > 0 for member in found["members"].values())
     lines = found["suggested"]["setting"]  # one member does: both are always right
-    (name,) = Settings.model_validate(yaml.safe_load("\n".join(lines))).weights
+    weights = Settings.model_validate(yaml.safe_load("\n".join(lines))).weights
+    assert weights is not None
+    (name,) = weights
     assert found["suggested"]["name"] == name
     block = found["suggested"]["block"]
     assert block in result.stdout

@@ -27,8 +27,10 @@ def test_it_computes_what_pytorch_does() -> None:
             missing = max(0, (-(-length // stride) - 1) * stride + side - length)
             total += [missing // 2, missing - missing // 2]
         y = functional.conv2d(functional.pad(x, total), weights, None, stride, groups=groups)
-        parts = [tensors[f"{norm}.{p}"] for p in ("running_mean", "running_var", "weight", "bias")]
-        return functional.batch_norm(y, *parts, eps=1e-3)
+        mean, variance, weight, bias = (
+            tensors[f"{norm}.{p}"] for p in ("running_mean", "running_var", "weight", "bias")
+        )
+        return functional.batch_norm(y, mean, variance, weight, bias, eps=1e-3)
 
     images = np.random.default_rng(5).normal(size=(3, 3, SIZE, SIZE)).astype(np.float32)
     x = functional.relu6(layer(torch.from_numpy(images), "_conv_stem", "_bn0", 2))

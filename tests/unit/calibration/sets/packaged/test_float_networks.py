@@ -1,8 +1,8 @@
 """``tandem models fetch imagenette-float``: what the wheel leaves out, from an index of our own."""
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,18 +23,11 @@ PROJECT = Path(__file__).parents[5] / ".ci" / "imagenette-float" / "pyproject.to
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    with PackageIndex() as served:
-        served.set_for_pip(monkeypatch)
-        yield served
-
-
-@pytest.fixture
 def model_set(tmp_path: Path) -> ModelSet:
     """Return a set that stands for the bundled one: both precisions of each member."""
     folder = write_tiny_set(tmp_path / "tiny")
     manifest = read_manifest(folder)
-    members = []
+    members: list[Any] = []
     for member in manifest.members:
         model = tiny_model(gain=len(members) + 1)
         both = member.networks | {"FP16": save_model(model, folder, f"{member.name}-fp16")}

@@ -73,12 +73,12 @@ def test_tensors_that_reach_out_of_their_storage_are_refused() -> None:
     name = "_conv_stem.weight"
     wide = np.lib.stride_tricks.as_strided(TENSORS[name], (4, 3, 3, 4), TENSORS[name].strides)
     whole = old_file({name: TENSORS[name]})
-    shapes = [
+    right, wrong = [
         b"(" + b"".join(b"J" + n.to_bytes(4, "little") for n in s.shape) + b"t"
         for s in (TENSORS[name], wide)
     ]
     with pytest.raises(ModelSetError, match=r"_conv_stem\.weight of net\.pth reaches out"):
-        read_tensors(whole.replace(*shapes), "net.pth")
+        read_tensors(whole.replace(right, wrong), "net.pth")
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.6, 0.9, 0.9999])

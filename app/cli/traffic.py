@@ -1,0 +1,196 @@
+"""``tandem traffic``: shows and changes how requests are split between versions of a set."""
+
+import json
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+
+from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots
+from app.cli.traffic_tables import settings_of, tables
+from app.errors import ConfigError
+from app.traffic.plan import Split
+from app.traffic.promotion import MIN_AGREEMENT, MIN_COMPARED, candidate, refusals
+
+PATH = "/v1/traffic"
+LOOK_EVERY_S = 1.0
+TIMEOUT_S = 300.0  # for a call: a change loads versions and waits for all Gateways
+out = Console(highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+Status = dict[str, Any]
+
+
+class Action(str, Enum):  # noqa: UP042  # Typer shows a StrEnum's members as text only from Python 3.12
+    """The actions of the command."""
+
+    SHOW, SET, PROMOTE, ROLLBACK = "show", "set", "promote", "rollback"
+
+
+def traffic(
+    action: Annotated[Action, typer.Argument(help="the action to take")] = Action.SHOW,
+    versions: Annotated[
+        list[str] | None,
+        typer.Argument(help="set: NAME@VERSION=PERCENT for each; promote: NAME@VERSION"),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(help="set: NAME@VERSION that gets copies, or none  (default: unchanged)"),
+    ] = None,
+    min_agreement: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="promote: lowest agreement, lower end of the 95 % interval"
+        ),
+    ] = MIN_AGREEMENT,
+    min_compared: Annotated[
+        int, typer.Option(min=0, help="promote: fewest photos that both versions answered")
+    ] = MIN_COMPARED,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print /v1/traffic once, as JSON")
+    ] = False,
+    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
+    key_file: CallersKeyFile = None,
+    ca: Roots = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+) -> None:
+    """Show or change how requests are split between versions of a set, without a restart.
+
+    show prints the shares and the comparison, in a terminal until Ctrl-C. set changes the shares,
+    100 in sum. promote lets a version answer every request, if its accuracy record and its
+    agreement on live photos allow it. rollback restores the previous split. Exit code 1: promote
+    refused.
+    """
+    service = TrafficService(url, key_file, ca, client_cert, client_key)
+    if action is Action.SHOW:
+        _show(service, as_json=as_json)
+        return
+    if action is Action.ROLLBACK:
+        status = service.change({"rollback": True})
+    elif action is Action.SET:
+        status = service.change(_asked(versions or [], shadow, service.status()))
+    else:
+        status = _promote(service, versions or [], min_compared, min_agreement)
+    _changed(status, as_json=as_json)
+
+
+def _promote(
+    service: "TrafficService", versions: list[str], min_compared: int, min_agreement: float
+) -> Status:
+    """Promote a version, or exit with code 1 if the gate refuses."""
+    if len(versions) > 1:
+        raise ConfigError(f"promote takes one version, and these are {', '.join(versions)}")
+    status = service.status()
+    version = candidate(status, versions[0] if versions else None)
+    if reasons := refusals(status, version, min_compared, min_agreement):
+        err.print(f"[red]not promoted:[/] {escape(version)}")
+        for reason in reasons:
+            err.print(f"- {escape(reason)}")
+        raise typer.Exit(1)
+    split = Split.of(status).promoted(version)
+    return service.change({**split.as_dict(), "revision": status["revision"]})
+
+
+def _asked(texts: list[str], shadow: str | None, status: Status) -> dict[str, Any]:
+    """Return the body of the request that changes the shares as ``set`` asks."""
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, _, percent = text.rpartition("=")
+        try:
+            shares[name] = float(percent.removesuffix("%"))
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError(f"{text!r} is not a share: give NAME@VERSION=PERCENT, as a@1234=95")
+    if not shares:
+        shares = status["shares"]
+    kept = status.get("shadow") if shadow is None else shadow
+    if shadow == "none" or (shadow is None and shares.get(kept or "")):
+        kept = None
+    return {"shares": shares, "shadow": kept}
+
+
+def _show(service: "TrafficService", *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(service.status(), indent=2))
+        return
+    if not out.is_terminal:
+        _print(service.status())
+        return
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            live.update(Group(*tables(service.status())), refresh=True)
+            try:
+                time.sleep(LOOK_EVERY_S)
+            except KeyboardInterrupt:
+                return
+
+
+def _print(status: Status) -> None:
+    for part in tables(status):
+        out.print(part, soft_wrap=isinstance(part, str))  # a line is one line, for grep
+
+
+def _changed(status: Status, *, as_json: bool) -> None:
+    """Print the new plan, and the settings that keep it after a restart."""
+    if as_json:
+        typer.echo(json.dumps(status, indent=2))
+    else:
+        _print(status)
+    num, current = status["num_gateways"], status["num_current"]
+    if current < num:
+        err.print(f"[yellow]{current} of {num} Gateways serve it; the others follow[/]")
+    err.print("A restart begins with the settings again. To keep this plan, set there:")
+    err.print(escape(settings_of(status)))
+
+
+class TrafficService:
+    """A client of the traffic interface of a running service."""
+
+    def __init__(
+        self,
+        url: str,
+        key_file: Path | None,
+        ca: Path | None,
+        client_cert: Path | None,
+        client_key: Path | None,
+    ) -> None:
+        import httpx
+
+        from app.access.api_keys import key_headers
+        from app.access.client_tls import ClientTls
+
+        tls = ClientTls(ca, client_cert, client_key).context()
+        self._url = url
+        self._client = httpx.Client(
+            base_url=url, headers=key_headers(key_file), timeout=TIMEOUT_S, verify=tls or True
+        )
+
+    def status(self) -> Status:
+        return self._ask("GET", None)
+
+    def change(self, content: dict[str, Any]) -> Status:
+        return self._ask("PUT", content)
+
+    def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
+        import httpx
+
+        try:
+            answer = self._client.request(method, PATH, json=content)
+            body = answer.json()
+        except httpx.HTTPError as error:
+            raise ConfigError(
+                f"{self._url} does not answer: {error}; is the service running? tandem serve"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{self._url} is no service of this kind: no JSON") from error
+        if answer.status_code != 200:
+            detail = body.get("error", {}) if isinstance(body, dict) else {}
+            raise ConfigError(f"{self._url}: {detail.get('message', f'HTTP {answer.status_code}')}")
+        status: Status = body
+        return status

@@ -1,0 +1,138 @@
+"""The answer of ``/v1/models``, as dataclasses whose schema /docs shows."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from app.settings import Settings
+from models.extras import installed_version
+from models.ledger import judge
+from models.manifest import MemberRecord
+from models.model_set import ModelSet
+from models.record import PACKAGES, Precision, RuntimeName
+
+
+@dataclass(slots=True)
+class ServedRuntime:
+    """The runtime of a member's network."""
+
+    name: RuntimeName
+    version: Annotated[str, Field(description="version of its package on the Gateway's node")]
+
+
+@dataclass(slots=True)
+class ServedMember:
+    """One member of the served set."""
+
+    name: str
+    precision: str
+    input_size: int  # side of the square input, px
+    weight: float
+    source: str
+    runtime: ServedRuntime
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModels:
+    """The answer of /v1/models."""
+
+    model_set: str
+    model_version: Annotated[
+        str,
+        Field(description="the set's fingerprint, as in answers: a hash of all they depend on"),
+    ]
+    description: str
+    hint: str
+    task: Annotated[
+        str,
+        Field(
+            description="classification (classes exclude each other, probabilities sum to 1) or "
+            "multi_label (a score for each class by itself)"
+        ),
+    ]
+    threshold: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="multi_label sets only: labels with at least this score are listed"),
+    ] = None
+    input_size: int
+    labels: list[str]
+    max_drop: Annotated[
+        float,
+        Field(
+            description="the largest drop by INT8 that the set accepts, as a fraction of top-1 "
+            "(multi_label sets: mAP or micro-F1)"
+        ),
+    ]
+    verified: Annotated[
+        str,
+        Field(
+            description="verified, unmeasured, unknown (measured on too few images to tell), or "
+            "dropped (over max_drop)"
+        ),
+    ]
+    members: list[ServedMember]
+    accuracy: list[dict[str, Any]]
+    sure: Annotated[
+        dict[str, Any] | SkipJsonSchema[None],
+        Field(
+            description="the probability from which on an answer is sure; the share of sure "
+            "answers and their accuracy, on images that it was not chosen by"
+        ),
+    ] = None
+    cascade_margin: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="the first member's margin from which on the others are not asked"),
+    ] = None
+    preprocess: Annotated[
+        str | SkipJsonSchema[None],
+        Field(description="the operator's own function between decoder and members; if set"),
+    ] = None
+    combine: Annotated[
+        str | SkipJsonSchema[None],
+        Field(description="the operator's own function in place of the average; if set"),
+    ] = None
+    model_sets: Annotated[
+        list[str] | SkipJsonSchema[None],
+        Field(description="names of all sets, the default first, if several are served"),
+    ] = None
+
+
+def describe(model_set: ModelSet, settings: Settings, cascade_margin: float | None) -> ServedModels:
+    """Describe a set as it is served; ``cascade_margin`` is None without a cascade."""
+    manifest, precision = model_set.manifest, settings.served_precision
+    return ServedModels(
+        model_set=manifest.name,
+        model_version=model_set.fingerprint(precision),
+        description=manifest.description,
+        hint=manifest.hint,
+        task=manifest.task,
+        threshold=manifest.threshold,
+        input_size=manifest.image.input_size,
+        labels=list(model_set.labels),
+        max_drop=manifest.max_drop,
+        verified=judge(manifest, precision).status,
+        members=[
+            ServedMember(
+                name=m.name,
+                precision=precision,
+                input_size=manifest.image_of(m.name).input_size,
+                weight=m.weight,
+                source=m.source,
+                runtime=_runtime_of(m, precision),
+            )
+            for m in manifest.members
+        ],
+        accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
+        sure=manifest.sure.model_dump(mode="json") if manifest.sure else None,
+        cascade_margin=cascade_margin,
+        preprocess=settings.preprocess,
+        combine=settings.combine,
+    )
+
+
+def _runtime_of(member: MemberRecord, precision: Precision) -> ServedRuntime:
+    """Return a member's runtime and its installed version, without importing the runtime."""
+    name = member.network(precision).runtime
+    return ServedRuntime(name, installed_version(PACKAGES[name]) or "unknown")

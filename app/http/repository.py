@@ -1,0 +1,102 @@
+"""The routes of Triton's model repository extension."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from app.errors import SlowBodyError
+from app.http.body import read_body
+from app.http.errors import ERRORS
+from app.http.headers import Headers
+from app.http.shared_memory import is_local
+from app.oip.documents import IndexEntry, ProtocolError
+from app.oip.inference import Inference
+from app.oip.json_body import parsed_json, parsed_object
+from app.queueing.byte_budget import ByteBudget
+
+MODEL = "/v2/repository/models/{model_name}"
+MAX_BYTES = 64 * 2**10  # of a request's body
+DESCRIPTIONS = {
+    400: "a body that is no JSON",
+    **{status: str(ERRORS[status]["description"]) for status in (408, 413)},
+    403: "no keys, and a caller that may be elsewhere",
+    404: "no such set",
+    422: "the default set, stages that are deployments, or a parameter that is not taken",
+}
+REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ProtocolError, "description": text} for status, text in DESCRIPTIONS.items()
+}
+PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
+READY = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+
+
+def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    """Add the routes; ``inference`` has the models and loads sets."""
+    reader = _BodyReader(inference.service.settings.request_timeout_s)
+
+    @api.post(
+        "/v2/repository/index",
+        tags=tags,
+        responses={400: REFUSED[400]},
+        openapi_extra=_body(READY),
+        summary="The models and their states; ready: only those that answer",
+    )
+    async def index(request: Request) -> list[IndexEntry]:
+        fields = await reader.read(request)
+        return inference.index(only_ready=fields.get("ready") is True)
+
+    described: dict[str, Any] = {
+        "tags": tags,
+        "responses": REFUSED,
+        "openapi_extra": _body(PARAMETERS),
+        "response_class": Response,
+    }
+
+    @api.post(f"{MODEL}/load", summary="Serve a set, as its folder has it now", **described)
+    async def load(request: Request, model_name: str) -> Response:
+        parameters = await reader.parameters(request)
+        local = is_local(request.scope)
+        await inference.repository.load(model_name, parameters, is_local=local)
+        return Response()
+
+    @api.post(f"{MODEL}/unload", summary="Serve a set no more", **described)
+    async def unload(request: Request, model_name: str) -> Response:
+        parameters = await reader.parameters(request)
+        local = is_local(request.scope)
+        await inference.repository.unload(model_name, parameters, is_local=local)
+        return Response()
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+class _BodyReader:
+    """Reads a small JSON object; the body may be empty."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    async def read(self, request: Request) -> Mapping[str, Any]:
+        """Return the object; {} without a body.
+
+        Raises:
+            SlowBodyError, BodyTooLargeError: the body does not arrive in time, or is too large.
+            BadTensorError: the body is not a JSON object.
+
+        """
+        length = Headers(request.scope).text(b"content-length")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with ByteBudget(MAX_BYTES).share() as share:
+                    body = await read_body(request.receive, length, MAX_BYTES, share)
+        except TimeoutError as error:
+            text = f"the body had not arrived after {self._timeout_s:g} s; send it at once"
+            raise SlowBodyError(text) from error
+        return parsed_object(parsed_json(body), "the body") if body else {}
+
+    async def parameters(self, request: Request) -> Mapping[str, Any]:
+        return parsed_object((await self.read(request)).get("parameters", {}), "parameters")

@@ -1,0 +1,1 @@
+"""Samples of live images with their answers, and feedback: the right labels, from callers."""

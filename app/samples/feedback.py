@@ -1,0 +1,98 @@
+"""Sends a Gateway's answers to the feedback book, which one replica keeps for all Gateways.
+
+Answers are collected and sent a few times a second, so that no client waits for it.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from app.calls.attempts import OF_RAY, as_tandem
+from app.errors import UnknownRequestError
+from app.messages import Fault
+from app.metrics.meter import meter
+from app.metrics.table import FEEDBACK
+from app.queueing.circuit_breaker import CircuitBreaker
+from app.responses import Classified
+from app.samples.feedback_book import AnsweredRequest, FeedbackFigures, Judgement
+from models.errors import TandemError
+
+SEND_EVERY_S = 0.2
+MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
+logger = logging.getLogger("ray.serve")
+
+
+class Feedback:
+    """Reports answers and feedback to the book behind ``handle``."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._unsent: deque[AnsweredRequest] = deque(maxlen=MAX_UNSENT)
+        self._sending: asyncio.Task[None] | None = None
+        self._breaker = CircuitBreaker()
+
+    def note(
+        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
+    ) -> None:
+        """Report a request's answers to the book soon, without waiting."""
+        self._unsent.append(AnsweredRequest.of(request_id, answers))
+        if self._sending is None or self._sending.done():
+            # An empty context: the task must not inherit this request's deadline or trace.
+            loop = asyncio.get_running_loop()
+            self._sending = loop.create_task(self._send_soon(), context=contextvars.Context())
+
+    async def judge(
+        self, request_id: str, label: str, image: int | None, sets: Collection[str]
+    ) -> Judgement:
+        """Report the right label of an image; see :meth:`FeedbackBook.judge`.
+
+        Raises:
+            TandemError: what that method raises, or the book's replica does not answer.
+
+        """
+        asked = request_id, label, image, list(sets)
+        await self._send()
+        try:
+            judgement: Judgement = await self._ask("judge", *asked)
+        except UnknownRequestError:  # another Gateway may have answered, and not yet reported
+            await asyncio.sleep(2 * SEND_EVERY_S)
+            judgement = await self._ask("judge", *asked)
+        if judgement.is_new:
+            right = "yes" if judgement.is_right else "no"
+            meter.count(FEEDBACK, right=right, model_version=judgement.answer.version[1])
+        return judgement
+
+    async def figures(self) -> FeedbackFigures:
+        """Return the accuracy by version; see :meth:`FeedbackBook.figures`."""
+        await self._send()
+        figures: FeedbackFigures = await self._ask("figures")
+        return figures
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except (TandemError, *OF_RAY) as error:
+            raise as_tandem(error) from None
+
+    async def _send_soon(self) -> None:
+        while self._unsent:
+            await asyncio.sleep(SEND_EVERY_S)
+            await self._send()
+
+    async def _send(self) -> None:
+        """Report the unsent answers; they are dropped if that fails."""
+        if not self._unsent or not self._breaker.allows():
+            self._unsent.clear()
+            return
+        requests = list(self._unsent)
+        self._unsent.clear()
+        try:
+            await self._ask("remember", requests)
+        except TandemError as error:
+            if self._breaker.failed():
+                logger.error("answers were not recorded for feedback: %s", error.message)
+        else:
+            self._breaker.succeeded()

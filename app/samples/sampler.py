@@ -1,0 +1,134 @@
+"""Chooses samples among the answers, and writes them on its own thread.
+
+No answer waits for a sample or fails because of it: if the queue is full the sample is dropped.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from app.environment import MIB
+from app.messages import Fault
+from app.metrics.meter import meter
+from app.metrics.table import SAMPLES
+from app.queueing.circuit_breaker import CircuitBreaker
+from app.responses import Classified
+from app.samples.places import SamplePlace, disagreement_place_of, place_of
+from app.samples.sample import is_chosen, sample_of
+from app.settings import Settings
+
+MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
+logger = logging.getLogger("ray.serve")
+
+
+class Waiting(NamedTuple):
+    """A sampled image that waits to be written."""
+
+    image: bytes
+    answer: Classified
+    place: int
+    when: datetime
+    other: Classified | None = None  # of a version that disagrees
+
+
+def record_sample(result: str) -> None:
+    """Count a sampled image by its result: written, dropped or failed."""
+    meter.count(SAMPLES, result=result)
+
+
+class Sampler:
+    """Writes ``ratio`` of the answered images, with their answers, to ``place``."""
+
+    def __init__(
+        self,
+        ratio: float,
+        place: SamplePlace,
+        observe: Callable[[str], None] = record_sample,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._ratio, self._place, self._observe, self._now = ratio, place, observe, now
+        self._waiting: deque[Waiting] = deque()
+        self._num_bytes = 0  # of the images that wait
+        self._breaker = CircuitBreaker()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def note(
+        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
+    ) -> None:
+        """Queue the request's sampled images; images answered with an error are left out.
+
+        ``files`` and ``answers`` are in the same order; ``files`` is empty if the client sent
+        pixels.
+        """
+        for place, (image, answer) in enumerate(zip(files, answers, strict=False)):
+            if isinstance(answer, Classified) and is_chosen(request_id, place, self._ratio):
+                self._take(Waiting(image, answer, place, self._now()))
+
+    def note_disagreement(
+        self, image: bytes, answer: Classified, other: Classified, place: int
+    ) -> None:
+        """Take an image that another version answers differently; ``place``: in its request."""
+        self._take(Waiting(image, answer, place, self._now(), other))
+
+    def _take(self, chosen: Waiting) -> None:
+        with self._changed:
+            is_full = len(self._waiting) >= MAX_WAITING
+            if is_full or self._num_bytes + len(chosen.image) > MAX_WAITING_BYTES:
+                self._observe("dropped")
+                return
+            self._waiting.append(chosen)
+            self._num_bytes += len(chosen.image)
+            if self._thread is None:
+                thread = threading.Thread(target=self._write_all, name="samples", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # a limit of threads; the next sample tries again
+                    logger.error("samples wait, since no thread can write them: %s", error)
+                    return
+                self._thread = thread
+            self._changed.notify()
+
+    def _write_all(self) -> None:
+        """Write queued samples, for as long as the process lives."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                chosen = self._waiting.popleft()
+                self._num_bytes -= len(chosen.image)
+            self._observe(self._write(chosen))
+
+    def _write(self, chosen: Waiting) -> str:
+        """Write a sample and return the result; after failures the place is tried less often."""
+        if not self._breaker.allows():
+            return "failed"
+        try:
+            sample = sample_of(*chosen)
+            is_kept = self._place.write(sample)
+        except Exception as error:
+            if self._breaker.failed():
+                logger.error(
+                    "cannot write samples (%s: %s); requests are answered without, and writing is "
+                    "retried from time to time",
+                    type(error).__name__,
+                    error,
+                )
+            return "failed"
+        if self._breaker.succeeded():
+            logger.info("samples can be written again")
+        return "written" if is_kept else "dropped"
+
+
+def sampler_of(settings: Settings) -> Sampler | None:
+    """Return the sampler that the settings ask for; None if they ask for none."""
+    place = place_of(settings)
+    return None if place is None else Sampler(settings.sample_ratio, place)
+
+
+def disagreement_sampler_of(settings: Settings) -> Sampler | None:
+    """Return the sampler of photos that versions disagree on; None: they are not kept."""
+    place = disagreement_place_of(settings)
+    return None if place is None else Sampler(0.0, place)

@@ -1,0 +1,67 @@
+"""Settings of the records that a service keeps: samples, feedback and traces."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from platformdirs import user_state_path
+from pydantic import BaseModel, Field, model_validator
+
+from app.setting_values import check_sample_place, check_trace_endpoint
+from models.user_folders import user_folder
+
+TraceExporter = Literal["otlp", "jaeger", "file", "none"]
+
+
+class RecordSettings(BaseModel):
+    """Samples and feedback, which are off by default, and traces."""
+
+    sample_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the answered images that is written to sample_dir with the answer; "
+        "a hash of the request id and of the image's place in the request decides",
+    )
+    sample_dir: str | None = Field(
+        None,
+        description="folder or store's URL (s3://, gs://, az://) that samples are written to, and "
+        "with traffic or shadow also photos that versions disagree on; photos are written as they "
+        "were sent, and may be personal data",
+    )
+    sample_mib: int = Field(
+        1024,
+        ge=1,
+        description="size of all samples in a folder, where the oldest are removed (each further "
+        "Gateway may exceed it by 1/128 for a moment); in a store, of what each Gateway writes a "
+        "day; with traffic or shadow a quarter is kept for disagreements",
+    )
+    feedback: bool = Field(
+        False,
+        description="accept the right labels of earlier answers (POST /v1/feedback), and report "
+        "each version's accuracy (GET /v1/feedback)",
+    )
+    feedback_answers: int = Field(
+        50_000, ge=1, description="answers that are remembered for feedback, the newest ones"
+    )
+    trace_exporter: TraceExporter = Field(
+        "otlp",
+        description="where traces are sent: otlp (any collector, Jaeger from 1.35 on), jaeger "
+        "(Thrift, for older versions of Jaeger), file (trace_dir alone), none",
+    )
+    trace_endpoint: str | None = Field(
+        None,
+        description="address that the exporter sends to; otlp: http://HOST:4317 (gRPC) or "
+        "http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268; null: the address in "
+        "OpenTelemetry's environment variables, or this machine",
+    )
+    trace_dir: Path | None = Field(
+        user_folder(user_state_path, "spans"),
+        description="folder that traces are also written to, for tandem trace; null: none",
+    )
+    trace_mib: int = Field(64, ge=1, description="size of trace_dir; the oldest traces are removed")
+
+    @model_validator(mode="after")
+    def _records_have_a_place(self) -> Self:
+        check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
+        check_sample_place(self.sample_ratio, self.sample_dir)
+        return self

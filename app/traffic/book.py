@@ -1,0 +1,84 @@
+"""The record of a service's traffic: the newest plan, and the last report of each Gateway."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.traffic.comparison import Figures
+from app.traffic.plan import Plan, Split
+
+IS_THERE_S = 5.0  # A Gateway serves if it reported within this time; it reports every second.
+IS_GONE_S = 60.0  # A Gateway is gone if it was silent for longer, unless it comes back.
+MAX_GONE = 100  # Gateways whose figures are kept apart, so that they count once if it does.
+
+
+@dataclass(slots=True)
+class _Report:
+    revision: int
+    figures: Figures
+    at: float
+
+
+class TrafficBook:
+    """Holds the plan and the Gateways' reports; ``clock`` returns seconds."""
+
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self.plan, self._clock = plan, clock
+        self._reports: dict[str, _Report] = {}  # by Gateway; the newest report is the last
+        self._gone: dict[str, Figures] = {}  # by Gateway; the last to go is the last
+        self._past = Figures()  # of Gateways that went before
+
+    def report(
+        self, gateway: str, plan: Mapping[str, Any], figures: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Record a Gateway's plan and figures, and return the newest plan.
+
+        If the Gateway's plan is newer, the book adopts it: the book's replica was restarted, and
+        the Gateways were not. A plan with another origin is of another service: returns None.
+        """
+        theirs = Plan.of(plan)
+        if theirs.origin != self.plan.origin:
+            return None
+        if theirs.order > self.plan.order:
+            self.plan = theirs
+        self._reports.pop(gateway, None)
+        self._gone.pop(gateway, None)
+        now = self._clock()
+        self._reports[gateway] = _Report(theirs.revision, Figures.of(figures), now)
+        while now - self._reports[oldest := next(iter(self._reports))].at > IS_GONE_S:
+            self._gone[oldest] = self._reports.pop(oldest).figures
+        while len(self._gone) > MAX_GONE:
+            self._past.add(self._gone.pop(next(iter(self._gone))))
+        return self.plan.as_dict()
+
+    def change(self, split: Mapping[str, Any] | None, revision: int | None) -> int:
+        """Make the next plan and return its revision; ``split`` None rolls the last change back.
+
+        Raises:
+            PlanChangedError: ``revision`` is not the newest plan's.
+            BadParameterError: there is no earlier split, or the shares are invalid.
+
+        """
+        self.plan.check_seen(revision)
+        new = self.plan.rolled_back() if split is None else self.plan.changed(Split.of(split))
+        self.plan = new
+        return new.revision
+
+    @property
+    def gateways(self) -> list[int]:
+        """The revision that each live Gateway serves."""
+        now = self._clock()
+        return [r.revision for r in self._reports.values() if now - r.at < IS_THERE_S]
+
+    def status(self) -> dict[str, Any]:
+        """Return the plan, the Gateways' revisions and the sum of all figures, as plain values."""
+        total = Figures()
+        reported = (report.figures for report in self._reports.values())
+        for figures in (self._past, *self._gone.values(), *reported):
+            total.add(figures)
+        return {
+            "plan": self.plan.as_dict(),
+            "gateways": self.gateways,
+            "figures": total.as_dict(),
+        }

@@ -1,0 +1,243 @@
+"""The graph of several versions of a set: one answers each request, others may get a copy.
+
+The photo or a header decides which version answers, so that repeated requests get the same one.
+The shadow gets copies of the main version's requests. For a sample of requests the canary and the
+main version both get the photos, so that they are compared on the same ones.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+from app.graph.probabilities import NAMES, ClassifiedWithProbabilities
+from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
+from app.graph.rolling_update import Graph
+from app.messages import Fault
+from app.metrics.traffic import record_comparison, record_copies, record_shares
+from app.responses import Classified
+from app.traffic.choice import chosen, sticky_key
+from app.traffic.comparison import Disagreement, Figures, choice_of, distance, in_words
+from app.traffic.plan import Plan
+from app.traffic.shadow_lane import DROPPED, ShadowLane
+from models.answer_rule import AnswerRule
+from models.errors import TandemError
+
+MAX_COPIED_FILES = 8  # of one request
+
+
+class TrafficGraph:
+    """Sends each request to one of several versions.
+
+    Args:
+        versions: graphs by NAME@FINGERPRINT, each with its own cache if the settings ask for one.
+        plan: which of them answer, and who is the shadow.
+        compare_ratio: the share of requests that a canary and the main version both get.
+        rule_of: returns the rule by which a version's probabilities become labels.
+        places: returns, for a reference and a version, the version's index of each of the
+            reference's classes; None if both have the same order.
+
+    """
+
+    def __init__(
+        self,
+        versions: Mapping[str, Graph],
+        plan: Plan,
+        compare_ratio: float,
+        rule_of: Callable[[str], AnswerRule],
+        places: Callable[[str, str], Sequence[int] | None] = lambda _, __: None,
+    ) -> None:
+        self.versions = dict(versions)
+        self.plan = plan
+        self.figures = Figures()
+        # Called with a photo that two versions disagree on, the answer, the copy's, and its place.
+        self.on_disagreement: Callable[[bytes, Classified, Classified, int], None] | None = None
+        self.on_copy: Callable[[Classified], None] = lambda _: None  # called with a copy's answer
+        self.on_main: Callable[[], None] = lambda: None  # called when another version is the main
+        self._compare_ratio, self._rule_of, self._places = compare_ratio, rule_of, places
+        self._lane = ShadowLane()
+        self._due = 0.0  # grows by the ratio with each request; at 1 a comparison is due
+        self._canaries: Iterator[str] = iter(())
+        self.take(plan)
+
+    def take(self, plan: Plan) -> None:
+        """Serve by another plan from now on; requests under way keep their version.
+
+        Raises:
+            KeyError: the plan names a version that is not loaded.
+
+        """
+        for name in plan.split.versions:
+            _ = self.versions[name]
+        before, self.plan = self.plan, plan
+        canaries = [name for name in plan.split.answering if name != plan.split.main]
+        self._canaries = cycle(canaries) if canaries else iter(())
+        self._lane.retry()
+        if plan.split.main != before.split.main:
+            self.on_main()
+        record_shares({name: plan.split.shares.get(name, 0.0) for name in self.versions})
+
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+        """Answer all files of a request with one version; raises what its graph raises."""
+        name = self._chosen(request)
+        others = [] if request.is_probe else self._to_compare(name, request)
+        if not others:
+            return self._ordered(name, request, await self._answered(name, request))
+        asked = request._replace(tensors=request.tensors or TensorRequest())
+        answers = await self._answered(name, asked)
+        for other in others:
+            self._copy(name, other, request, answers)
+        if request.tensors is None:
+            return list(map(_plain, answers))
+        return self._ordered(name, request, answers)
+
+    def _ordered(
+        self, name: str, request: ClassifyRequest, answers: RequestAnswers
+    ) -> RequestAnswers:
+        """Return a version's answers with rows in the order of classes that the request goes by."""
+        wanted = None if request.tensors is None else request.tensors.classes_of
+        other = next((n for n in self.versions if wanted and n.endswith(wanted)), name)
+        if other == name or (places := self._places(other, name)) is None:
+            return answers
+        return [
+            replace(answer, probabilities=answer.probabilities[places])
+            if isinstance(answer, ClassifiedWithProbabilities)
+            else answer
+            for answer in answers
+        ]
+
+    def _chosen(self, request: ClassifyRequest) -> str:
+        split = self.plan.split
+        version = None if request.tensors is None else request.tensors.version
+        if version is not None:
+            return next((name for name in self.versions if name.endswith(version)), split.main)
+        if request.is_probe or not _is_of_files(request):
+            return split.main  # its input size and its members' names are those that clients see
+        if len(split.answering) == 1:
+            return split.main
+        return chosen(sticky_key(request.traffic_key, request.files[0]), split.shares)
+
+    async def _answered(self, name: str, request: ClassifyRequest) -> RequestAnswers:
+        """Answer with a version, and count the answers or the failure."""
+        if request.is_probe:
+            return await self.versions[name].run(request)
+        figures, started = self.figures.of_version(name), request.observer.elapsed_ms()
+        try:
+            answers = await self.versions[name].run(request)
+        except asyncio.CancelledError:
+            if request.left_s <= 0:  # out of time; otherwise the client hung up
+                figures.failed += request.num_images
+            raise
+        except Exception as error:
+            if not isinstance(error, TandemError) or error.status >= 500:
+                figures.failed += request.num_images
+            raise
+        figures.note_answers(answers, request.observer.elapsed_ms() - started)
+        return answers
+
+    def _to_compare(self, name: str, request: ClassifyRequest) -> list[str]:
+        """Return the versions that get a copy of a request that ``name`` answers."""
+        split = self.plan.split
+        if not _is_of_files(request):
+            return []
+        others = [split.shadow] if split.shadow is not None and name == split.main else []
+        if len(split.answering) > 1 and self._is_due():
+            others.append(next(self._canaries) if name == split.main else split.main)
+        return [other for other in others if self._has_room(other, request)]
+
+    def _is_due(self) -> bool:
+        """Whether this request is compared; ``compare_ratio`` of all requests are."""
+        self._due += self._compare_ratio
+        if self._due < 1:
+            return False
+        self._due -= 1
+        return True
+
+    def _has_room(self, other: str, request: ClassifyRequest) -> bool:
+        files = request.files[:MAX_COPIED_FILES]
+        if self._lane.has_room(self.versions[other], files):
+            return True
+        self._dropped(other, len(files))
+        return False
+
+    def _dropped(self, other: str, number: int) -> None:
+        self.figures.of_version(other).dropped += number
+        record_copies(other, "dropped", number)
+
+    def _copy(
+        self, name: str, other: str, request: ClassifyRequest, answers: RequestAnswers
+    ) -> None:
+        """Send ``other`` the files of a request that ``name`` answered, and compare the answers."""
+        # The main version is the reference, whichever of the two answered the client.
+        places = [
+            place
+            for place, answer in enumerate(answers[:MAX_COPIED_FILES])
+            if isinstance(answer, ClassifiedWithProbabilities) and not answer.degraded
+        ]
+        files = [request.files[place] for place in places]
+        if not files or not self._has_room(other, request):
+            return
+        main, of_request = self.plan.split.main, request.request_id
+        is_reversed = other == main
+
+        def ended(outcome: RequestAnswers | Exception) -> None:
+            figures = self.figures.of_version(other)
+            if isinstance(outcome, DROPPED):
+                self._dropped(other, len(files))
+                return
+            if isinstance(outcome, Exception):
+                figures.copies_failed += len(files)
+                record_copies(other, "failed", len(files))
+                return
+            for place, file, copy in zip(places, files, outcome, strict=True):
+                answer = answers[place]
+                assert isinstance(answer, ClassifiedWithProbabilities)
+                if not isinstance(copy, ClassifiedWithProbabilities) or copy.degraded:
+                    figures.copies_failed += 1
+                    record_copies(other, "failed", 1)
+                    continue
+                figures.copies += 1
+                figures.computed_image(copy)
+                self.on_copy(copy)
+                record_copies(other, "computed", 1)
+                pair = (main, name, copy, answer) if is_reversed else (name, other, answer, copy)
+                has_agreed = self._compare(*pair, (of_request, place))
+                if not has_agreed and self.on_disagreement is not None:
+                    self.on_disagreement(file, answer, copy, place)
+
+        self._lane.ask(self.versions[other], request._replace(files=files), ended)
+
+    def _compare(
+        self,
+        reference: str,
+        version: str,
+        first: ClassifiedWithProbabilities,
+        second: ClassifiedWithProbabilities,
+        where: tuple[str, int],
+    ) -> bool:
+        """Count how the answers to a photo differ; return whether the versions agree.
+
+        ``where`` is the request and the file.
+        """
+        rule, row, other_row = self._rule_of(reference), first.probabilities, second.probabilities
+        places = self._places(reference, version) or range(len(row))
+        apart = distance(row, other_row[places], is_multi_label=rule.is_multi_label)
+        choice, other = choice_of(row, rule), choice_of(other_row, self._rule_of(version))
+        disagreement = None
+        if {places[index] for index in choice} != other.keys():
+            disagreement = Disagreement(*where, (in_words(choice), in_words(other)))
+        self.figures.of_pair(reference, version).note(apart, disagreement)
+        record_comparison(version, apart, has_agreed=disagreement is None)
+        return disagreement is None
+
+
+def _is_of_files(request: ClassifyRequest) -> bool:
+    """Whether a request has files for the whole ensemble, rather than pixels or one member."""
+    return bool(request.files) and (request.tensors is None or request.tensors.is_of_files)
+
+
+def _plain(answer: Classified | Fault) -> Classified | Fault:
+    """Return an answer without its row of probabilities, as clients who send files get it."""
+    if not isinstance(answer, ClassifiedWithProbabilities):
+        return answer
+    return Classified(**{name: getattr(answer, name) for name in NAMES})

@@ -1,0 +1,45 @@
+"""The files of a command's results: checked before hours of work, written after them."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from models.errors import ModelSetError
+from models.whole_file import write_whole
+
+
+def check_can_write(path: Path | None) -> None:
+    """Raise :class:`ModelSetError` if the result would have nowhere to go; - is stdout."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
+    place = path if path.exists() else path.absolute().parent
+    if not os.access(place, os.W_OK):
+        raise ModelSetError(f"cannot write {path}: {place} is read-only; give another file")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk raises into an error that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelSetError(
+            f"cannot write {path}: {error.strerror}; make room, or name another file"
+        ) from error
+
+
+def write_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write the file of ``--json``; - is stdout, None nothing."""
+    text = json.dumps(content, indent=2)
+    if str(path) == "-":
+        typer.echo(text)
+    elif path is not None:
+        with writing(path):
+            write_whole(path, text + "\n")

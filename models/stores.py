@@ -1,0 +1,239 @@
+"""Model sets at URLs of object stores and web servers, fetched into a cache.
+
+No store is listed: the manifest is read, then the files that it names, each checked by its hash.
+The manifest's own hash names a set's folder in the cache, and in a store that it was pushed to:
+``.versions/HASH``. Fingerprints are only looked up, since two manifests may share one.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from platformdirs import user_cache_path
+
+from models.errors import ModelSetError
+from models.manifest import MANIFEST_NAME, read_manifest
+from models.record import sha256_of
+from models.store_files import (
+    CHUNK_BYTES,
+    EXTRAS,
+    OBJECT_STORES,
+    WEB,
+    StoreError,
+    copy_file,
+    said,
+    smart_open_file,
+)
+from models.user_folders import needed_folder
+from models.versions import MAX_EARLIER, VERSION, VERSIONS_NAME
+
+FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
+MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 16 * 2**20, 8 * 2**30
+# A store that may not be listed answers 403 for an absent file, some servers 200 with a page.
+ABSENT = (200, 403, 404, 410)
+Versions = Callable[[Path], list[str]]  # returns the fingerprints of the manifest in a folder
+
+
+def is_url(name: str) -> bool:
+    """Whether a set's name is a store's URL."""
+    scheme, separator, _ = name.partition("://")
+    return bool(separator) and scheme in (*EXTRAS, *WEB)
+
+
+def fetch(url: str, version: str | None, versions_of: Versions) -> Path:
+    """Return a folder with the set at ``url``, current or in a version, from cache or store.
+
+    Only one process of a machine downloads at a time; the others wait and use its result.
+
+    Raises:
+        StoreError: the store cannot be read, a file is altered, the disk is full, or the store has
+            another version.
+        MissingExtraError: the package for this kind of store is not installed.
+
+    """
+    url = _checked(url)
+    cache = needed_folder(user_cache_path, "sets", hashlib.sha256(url.encode()).hexdigest()[:16])
+    try:
+        if version and (kept := _kept(cache, version, versions_of)):
+            return kept
+        with tempfile.TemporaryDirectory() as temporary:
+            read = Path(temporary)
+            place, digest = _find(url, version, versions_of, read)
+            if kept := _kept(cache, digest, versions_of):
+                return kept
+            cache.mkdir(parents=True, exist_ok=True)
+            with (cache / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (kept := _kept(cache, digest, versions_of)):
+                    kept = cache / digest
+                    _download(url, place, read, kept)
+                    _prune(cache, versions_of, kept)
+                return kept
+    except StoreError as error:
+        names = dict.fromkeys(
+            name for known in _names(cache, versions_of).values() for name in known
+        )
+        copies = f"version {', '.join(names)}: URL@VERSION asks for it" if names else "no copy"
+        raise StoreError(f"{error.message}; this machine has {copies}") from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot keep {url} in {cache}: {error.strerror or error}; make room, or set "
+            "XDG_CACHE_HOME to another folder"
+        ) from error
+
+
+def push(folder: Path, versions: list[str], url: str) -> None:
+    """Copy a set to a store; its manifest comes last, so that readers never see a part.
+
+    Earlier pushed versions stay. ``versions`` are the set's fingerprints.
+
+    Raises:
+        StoreError: the store cannot be written, is a web server, or a file is missing here.
+
+    """
+    url = _checked(url)
+    if url.partition("://")[0] not in EXTRAS:
+        raise StoreError(
+            f"cannot write to {url}: push to {OBJECT_STORES}, or copy the set's folder"
+        )
+    files = [record.path for record in read_manifest(folder).files]
+    if absent := [path for path in files if not (folder / path).is_file()]:
+        raise StoreError(
+            f"cannot push {folder}: it lacks {', '.join(absent)}, and a store's set is whole; "
+            "restore the files (tandem models fetch imagenette-float brings the bundled set's)"
+        )
+    kept = f"{url}/{VERSIONS_NAME}"
+    digest = sha256_of(folder / MANIFEST_NAME)[:12]
+    targets = [(path, f"{kept}/{digest}/{path}") for path in (*files, MANIFEST_NAME)]
+    targets += [(MANIFEST_NAME, f"{kept}/{version}/{MANIFEST_NAME}") for version in versions]
+    for path, target in (*targets, (MANIFEST_NAME, f"{url}/{MANIFEST_NAME}")):
+        with (
+            said(f"cannot write {target}"),
+            (folder / path).open("rb") as source,
+            smart_open_file(target, "wb") as opened,
+        ):
+            shutil.copyfileobj(source, opened, CHUNK_BYTES)
+
+
+def _checked(url: str) -> str:
+    """Refuse URLs with credentials, without printing them, and URLs without a folder."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    host, *path = rest.split("/")
+    if "@" in host:
+        raise StoreError(
+            f"the {scheme}:// URL of a set holds credentials, which logs would show: leave them "
+            "out; give them in environment variables, or for a web server in ~/.netrc"
+        )
+    if "?" in rest or "#" in rest:
+        raise StoreError(f"{re.split('[?#]', url)[0]}: the URL of a set has no ? and no #")
+    if not host or (scheme == "hf" and not (path and path[0])):
+        raise StoreError(f"{url} names no folder: write {FORMS}")
+    return f"{scheme}://{rest}"
+
+
+def _names(cache: Path, versions_of: Versions) -> dict[Path, list[str]]:
+    """Return the cached sets with their fingerprints, the last fetched first."""
+    names = {}
+    folders = [path for path in cache.glob("*") if VERSION.fullmatch(path.name)]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(ModelSetError):
+            names[folder] = versions_of(folder)
+    return names
+
+
+def _kept(cache: Path, version: str, versions_of: Versions) -> Path | None:
+    """Return the cached folder of a version if all its files are unaltered, else None."""
+    named = (
+        (folder, (folder.name, *known)) for folder, known in _names(cache, versions_of).items()
+    )
+    folder = next((folder for folder, names in named if version in names), None)
+    if folder is None or not _is_whole(folder):
+        return None
+    with contextlib.suppress(OSError):  # the cache may be read-only
+        os.utime(folder / MANIFEST_NAME)  # marks it as used, so that others are removed first
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        hashes = {record.path: record.sha256 for record in read_manifest(folder).files}
+        is_whole = all(sha256_of(folder / path) == sha256 for path, sha256 in hashes.items())
+        return is_whole and sha256_of(folder / MANIFEST_NAME).startswith(folder.name)
+    except ModelSetError:
+        return False
+
+
+def _find(url: str, version: str | None, versions_of: Versions, read: Path) -> tuple[str, str]:
+    """Fetch the manifest into ``read``; return the URL of its folder, and its hash."""
+    for place in ([f"{url}/{VERSIONS_NAME}/{version}"] if version else []) + [url]:
+        try:
+            digest = copy_file(
+                f"{place}/{MANIFEST_NAME}", read / MANIFEST_NAME, MAX_MANIFEST_BYTES
+            )[:12]
+            known = _known(place, versions_of, read)
+        except StoreError as error:
+            if place == url or error.answered not in ABSENT:
+                raise
+            continue
+        if version in (None, digest, *known):
+            return place, digest
+    raise StoreError(f"{url} is version {', '.join(known)}, not {version}")
+
+
+def _known(place: str, versions_of: Versions, read: Path) -> list[str]:
+    try:
+        return versions_of(read)
+    except ModelSetError as error:
+        problem = error.message.replace(str(read / MANIFEST_NAME), "its text")
+        raised = StoreError(f"{place}/{MANIFEST_NAME} is no manifest: {problem}")
+        raised.answered = 200
+        raise raised from error
+
+
+def _pushed(url: str, digest: str, read: Path) -> bool:
+    """Whether the store's folder ``url`` has the manifest with this hash."""
+    try:
+        digest_there = copy_file(f"{url}/{MANIFEST_NAME}", read / "pushed", MAX_MANIFEST_BYTES)
+    except StoreError as error:
+        if error.answered not in ABSENT:
+            raise
+        return False
+    return digest_there.startswith(digest)
+
+
+def _download(url: str, place: str, read: Path, kept: Path) -> None:
+    """Make the cached folder ``kept`` from the manifest in ``read`` and the store's files."""
+    pushed = f"{url}/{VERSIONS_NAME}/{kept.name}"
+    if _pushed(pushed, kept.name, read):
+        place = pushed
+    work = kept.with_name("partial")
+    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
+    try:
+        for record in read_manifest(read).files:
+            path = quote(record.path) if url.partition("://")[0] in WEB else record.path
+            digest = copy_file(f"{place}/{path}", work / record.path, MAX_FILE_BYTES)
+            if digest != record.sha256:
+                raise StoreError(
+                    f"{place}/{path} was altered: its sha256 is {digest[:12]}…, the manifest "
+                    f"says {record.sha256[:12]}…; push the set again"
+                )
+        shutil.copyfile(read / MANIFEST_NAME, work / MANIFEST_NAME)
+        shutil.rmtree(kept, ignore_errors=True)  # with an altered file
+        work.rename(kept)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _prune(cache: Path, versions_of: Versions, kept: Path) -> None:
+    """Remove the least recently used of the other cached sets."""
+    others = [folder for folder in _names(cache, versions_of) if folder != kept]
+    others.sort(key=lambda folder: (folder / MANIFEST_NAME).stat().st_mtime_ns, reverse=True)
+    for folder in others[MAX_EARLIER:]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,40 @@
+"""Writes a file in one step: readers never see a part, and a full disk leaves the old file."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(
+    path: Path,
+    content: str | bytes,
+    check: Callable[[Path], object] = lambda _: None,
+    mode: int = 0o666,
+) -> None:
+    """Write bytes, or a text as UTF-8, if ``check`` accepts the new file; follows a link.
+
+    Args:
+        path: the file.
+        content: bytes or text.
+        check: called with the new file; raises to refuse it.
+        mode: the new file's permissions, less the umask.
+
+    Raises:
+        OSError: there is no room, or the folder cannot be written.
+
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # a device or a pipe, as /dev/stdout
+        path.write_bytes(data)
+        return
+    path = path.resolve()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.touch(mode)  # before it has content
+        partial.write_bytes(data)
+        check(partial)
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""Two sets in one ``tandem serve``, through HAProxy: each by its name, and one under a load.
+
+A set that nobody asks for is unloaded after a second, also between these tests.
+"""
+
+import json
+import os
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import tritonclient.http as triton
+from playwright.sync_api import expect
+
+from app.grpc.open_inference_pb2 import RepositoryModelLoadRequest, RepositoryModelUnloadRequest
+from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from tandem_client import BadRequest, Client
+from tandem_client.grpc_client import GrpcClient
+from tests.support.services.live_service import TANDEM, Start, changed_config
+from tests.support.services.page_driver import OpenPage, drop
+from tests.support.services.processes import wait_until
+from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
+from tests.support.tiny_networks import picture
+
+NAMES = [FIRST, SECOND]
+
+
+@pytest.fixture(scope="module")
+def grpc_port(free_port: Callable[[], int]) -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def service_url(
+    start_service: Start, grpc_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    folder = tmp_path_factory.mktemp("sets")
+    with changed_config(folder) as content:
+        content["applications"][0]["args"]["unload_after_s"] = 1
+    sets = ",".join(write_two_sets(folder))
+    config = str(folder / "serve_config.yaml")
+    service = start_service("--config", config, "--model-set", sets, "--grpc-port", str(grpc_port))
+    service.wait_ready()
+    return service.url
+
+
+def classified(client: httpx.Client, name: str, color: str = "red") -> httpx.Response:
+    query = {"model_set": name}
+    return client.post("/v1/classify", params=query, content=picture(color))
+
+
+def test_each_set_answers_by_its_name(client: httpx.Client) -> None:
+    assert client.get("/v1/models").json()["model_sets"] == NAMES
+    for name in NAMES:
+        answer = classified(client, name).json()
+        assert answer["model_set"] == name
+        assert answer["predictions"][0]["label"] == labels_of("red")[name]
+        assert client.get(f"/v2/models/{name}/ready").json() == {"name": name, "ready": True}
+    refused = classified(client, "nobody")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"].endswith(f"there are {', '.join(NAMES)}")
+
+
+def test_the_clients_and_the_command_line_name_a_set(
+    service_url: str, grpc_port: int, tmp_path: Path
+) -> None:
+    photo = tmp_path / "blue.png"
+    photo.write_bytes(picture("blue"))
+    with Client(service_url) as http, GrpcClient(f"127.0.0.1:{grpc_port}") as grpc:
+        for name in NAMES:
+            label = labels_of("blue")[name]
+            assert http.classify(photo, model_set=name).label == label
+            assert grpc.classify(photo, model_set=name).label == label
+        for client in (http, grpc):
+            with pytest.raises(BadRequest, match=f"there are {FIRST}, {SECOND}"):
+                client.classify(photo, model_set="nobody")
+    command: list[str | Path] = [
+        TANDEM,
+        "classify",
+        photo,
+        "--url",
+        service_url,
+        "--json",
+        "--model-set",
+        SECOND,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    assert json.loads(done.stdout)["predictions"][0]["label"] == labels_of("blue")[SECOND]
+
+
+def test_a_crowd_for_one_set_leaves_the_other_answered(client: httpx.Client) -> None:
+    """More clients than the first set has places, and one for the second that is never refused."""
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=client.base_url, timeout=60, limits=limits) as loaded,
+        ThreadPoolExecutor(96) as pool,
+    ):
+        crowd = [pool.submit(classified, loaded, FIRST) for _ in range(1500)]
+        quiet = [classified(client, SECOND, "blue") for _ in range(20)]
+        statuses = {done.result().status_code for done in crowd}
+    for answer in quiet:
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["predictions"][0]["label"] == labels_of("blue")[SECOND]
+    assert statuses <= {200, 429}
+
+
+def states(client: httpx.Client) -> dict[str, tuple[str, str]]:
+    index = client.post("/v2/repository/index").json()
+    return {entry["name"]: (entry["state"], entry["reason"]) for entry in index}
+
+
+def test_an_idle_set_is_unloaded_and_comes_back_when_asked(client: httpx.Client) -> None:
+    wait_until(lambda: "not in memory" in states(client)[SECOND][1], 60, "the second set to go")
+    assert client.get("/readyz").status_code == 200
+    assert client.get(f"/v2/models/{SECOND}/ready").status_code == 200
+    assert states(client)[FIRST] == ("READY", "")
+    with ThreadPoolExecutor(4) as pool:  # one load for all
+        answers = list(pool.map(lambda _: classified(client, SECOND), range(4)))
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["predictions"][0]["label"] == labels_of("red")[SECOND]
+
+
+def test_tritons_client_unloads_and_loads_a_set_while_both_are_asked(
+    client: httpx.Client, service_url: str, grpc_port: int
+) -> None:
+    """No request for the other fails; of its own each is answered, or it is not there."""
+    repository = triton.InferenceServerClient(service_url.removeprefix("http://"))
+    stop = threading.Event()
+
+    def ask(name: str) -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        while not stop.is_set():
+            statuses[classified(client, name).status_code] += 1
+        return statuses
+
+    with ThreadPoolExecutor(6) as pool:
+        asked = {name: [pool.submit(ask, name) for _ in range(3)] for name in NAMES}
+        try:
+            for _ in range(5):
+                repository.unload_model(SECOND)
+                assert states(client)[SECOND][0] == "UNAVAILABLE"
+                assert not repository.is_model_ready(SECOND)
+                repository.load_model(SECOND)
+                assert repository.is_model_ready(SECOND)
+        finally:
+            stop.set()
+        of_each = {name: sum((done.result() for done in asked[name]), Counter()) for name in NAMES}
+    assert of_each[FIRST].keys() == {200}
+    assert of_each[SECOND].keys() <= {200, 404}
+    assert classified(client, SECOND, "blue").status_code == 200
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="the default set"):
+            stub.RepositoryModelUnload(RepositoryModelUnloadRequest(model_name=FIRST), timeout=60)
+        stub.RepositoryModelUnload(RepositoryModelUnloadRequest(model_name=SECOND), timeout=60)
+        assert classified(client, SECOND).status_code == 404
+        stub.RepositoryModelLoad(RepositoryModelLoadRequest(model_name=SECOND), timeout=60)
+    assert classified(client, SECOND).status_code == 200
+
+
+@pytest.mark.browser
+def test_the_page_lets_one_choose_a_set(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page()
+    chosen = page.get_by_label("Model set")
+    expect(chosen.locator("option")).to_have_text(NAMES)
+    expect(chosen).to_have_value(FIRST)
+    drop(page, ("red.png", "image/png", picture("red")))
+    expect(page.locator("#headline")).to_have_text(labels_of("red")[FIRST])
+    chosen.select_option(SECOND)
+    expect(page.locator("#headline")).to_have_text(labels_of("red")[SECOND])
+    expect(page.locator("#classes")).to_contain_text(f"The served set, {SECOND}")
+    expect(chosen).to_have_value(SECOND)
+    page.screenshot(path=tmp_path / "sets.png")

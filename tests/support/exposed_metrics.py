@@ -1,0 +1,8 @@
+"""The names that Prometheus sees of a metric."""
+
+from app.metrics.table import Metric
+
+
+def exposed(metric: Metric) -> tuple[str, ...]:
+    total = "_total" if metric.kind == "counter" else ""
+    return tuple(f"ray_{part.name}{total}" for part in metric.parts)

@@ -1,0 +1,142 @@
+"""Finds the test files of a module: ``python -m tests.support.module_tests app/graph/members.py``.
+
+They are in the folder of its package below tests/unit: the files named like the module, and those
+that import it. If there are none, any test file that imports it counts. ELSEWHERE names the files
+of modules that no test imports.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "tests/unit"
+PACKAGES = ("app", "models", "calibration", "client/tandem_client")
+ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/unit
+    "app/access/file_stamp.py": ("http/test_auth.py",),
+    "app/bench/generator.py": ("cli/test_bench.py",),
+    "app/bench/runs.py": ("cli/test_bench.py",),
+    "app/cli/traffic_tables.py": ("cli/test_traffic.py",),
+    "app/deployments/versions.py": ("http/test_traffic.py",),
+    "app/functions/signatures.py": ("functions/test_trial.py",),
+    "app/graph/ensemble.py": ("graph",),
+    "app/graph/probabilities.py": ("http/test_open_inference.py",),
+    "app/graph/served_models.py": ("http/test_open_inference.py",),
+    "app/graph/stages.py": ("graph/test_cascade.py",),
+    "app/grpc/infer_messages.py": ("grpc/test_open_inference.py",),
+    "app/http/infer.py": ("http/test_open_inference.py",),
+    "app/http/repository.py": ("http/test_open_inference_state.py",),
+    "app/launch/forks/request.py": ("launch/test_forks.py",),
+    "app/launch/forks/server.py": ("launch/test_forks.py",),
+    "app/metrics/traffic.py": ("traffic/test_graph.py",),
+    "app/oip/answer.py": ("http/test_open_inference.py",),
+    "app/oip/predict.py": ("http/test_predict.py",),
+    "app/oip/repository.py": ("http/test_open_inference_state.py",),
+    "app/queueing/byte_budget.py": ("http/test_body.py", "graph/test_service.py"),
+    "app/tracing/stored/jaeger_json.py": ("cli/test_trace.py",),
+    "app/tracing/stored/waterfall.py": ("cli/test_trace.py",),
+    "app/traffic/link.py": ("http/test_traffic.py",),
+    "app/tune/job.py": ("cli/test_tune.py",),
+    "calibration/commands/calibrate_run.py": ("calibration/evaluation/test_temperatures.py",),
+    "calibration/commands/fetch.py": ("calibration/recipes/test_imagenet.py",),
+    "calibration/commands/versions.py": ("cli/test_history.py",),
+    "calibration/evaluation/reports/page.py": ("calibration/evaluation/reports",),
+    "calibration/evaluation/subsets/judging.py": ("calibration/evaluation/subsets/test_study.py",),
+    "calibration/ladder/ensemble_engine.py": ("calibration/ladder/test_worker.py",),
+    "calibration/offline/run.py": ("calibration/offline/test_offline_command.py",),
+    "calibration/quantization/nncf_errors.py": ("calibration/quantization/test_quantize_set.py",),
+    "calibration/sets/ending.py": ("calibration/sets/import_network",),
+    "calibration/sets/pytorch/loaded.py": ("calibration/sets/pytorch",),
+    "calibration/sets/runtimes/compared.py": ("calibration/sets/test_add_runtimes.py",),
+    "calibration/sets/runtimes/onnx_graph.py": ("calibration/sets/test_add_runtimes.py",),
+    "calibration/sets/runtimes/state.py": ("../training/test_state.py",),
+    "calibration/sets/task.py": ("calibration/sets/test_add_multi_label.py",),
+    "client/tandem_client/async_calls.py": ("client/test_async_client.py",),
+    "client/tandem_client/errors.py": ("client/test_client.py",),
+    "client/tandem_client/exchange.py": ("client/test_client.py",),
+    "client/tandem_client/loop_thread.py": ("client/test_client.py",),
+    "client/tandem_client/tls.py": ("../e2e/test_client_certificates.py",),
+    "models/image_alpha.py": ("models/test_image_parity.py", "models/test_image_cases.py"),
+    "models/image_exif.py": ("models/test_image_header.py",),
+    "models/image_files.py": ("calibration/datasets",),
+    "models/image_formats.py": ("models/test_image_header.py",),
+    "models/image_limits.py": ("models/test_image.py", "models/test_image_header.py"),
+    "models/runtimes/interface.py": ("models/runtimes",),
+    "models/stage_costs.py": ("deployments/test_decoder.py",),
+}
+
+
+def modules() -> list[str]:
+    """Return the modules of the product that define a function or a class."""
+    every = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(
+        str(path.relative_to(ROOT)) for path in every if "_pb2" not in path.name and _defines(path)
+    )
+
+
+def tests_of(module: str) -> list[str]:
+    """Return the test files of a module, those named like it first; paths from the root."""
+    if module in ELSEWHERE:
+        paths = ((UNIT / name).resolve() for name in ELSEWHERE[module])
+        return [str(test.relative_to(ROOT)) for test in paths]
+    path = Path(module)
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    folder = UNIT / _folder(path)
+    named = sorted(folder.rglob(f"test_{stem}.py")) + sorted(folder.rglob(f"test_{stem}_*.py"))
+    tests = [*named, *_importing(path, folder)] or _importing(path, ROOT / "tests")
+    return [str(test.relative_to(ROOT)) for test in dict.fromkeys(tests)]
+
+
+def _importing(module: Path, folder: Path) -> list[Path]:
+    dotted = _dotted(module)
+    return [test for test in sorted(folder.rglob("test_*.py")) if dotted in _imports(test)]
+
+
+def _folder(module: Path) -> str:
+    match module.parts:
+        case ("app", package, _, *_):
+            return package
+        case ("client", *_):
+            return "client"
+        case ("app" | "models" | "calibration" as package, _, *_):
+            return package
+    raise ValueError(f"{module} is in no package: name it from the project's root")
+
+
+def _dotted(module: Path) -> str:
+    parts = module.relative_to("client") if module.parts[0] == "client" else module
+    return ".".join(parts.with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def _imports(test: Path) -> frozenset[str]:
+    return frozenset(_imported(ast.parse(test.read_text("utf-8"))))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _defines(path: Path) -> bool:
+    body = ast.parse(path.read_text("utf-8")).body
+    return any(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for n in body)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the test files of the modules that are named."""
+    for module in arguments:
+        tests = tests_of(module)
+        if not tests:
+            sys.exit(f"{module} has no test: add tests/unit/{_folder(Path(module))}/test_...py")
+        print("\n".join(tests))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,30 @@
+"""calibration.commands.result_files: an earlier result outlives a full disk."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from calibration.commands.result_files import write_json
+from models.errors import ModelSetError
+
+
+def test_an_earlier_result_outlives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"top1": 0.9})
+    whole = Path.write_bytes
+
+    def half(self: Path, data: bytes) -> int:
+        whole(self, data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(
+        ModelSetError, match=r"cannot write \S+: No space left on device; make room"
+    ):
+        write_json(path, {"top1": 0.8})
+    assert json.loads(path.read_text("utf-8")) == {"top1": 0.9}
+    assert list(tmp_path.iterdir()) == [path]

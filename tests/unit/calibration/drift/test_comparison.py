@@ -1,0 +1,172 @@
+"""Drift is shown where there is some, and where there is none, it is not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from calibration.drift.answers import Answers
+from calibration.drift.comparison import Drift, class_shares, compare
+from models.errors import ModelSetError
+
+CLASSES = [f"class {number}" for number in range(10)]
+EVEN = [0.1] * 10
+
+
+def drawn(
+    num: int,
+    seed: int,
+    shares: Sequence[float] = EVEN,
+    confidence: tuple[float, float] = (8.0, 2.0),
+    agreement: float = 0.9,
+) -> Answers:
+    """Draw answers: classes by ``shares``, confidence of a beta distribution."""
+    rng = np.random.default_rng(seed)
+    labels = [CLASSES[i] for i in rng.choice(len(shares), num, p=shares)]
+    return Answers(
+        tuple(labels), rng.beta(*confidence, num), rng.random(num) < agreement, {"a": num}
+    )
+
+
+def drifted(drift: Drift) -> list[str]:
+    return [each.name for each in drift.differences if each.is_drift]
+
+
+def test_answers_of_the_same_kind_rarely_differ() -> None:
+    """At a level of 5 %, 100 draws without drift show it in 5; 15 are beyond any chance."""
+    shown = sum(compare(drawn(400, seed), drawn(300, seed + 1000)).is_drift for seed in range(100))
+    assert shown <= 15
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"shares": [0.4, 0.0, 0.0, *[0.6 / 7] * 7]}, ["classes"]),
+        ({"confidence": (4.0, 3.0)}, ["confidence"]),
+        ({"agreement": 0.7}, ["agreement"]),
+    ],
+)
+def test_each_kind_of_drift_is_shown_alone(changed: dict, expected: list[str]) -> None:
+    assert drifted(compare(drawn(1000, 1), drawn(500, 2, **changed))) == expected
+
+
+def test_a_trifle_among_very_many_images_is_no_drift() -> None:
+    slightly: dict[str, Any] = {
+        "confidence": (8.0, 2.1),
+        "agreement": 0.91,
+        "shares": [0.11, 0.09, *[0.1] * 8],
+    }
+    drift = compare(drawn(200_000, 1), drawn(200_000, 2, **slightly))
+    assert all(each.adjusted_p < 1e-6 for each in drift.differences)
+    assert not drift.is_drift
+
+
+def test_chance_in_few_images_is_no_drift() -> None:
+    """50 images of 10 classes differ a lot; 20 pairs of them, and the effect is past its bound."""
+    drifts = [compare(drawn(50, seed), drawn(50, seed + 100)) for seed in range(20)]
+    assert any(d.differences[0].effect > d.differences[0].bound for d in drifts)
+    assert sum(drift.is_drift for drift in drifts) <= 4
+
+
+def test_the_effect_does_not_hang_on_how_many_images_a_side_has() -> None:
+    shares = [0.3, *[0.7 / 9] * 9]
+    effects = [
+        compare(drawn(20_000, 1), drawn(num, 2, shares)).differences[0].effect
+        for num in (1_000, 5_000, 20_000)
+    ]
+    assert max(effects) - min(effects) < 0.05
+    assert min(effects) > 0.2
+
+
+def test_classes_that_exclude_each_other_are_the_largest_effect() -> None:
+    first = drawn(500, 1, [0.5, 0.5, *[0.0] * 8])
+    second = drawn(60, 2, [*[0.0] * 8, 0.5, 0.5])
+    assert compare(first, second).differences[0].effect == pytest.approx(1.0, abs=0.02)
+
+
+def test_rare_classes_are_tested_together() -> None:
+    """Of 1,000 classes with an image or none each, chi-squared of single ones says nothing."""
+    rng = np.random.default_rng(5)
+    sides = [
+        Answers(
+            tuple(f"class {i}" for i in rng.integers(0, 1000, 300)),
+            rng.random(300),
+            np.ones(300, bool),
+            {"a": 300},
+        )
+        for _ in range(2)
+    ]
+    assert compare(*sides).differences[0].p_value > 0.01
+
+
+def of_classes(classes: npt.NDArray[np.int64], model_set: str | None = None) -> Answers:
+    """Answers that differ in their classes alone."""
+    num, rng = len(classes), np.random.default_rng(7)
+    labels = tuple(f"class {number}" for number in classes)
+    confidence = rng.random(num)
+    return Answers(labels, confidence, np.ones(num, bool), {"a": num}, model_set=model_set)
+
+
+@pytest.mark.parametrize("num_reference", [300, 5_000, 50_000])
+def test_drift_among_a_thousand_classes_is_shown(num_reference: int) -> None:
+    rng = np.random.default_rng(3)
+    reference = of_classes(rng.integers(0, 1000, num_reference))
+    last = of_classes(rng.integers(900, 1000, 200))
+    classes = compare(reference, last).differences[0]
+    assert classes.is_drift
+    assert classes.effect > 0.5
+    assert not compare(reference, of_classes(rng.integers(0, 1000, 200))).differences[0].is_drift
+
+
+def test_a_thousand_classes_that_exclude_each_other() -> None:
+    rng = np.random.default_rng(3)
+    sides = [of_classes(rng.integers(low, low + 500, 200)) for low in (0, 500)]
+    classes = compare(*sides).differences[0]
+    assert classes.is_drift
+    assert classes.effect == pytest.approx(1.0, abs=0.02)
+
+
+def test_answers_of_two_sets_are_not_compared() -> None:
+    first, second = (of_classes(np.arange(60), name) for name in ("a", "b"))
+    with pytest.raises(ModelSetError, match="of a, and the samples of b: choose with --model-set"):
+        compare(first, second)
+    assert not compare(first, of_classes(np.arange(60))).is_drift  # a record that does not say
+
+
+def test_one_class_and_members_that_always_agree() -> None:
+    drift = compare(drawn(60, 1, [1.0], agreement=1.0), drawn(60, 2, [1.0], agreement=1.0))
+    classes, _, agreement = drift.differences
+    assert (classes.p_value, classes.effect) == (1.0, 0.0)
+    assert (agreement.p_value, agreement.effect) == (1.0, 0.0)
+    assert not drift.is_drift
+
+
+def test_shares_of_classes_the_largest_change_first() -> None:
+    shares = class_shares(("a", "a", "b", "b"), ("a", "b", "b", "b", "c"))
+    assert [(s.label, s.num_reference, s.num_samples) for s in shares] == [
+        ("a", 2, 1),
+        ("c", 0, 1),
+        ("b", 2, 3),
+    ]
+    assert [round(s.change, 3) for s in shares] == [-0.3, 0.2, 0.1]
+
+
+def test_figures_of_both_sides() -> None:
+    drift = compare(drawn(2000, 1), drawn(2000, 2, agreement=0.5))
+    _, confidence, agreement = drift.differences
+    assert confidence.reference == pytest.approx(0.8, abs=0.01)
+    assert agreement.reference == pytest.approx(0.9, abs=0.03)
+    assert agreement.samples == pytest.approx(0.5, abs=0.04)
+    assert agreement.samples is not None
+    assert agreement.reference is not None
+    assert agreement.statistic == agreement.samples - agreement.reference
+
+
+@pytest.mark.parametrize(("nums", "side"), [((49, 60), "the reference"), ((60, 0), "samples")])
+def test_too_few_images(nums: tuple[int, int], side: str) -> None:
+    with pytest.raises(
+        ModelSetError, match=f"{side}: {min(nums)} answers, and the tests need at least 50"
+    ):
+        compare(*(drawn(num, 1) for num in nums))

@@ -1,0 +1,92 @@
+"""``tandem drift``: table, page, JSON, exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models.errors import ModelSetError
+from tests.support.command_line import tandem
+
+ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}
+
+
+def record(path: Path, labels: str, *, version: str = "0123456789ab", start: str = "") -> Path:
+    """Write 100 answers whose labels repeat ``labels``, a minute apart from ``start`` on."""
+    with path.open("w") as lines:
+        for number in range(100):
+            label = f"<{labels[number % len(labels)]}>"
+            confidence = 0.5 + 0.005 * (number % 97)
+            row = (
+                ROW
+                | {"model_version": version}
+                | ({"time": f"{start}:{number % 60:02}"} if start else {})
+            )
+            row["predictions"] = [{"index": 0, "label": label, "probability": confidence}]
+            lines.write(json.dumps(row) + "\n")
+    return path
+
+
+def test_no_drift(tmp_path: Path) -> None:
+    reference, samples = record(tmp_path / "a.jsonl", "ab"), record(tmp_path / "b.jsonl", "ba")
+    done = tandem("drift", "--reference", reference, "--samples", samples)
+    assert done.exit_code == 0, done.output
+    assert "no drift: 100 samples and 100 references differ by no more than chance" in done.output
+    assert "Kolmogorov-Smirnov" in done.output
+    assert "note" not in done.output
+
+
+def test_drift_in_table_json_and_page(tmp_path: Path) -> None:
+    reference = record(tmp_path / "a.jsonl", "aab", start="2026-11-25T08")
+    samples = record(tmp_path / "b.jsonl", "abb", version="ba9876543210", start="2026-11-26T08")
+    page, result = tmp_path / "page.html", tmp_path / "drift.json"
+    done = tandem(
+        *("drift", "--reference", reference, "--samples", samples, "--json", result),
+        *("--html", page),
+    )
+    assert done.exit_code == 1, done.output
+    assert "drift: classes" in done.output
+    assert "2026-11-25 08:00 to 2026-11-25 08:59 UTC" in done.output
+    assert "different versions answered, so a difference may come from the networks" in done.output
+    content = json.loads(result.read_text())
+    assert (content["drift"], content["verdict"]) == (True, "drift: classes")
+    assert [each["is_drift"] for each in content["differences"]] == [True, False, False]
+    assert content["samples"]["versions"] == {"ba9876543210": 100}
+    first = content["classes"][0]
+    assert (first["label"], first["num_reference"], first["num_samples"]) == ("<a>", 67, 34)
+    text = page.read_text()
+    assert '<p class="verdict bad">drift: classes</p>' in text
+    assert text.count("<svg") == 2
+    assert "&lt;a&gt;" in text
+    assert "<a>" not in text
+
+
+def test_json_alone_on_stdout(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.jsonl", "ab")
+    done = tandem("drift", "--reference", path, "--samples", path, "--json", "-")
+    assert json.loads(done.stdout)["drift"] is False
+
+
+def test_since_divides_one_record(tmp_path: Path) -> None:
+    first = record(tmp_path / "a.jsonl", "ab", start="2026-11-25T08")
+    second = record(tmp_path / "b.jsonl", "bbbbc", start="2026-11-26T08")
+    both = tmp_path / "both.jsonl"
+    both.write_text(first.read_text() + second.read_text())
+    done = tandem("drift", "--reference", both, "--samples", both, "--since", "2026-11-26")
+    assert done.exit_code == 1
+    assert "drift: classes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--since", "yesterday"], "--since 'yesterday': write a time as 2026-11-26"),
+        (["--version", "ffffffffffff"], "samples: 0 answers, and the tests need at least 50"),
+        (["--json", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    path = record(tmp_path / "a.jsonl", "ab")
+    done = tandem("drift", "--reference", path, "--samples", path, *arguments)
+    assert isinstance(done.exception, ModelSetError)
+    assert message in done.exception.message

@@ -1,0 +1,157 @@
+"""``tandem traffic``: its tables, its changes, and what promote refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.errors import ConfigError
+from app.traffic.comparison import Comparison, Disagreement, Figures, VersionFigures
+from app.traffic.plan import Plan, Split
+from app.traffic.status import status_of
+from tests.support.command_line import tandem
+from tests.support.http_server import FakeServer
+from tests.support.plain_values import plain
+
+A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
+
+
+def answering(server: FakeServer, seen: dict[str, Any], changed: Any = None) -> None:
+    """Let the service show a status, and another one after a change."""
+    server.get = (200, json.dumps(seen).encode())
+    server.answer = lambda _: (200, json.dumps(changed or seen).encode())
+
+
+def sent(server: FakeServer) -> list[Any]:
+    """Return the changes that the service was asked for."""
+    assert {path for path, _ in server.requests} == {"/v1/traffic"}
+    return [json.loads(body) for _, body in server.requests if body]
+
+
+def status(num_agreed: int, num_differing: int, plan: Plan | None = None) -> dict[str, Any]:
+    comparison = Comparison()
+    for _ in range(num_agreed):
+        comparison.note(0.01, None)
+    for number in range(num_differing):
+        comparison.note(0.9, Disagreement(f"request-{number}", 1, ("[cat]", "dog")))
+    figures = Figures({A: VersionFigures(answered=950, computed=2, compute_ms=5.0)})
+    figures.versions[A].latencies[8] = 950
+    if comparison.compared:
+        figures.pairs[f"{A} {B}"] = comparison
+    plan = plan or Plan.first(Split({A: 95.0, B: 5.0}, C))
+    book = {"plan": plan.as_dict(), "gateways": [plan.revision, 0], "figures": figures.as_dict()}
+    return plain(status_of(book, {A: None, B: None, C: None}))
+
+
+def test_the_table_shows_shares_figures_and_the_comparison(server: FakeServer) -> None:
+    answering(server, status(90, 10))
+    done = tandem("traffic", "--url", server.url)
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for line in (
+        ["tiny", A[-12:], B[-12:], C[-12:]],
+        ["share", "95", "%", "5", "%", "shadow"],
+        ["answered", "950", "0", "0"],
+        ["p50", "ms", "15.0", "-", "-"],
+        ["compute", "ms", "2.5", "-", "-"],
+        ["compared", "with", A[-12:]],
+        ["photos", "-", "100", "-"],
+        ["agree", "-", "90.0%", "-"],
+        ["95", "%", "-", "82.6%-94.5%", "-"],
+        ["total", "variation", "-", "0.099", "-"],
+    ):
+        assert line in lines, done.stdout
+    assert f"request request-9, file 1: [cat]; by {B[-12:]}: dog" in done.stdout
+    assert "revision 0, served by 2 of 2 Gateways; 0 to roll back to" in done.stdout
+
+
+def test_three_versions_fit_a_terminal_of_80_columns(server: FakeServer) -> None:
+    answering(server, status(90, 10))
+    done = tandem("traffic", "--url", server.url, columns=80)
+    assert "…" not in done.stdout
+    assert "82.6%-94.5%" in done.stdout
+
+
+def test_json_is_the_services_answer(server: FakeServer) -> None:
+    answering(server, status(90, 10))
+    assert json.loads(tandem("traffic", "--json", "--url", server.url).stdout) == status(90, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        ((f"{A}=90", f"{B}=10%"), {"shares": {A: 90, B: 10}, "shadow": C}),
+        ((f"{A}=90", f"{C}=10"), {"shares": {A: 90, C: 10}, "shadow": None}),
+        ((f"{A}=100", "--shadow", B), {"shares": {A: 100}, "shadow": B}),
+        (("--shadow", "none"), {"shares": {A: 95, B: 5}, "shadow": None}),
+    ],
+)
+def test_set_sends_shares_and_keeps_the_shadow_if_it_can(
+    server: FakeServer, arguments: tuple[str, ...], change: dict[str, Any]
+) -> None:
+    plan = Plan.first(Split({A: 100.0})).changed(Split({A: 90.0, B: 10.0}))
+    answering(server, status(0, 0), status(0, 0, plan))
+    done = tandem("traffic", "set", *arguments, "--url", server.url)
+    assert done.exit_code == 0, done.output
+    assert sent(server) == [change]
+    assert "1 of 2 Gateways serve it" in done.stderr
+    assert f"traffic: {{{A}: 90, {B}: 10}}" in done.stderr
+
+
+@pytest.mark.parametrize("text", [A, f"{A}=", f"{A}=many", "=5"])
+def test_what_is_no_share_is_refused(server: FakeServer, text: str) -> None:
+    answering(server, status(0, 0))
+    done = tandem("traffic", "set", text, "--url", server.url)
+    assert isinstance(done.exception, ConfigError)
+    assert "is not a share: give NAME@VERSION=PERCENT" in done.exception.message
+    assert sent(server) == []
+
+
+def test_promote_sends_the_revision_that_it_looked_at(server: FakeServer) -> None:
+    answering(server, status(1000, 0))
+    done = tandem("traffic", "promote", B, "--url", server.url)
+    assert done.exit_code == 0, done.output
+    assert sent(server) == [{"shares": {B: 100}, "shadow": C, "revision": 0}]
+
+
+def test_promote_refuses_with_the_figures_and_changes_nothing(server: FakeServer) -> None:
+    answering(server, status(90, 60))
+    done = tandem("traffic", "promote", B, "--url", server.url)
+    assert done.exit_code == 1
+    assert f"not promoted: {B}" in done.stderr
+    assert "150 photos were compared with tiny@aaaaaaaaaaaa, 50 fewer than 200" in done.stderr
+    assert "on 90 of 150 photos, 60.0%" in done.stderr
+    assert sent(server) == []
+
+
+def test_bounds_can_be_lowered(server: FakeServer) -> None:
+    answering(server, status(90, 60))
+    bounds = ("--min-compared", "100", "--min-agreement", "0.5")
+    assert tandem("traffic", "promote", B, *bounds, "--url", server.url).exit_code == 0
+
+
+def test_rollback_is_one_call(server: FakeServer) -> None:
+    answering(server, status(0, 0))
+    assert tandem("traffic", "rollback", "--url", server.url).exit_code == 0
+    assert sent(server) == [{"rollback": True}]
+
+
+def test_an_error_of_the_service_is_one_line(server: FakeServer) -> None:
+    error = {"error": {"code": "no_traffic", "message": "this service has one version"}}
+    server.get = (404, json.dumps(error).encode())
+    done = tandem("traffic", "--url", server.url)
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.message == f"{server.url}: this service has one version"
+
+
+def test_nobody_there_is_said_with_what_to_do() -> None:
+    done = tandem("traffic", "--url", "http://127.0.0.1:9")
+    assert isinstance(done.exception, ConfigError)
+    assert "is the service running? tandem serve" in done.exception.message
+
+
+def test_a_server_of_another_kind_is_no_service(server: FakeServer) -> None:
+    server.get = (200, b"<html>")
+    done = tandem("traffic", "--url", server.url)
+    assert isinstance(done.exception, ConfigError)
+    assert "is no service of this kind" in done.exception.message

@@ -1,0 +1,90 @@
+"""docs/decisions: a page for each decision, and whoever names a decision names one that exists."""
+
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import decisions, readability
+
+ROOT = decisions.ROOT
+PAGES = decisions.pages()
+SECTIONS = ["Context", "Choice", "Measured", "What would change it"]
+NAMED = re.compile(r"\bdecisions?\s(\d{4})\b|\bdecisions/(\d{4}-[\w-]+\.md)")
+TEXT = ("*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.sh", "*.html", "Makefile")
+MAX_WORDS = 300  # of a page, without its tables
+
+
+def named(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_has_its_sections_in_order(page: Path):
+    text = page.read_text("utf-8")
+    assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
+    parts = re.split(r"^## .+$", text, flags=re.M)[1:]
+    assert all(part.strip() for part in parts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_is_short(page: Path):
+    text = re.sub(r"^\|.*\n", "", page.read_text("utf-8"), flags=re.M)
+    assert len(text.split()) <= MAX_WORDS
+    assert readability.GLUE.findall(text) == []
+    lengths = readability.lengths(text)
+    assert statistics.median(lengths) <= readability.GOAL_MEDIAN
+    assert readability.percentile(lengths, 0.9) <= readability.GOAL_P90
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_begins_as_its_file_is_named(page: Path):
+    decision = decisions.Decision.read(page)
+    assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", page.name)
+    assert page.name.startswith(f"{decision.number}-")
+
+
+def test_numbers_have_no_gap_and_none_is_there_twice():
+    numbers = [page.name[:4] for page in PAGES]
+    assert numbers == [f"{number:04d}" for number in range(1, len(PAGES) + 1)]
+
+
+def test_what_a_decision_was_superseded_by_is_accepted():
+    status = {d.number: d.status for d in map(decisions.Decision.read, PAGES)}
+    later = {s.removeprefix("superseded by ") for s in status.values() if s.startswith("super")}
+    assert {number: status.get(number) for number in later} == dict.fromkeys(later, "accepted")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"],
+)
+def test_a_page_with_another_head_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "0001-a.md").write_text(text)
+    with pytest.raises(ValueError, match=r"0001-a\.md must begin with"):
+        decisions.Decision.read(tmp_path / "0001-a.md")
+
+
+def test_the_table_of_decisions_is_that_of_the_pages():
+    assert decisions.INDEX.read_text("utf-8") == decisions.index(), (
+        "run make reference, and commit what it writes"
+    )
+
+
+def test_every_decision_that_is_named_exists():
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *TEXT],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    files = {page.name for page in PAGES}
+    known = files | {name[:4] for name in files}
+    seen = {
+        (name, number or file)
+        for name in listed.stdout.splitlines()
+        if (ROOT / name).exists() and name != "tests/unit/docs/test_decisions.py"
+        for number, file in NAMED.findall((ROOT / name).read_text("utf-8"))
+    }
+    assert len({name for name, _ in seen if not name.startswith("docs/")}) >= 10
+    assert {(name, decision) for name, decision in seen if decision not in known} == set()

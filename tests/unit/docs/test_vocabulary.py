@@ -1,0 +1,84 @@
+"""Prose, messages and names are free of the words that make a reader guess.
+
+Docstrings have some left: the allowance says how many by package, and only goes down. After mending
+run ``python -m tests.support.vocabulary --write``.
+"""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import vocabulary
+from tests.support.vocabulary import ROOT
+
+TREES = {path: ast.parse(path.read_text("utf-8")) for path in vocabulary.modules()}
+ALLOWANCE = json.loads(vocabulary.ALLOWANCE.read_text("utf-8"))
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", vocabulary.pages(), ids=named)
+def test_a_page_has_none_of_the_words(page: Path) -> None:
+    assert vocabulary.in_page(page) == []
+
+
+def test_no_message_has_the_words() -> None:
+    places = [
+        f"{named(path)}:{line}: {word}"
+        for path, tree in TREES.items()
+        for line, word in vocabulary.in_messages(tree)
+    ]
+    assert places == []
+
+
+def test_no_name_is_one_of_the_words() -> None:
+    places = [
+        f"{named(path)}:{line}: {name}"
+        for path, tree in TREES.items()
+        for line, name in vocabulary.in_names(tree)
+    ]
+    assert places == []
+
+
+def test_docstrings_have_no_more_of_the_words() -> None:
+    counts = vocabulary.docstrings_by_package()
+    more = {name: n for name, n in counts.items() if n > ALLOWANCE.get(name, 0)}
+    assert more == {}, "python -m tests.support.vocabulary lists them; write plainer"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It says what is there, and so many.", ["what is", "so many"]),
+        ("No such file, such as this. Such things.", ["Such"]),
+        ('> It was told.\n\nThe list `beside` a "told" word.\n', []),
+        ("```sh\necho told\n```\nA table beside it, etc.", ["beside", "etc."]),
+        ("Besides, a untold story.", []),
+    ],
+)
+def test_words_are_looked_for_in_prose(tmp_path: Path, text: str, words: list[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert vocabulary.in_page(page) == words
+
+
+CODE = '''
+"""What is in a module."""
+def told(given, other):
+    """Say what is there."""
+    found: int = 1
+    return [one for one in f"so many {found}"]
+'''
+
+
+def test_docstrings_messages_and_names_are_told_apart() -> None:
+    tree = ast.parse(CODE.lstrip())
+    assert list(vocabulary.in_docstrings(tree)) == [(1, "What is"), (3, "what is")]
+    assert list(vocabulary.in_messages(tree)) == [(5, "so many")]
+    assert sorted(vocabulary.in_names(tree)) == [
+        (2, "given"), (2, "told"), (4, "found"), (5, "one"),
+    ]  # fmt: skip

@@ -1,0 +1,187 @@
+"""Several sets over gRPC: the message names one; what is not served is NOT_FOUND."""
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from app.deployments.assembly import Assembly, assemble
+from app.errors import NotReadyError
+from app.graph.service import EnsembleService
+from app.grpc import open_inference_pb2
+from app.grpc.interface import GrpcInterface
+from app.grpc.open_inference import OpenInferenceInterface
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.oip.inference import Inference
+from app.settings import Settings
+from tests.support.grpc_contexts import context_of, stream_of
+from tests.support.open_inference import elements
+from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
+from tests.support.tiny_networks import picture
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    folders = write_two_sets(tmp_path_factory.mktemp("sets"))
+    return assemble(Settings(model_sets=folders, compile_cache=None, trace_dir=None))
+
+
+@pytest.fixture(scope="module")
+def service(graph: Assembly) -> EnsembleService:
+    return graph.service
+
+
+async def classify(service: EnsembleService, **asked: Any) -> tuple[ClassifyReply, Any]:
+    message = ClassifyRequest(images=[picture("red")], **asked).SerializeToString()
+    context = context_of()
+    return await GrpcInterface(service).classify(stream_of(message), context), context
+
+
+async def test_a_message_names_its_set_or_gets_the_first(service):
+    for asked, name in ({}, FIRST), ({"model_set": FIRST}, FIRST), ({"model_set": SECOND}, SECOND):
+        reply, _ = await classify(service, **asked)
+        (result,) = reply.results
+        assert result.classified.model_set == name
+        assert result.classified.predictions[0].label == labels_of("red")[name]
+        assert len(result.classified.predictions) == 3
+
+
+async def test_a_set_that_is_not_served_is_not_found(service):
+    reply, context = await classify(service, model_set="nobody")
+    assert context.code() == grpc.StatusCode.NOT_FOUND
+    assert context.details() == f"no model set 'nobody' is served; there are {FIRST}, {SECOND}"
+    assert dict(context.trailing_metadata())["error-code"] == "unknown_model"
+    assert not reply.results
+
+
+async def test_metadata_name_the_set_whose_place_a_call_takes(service):
+    """The message is read too late for that: a crowd for the first set would refuse the others."""
+    message = ClassifyRequest(images=[picture("red")], model_set=SECOND).SerializeToString()
+
+    async def code(**metadata: str) -> grpc.StatusCode | None:
+        context = context_of(**metadata)
+        await GrpcInterface(service).classify(stream_of(message), context)
+        return context.code()
+
+    with ExitStack() as crowd:
+        for _ in range(service.settings.max_concurrent_requests):
+            crowd.enter_context(service.admission.admit())
+        assert await code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await code(model_set=SECOND) is None
+        assert await code(model_set="nobody") == grpc.StatusCode.NOT_FOUND
+    assert await code() is None
+
+
+@pytest.mark.parametrize(("first", "second"), [(FIRST, SECOND), (SECOND, FIRST)])
+async def test_metadata_and_message_that_name_two_sets_are_refused(service, first, second):
+    message = ClassifyRequest(images=[picture("red")], model_set=second).SerializeToString()
+    context = context_of(model_set=first)
+    await GrpcInterface(service).classify(stream_of(message), context)
+    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT
+    said = f"the metadata model-set says {first!r}, the message {second!r}; name the same set"
+    assert context.details().startswith(said)
+
+
+async def test_a_set_that_only_the_message_names_has_its_own_limits(service):
+    """A crowd for the second fills its places alone: the first's clients are answered."""
+    raw = [elements(picture("blue"))]
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+    interface, first, second = (
+        OpenInferenceInterface(Inference(service)),
+        service,
+        service.of_set(SECOND),
+    )
+
+    async def code(name: str) -> grpc.StatusCode | None:
+        asked: dict[str, Any] = {"model_name": name, "inputs": [tensor], "raw_input_contents": raw}
+        message = open_inference_pb2.ModelInferRequest(**asked).SerializeToString()
+        context = context_of()
+        await interface.call("ModelInfer", stream_of(message), context)
+        return context.code()
+
+    most, seen = service.settings.max_concurrent_requests, []
+
+    async def classify(request: Any) -> Any:
+        seen.append((first.admission.num_under_way, second.admission.num_under_way))
+        seen.append((first._byte_budget.num_held > 0, second._byte_budget.num_held > 0))
+        return await type(second).classify(second, request)
+
+    with ExitStack() as crowd:
+        crowd.callback(setattr, second, "classify", second.classify)
+        second.classify = classify
+        assert await code(SECOND) is None
+        assert seen == [(0, 1), (False, True)]
+        for _ in range(most):
+            crowd.enter_context(second.admission.admit())
+        codes = await asyncio.gather(*(code(SECOND) for _ in range(2 * most)))
+        assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert await code(FIRST) is None
+    assert await code(SECOND) is None
+
+
+async def test_each_set_is_a_model_of_the_protocol(service, monkeypatch):
+    interface = OpenInferenceInterface(Inference(service))
+
+    async def call(method: str, **fields: Any) -> Any:
+        message = getattr(open_inference_pb2, f"{method}Request")(**fields)
+        return await interface.call(method, stream_of(message.SerializeToString()), context_of())
+
+    for name in (FIRST, SECOND, f"{SECOND}.sure"):
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+        raw = [elements(picture("blue"))]
+        reply = await call("ModelInfer", model_name=name, inputs=[tensor], raw_input_contents=raw)
+        label = labels_of("blue")[name.partition(".")[0]]
+        assert elements(label.encode()) in reply.raw_output_contents
+
+    asked: dict[str, Any] = {"model_name": FIRST, "inputs": [tensor], "raw_input_contents": raw}
+    message = open_inference_pb2.ModelInferRequest(**asked).SerializeToString()
+    context = context_of(model_set=SECOND)
+    await interface.call("ModelInfer", stream_of(message), context)
+    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT  # never another set's answer
+
+    async def gone() -> None:
+        raise NotReadyError("its member hangs")
+
+    monkeypatch.setattr(service.of_set(SECOND), "check_ready", gone)
+    assert not (await call("ModelReady", name=SECOND)).ready
+    assert (await call("ModelReady", name=FIRST)).ready
+    assert not (await call("ServerReady")).ready
+
+
+async def test_a_set_is_unloaded_and_loaded_by_tritons_methods(graph, service, monkeypatch):
+    interface = OpenInferenceInterface(Inference(service, loader=graph.sets))
+
+    async def call(method: str, peer: str = "ipv4:127.0.0.1:9", **fields: Any) -> tuple[Any, Any]:
+        request = getattr(open_inference_pb2, f"{method}Request")(**fields)
+        context = context_of(peer=peer)
+        return await interface.call(
+            method, stream_of(request.SerializeToString()), context
+        ), context
+
+    async def ready() -> set[str]:
+        index, _ = await call("RepositoryIndex", ready=True)
+        return {entry.name for entry in index.models} & {FIRST, SECOND}
+
+    _, context = await call("RepositoryModelUnload", model_name=SECOND)
+    assert context.code() is grpc.StatusCode.PERMISSION_DENIED  # without keys, nobody knows where
+    monkeypatch.setenv("TANDEM_ON_LOOPBACK", "1")
+    _, context = await call("RepositoryModelUnload", "ipv4:192.0.2.1:9", model_name=SECOND)
+    assert context.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert await ready() == {FIRST, SECOND}
+    _, context = await call("RepositoryModelUnload", model_name=SECOND)
+    assert context.code() is None
+    assert await ready() == {FIRST}
+    index, _ = await call("RepositoryIndex")
+    assert {entry.name: entry.state for entry in index.models}[SECOND] == "UNAVAILABLE"
+    _, context = await call("RepositoryModelUnload", model_name=FIRST)
+    assert context.code() is grpc.StatusCode.INVALID_ARGUMENT
+    _, context = await call("RepositoryModelLoad", model_name="nobody")
+    assert context.code() is grpc.StatusCode.NOT_FOUND
+    config = {"config": open_inference_pb2.ModelRepositoryParameter(string_param="{}")}
+    _, context = await call("RepositoryModelLoad", model_name=SECOND, parameters=config)
+    assert context.code() is grpc.StatusCode.INVALID_ARGUMENT
+    _, context = await call("RepositoryModelLoad", model_name=SECOND)
+    assert context.code() is None
+    assert await ready() == {FIRST, SECOND}

@@ -1,0 +1,55 @@
+"""Small JSON bodies: objects only, within bytes and time."""
+
+import asyncio
+
+import pytest
+from starlette.types import Message, Receive
+
+from app.errors import BadParameterError, BodyTooLargeError, SlowBodyError
+from app.http.headers import Headers
+from app.http.json_fields import MAX_BYTES, read_fields
+
+
+async def read(receive: Receive, timeout_s: float = 60.0) -> dict:
+    headers = Headers({"type": "http", "headers": []})
+    return await read_fields(receive, headers, timeout_s, BadParameterError, "a and b")
+
+
+def body(*parts: bytes) -> Receive:
+    left = list(parts)
+
+    async def receive() -> Message:
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left)}
+
+    return receive
+
+
+async def test_an_object_in_parts() -> None:
+    assert await read(body(b'{"a"', b": 1}")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x", "the body is no JSON"),
+        (b"", "the body is no JSON"),
+        (b"[1]", "the body is no object; send a and b"),
+    ],
+)
+async def test_what_is_no_object(content: bytes, message: str) -> None:
+    with pytest.raises(BadParameterError, match=message):
+        await read(body(content))
+
+
+async def test_a_body_over_the_limit() -> None:
+    with pytest.raises(BodyTooLargeError):
+        await read(body(b" " * MAX_BYTES, b"{}"))
+
+
+async def test_a_body_that_does_not_come() -> None:
+    async def receive() -> Message:
+        return await asyncio.Future()
+
+    with pytest.raises(SlowBodyError, match=r"the body had not arrived after 0\.01 s"):
+        await read(receive, 0.01)

@@ -1,0 +1,501 @@
+"""/v1/traffic with real stages on tiny versions: seen, changed, refused; and what answers say."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+
+from app.deployments.assembly import Assembly, assemble
+from app.deployments.traffic import Traffic
+from app.environment import MIB
+from app.errors import UnknownModelError
+from app.graph.cached import CachedEnsemble
+from app.http.api import create_api
+from app.metrics.table import TRAFFIC_COMPARED, TRAFFIC_SHARE
+from app.queueing import batch_queue
+from app.settings import Settings
+from app.traffic.comparison import Figures
+from app.traffic.control import TrafficControl
+from app.traffic.plan import Plan, Split
+from calibration.sets.durable import write_manifest
+from models.manifest import read_manifest
+from tests.support.instruments import Instruments
+from tests.support.open_inference import binary_request, elements
+from tests.support.tiny_networks import COLORS, expected_label, with_accuracy
+from tests.support.tiny_versions import (
+    GOOD,
+    SURER,
+    WRONG,
+    LocalHandle,
+    add_version,
+    name_of,
+    pictures,
+    write_versions,
+)
+
+KEY = "0123456789abcdef0123456789abcdef"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_versions(tmp_path_factory.mktemp("sets") / "tiny", GOOD, SURER, WRONG)
+
+
+class Served:
+    """A graph of versions, its HTTP interface, and the deployment Traffic beside it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.graph: Assembly = assemble(settings)
+        assert self.graph.versions is not None
+        plan = self.graph.versions.graph.plan
+        self.handle = LocalHandle(Traffic(plan.as_dict()))
+        self.control: TrafficControl = self.graph.versions.control(cast("Any", self.handle))
+        api = create_api(self.graph.service, traffic=self.control)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(api), base_url="http://tandem", headers=HEADERS
+        )
+
+    async def versions_of(self, number: int) -> Counter[str]:
+        """Send pictures; return how many each version answered, by fingerprint."""
+        counts: Counter[str] = Counter()
+        for color, data in pictures(number):
+            answer = (await self.client.post("/v1/classify", content=data)).json()
+            counts[answer["model_version"]] += 1
+            if answer["model_version"] != self.wrong:
+                assert answer["predictions"][0]["label"] == expected_label(color)
+        return counts
+
+    async def settle(self) -> None:
+        """Wait until no copy is under way."""
+        assert self.graph.versions is not None
+        while tasks := self.graph.versions.graph._lane._tasks:
+            await asyncio.wait(tasks)
+
+    wrong = ""
+
+
+@pytest.fixture
+async def served(names: list[str]) -> AsyncIterator[Served]:
+    good, better, wrong = names
+    settings = settings_of(traffic={good: 100, better: 0, wrong: 0}, shadow=better)
+    of = Served(settings)
+    of.wrong = wrong[-12:]
+    yield of
+    await of.client.aclose()
+
+
+def settings_of(**more: object) -> Settings:
+    kept = {"compile_cache": None, "trace_dir": None, "open_traffic": True}
+    return Settings.model_validate(kept | more)
+
+
+async def test_the_plan_and_the_comparison_are_seen(
+    served: Served, names: list[str], told: Instruments
+) -> None:
+    good, better, wrong = map(name_of, names)
+    served.graph.versions.graph.take(served.graph.versions.graph.plan)
+    assert await served.versions_of(12) == {good[-12:]: 12}
+    await served.settle()
+    status = (await served.client.get("/v1/traffic")).json()
+    assert (status["revision"], status["main"], status["shadow"]) == (0, good, better)
+    assert status["shares"] == {good: 100, better: 0, wrong: 0}
+    assert (status["num_gateways"], status["num_current"]) == (1, 1)
+    (pair,) = status["comparisons"]
+    assert (pair["reference"], pair["version"]) == (good, better)
+    assert (pair["compared"], pair["agreed"]) == (12, 12)
+    assert 0 < pair["total_variation"] < 0.1
+    of_good, of_better = (status["versions"][name] for name in (good, better))
+    assert (of_good["answered"], of_good["copies"]) == (12, 0)
+    assert (of_better["answered"], of_better["copies"]) == (0, 12)
+    assert 0 < of_better["compute_ms"] <= of_better["work_ms"]
+    assert told.of(TRAFFIC_COMPARED) == {(better[-12:], "yes"): 12}
+    assert told.of(TRAFFIC_SHARE)[(good[-12:],)] == 100
+
+
+async def test_copies_do_not_make_the_service_grow(served: Served, names: list[str]) -> None:
+    """Autoscaling goes by the CPU time of an answered image."""
+    better, usage = name_of(names[1]), served.graph.service.usage
+    usage._cpu_s = lambda: 100.0
+    await served.versions_of(12)
+    await served.settle()
+    figures = usage.figures()
+    assert figures["images_done"] == 12
+    of_better = (await served.client.get("/v1/traffic")).json()["versions"][better]
+    networks_ms = of_better["compute_ms"] * of_better["copies"] * served.graph.stages.threads_each
+    assert 0 < networks_ms < 100_000 - figures["cpu_ms"]  # their decoding is left out too
+
+
+async def test_a_change_divides_requests_and_a_rollback_undoes_it(
+    served: Served, names: list[str]
+) -> None:
+    good, better, _ = map(name_of, names)
+    change = {"shares": {good: 60, better: 40}, "revision": 0}
+    status = (await served.client.put("/v1/traffic", json=change)).json()
+    assert (status["revision"], status["num_current"]) == (1, 1)
+    counts = await served.versions_of(60)
+    assert 12 <= counts[better[-12:]] <= 36
+    assert counts == await served.versions_of(60)  # the same pictures go the same ways
+    promoted = {"shares": {better: 100}}
+    assert (await served.client.put("/v1/traffic", json=promoted)).status_code == 200
+    assert await served.versions_of(5) == {better[-12:]: 5}
+    for shares in ({good: 60, better: 40}, {good: 100, better: 0, name_of(names[2]): 0}):
+        status = (await served.client.put("/v1/traffic", json={"rollback": True})).json()
+        assert status["shares"] == shares
+    assert await served.versions_of(5) == {good[-12:]: 5}
+    refused = await served.client.put("/v1/traffic", json={"rollback": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_parameter")
+
+
+async def test_the_service_describes_itself_as_the_version_with_the_largest_share(
+    served: Served, names: list[str]
+) -> None:
+    better = name_of(names[1])
+    await served.client.put("/v1/traffic", json={"shares": {better: 100}})
+    described = (await served.client.get("/v1/models")).json()
+    assert described["model_version"] == better[-12:]
+    of_protocol = (await served.client.get("/v2/models/tiny")).json()
+    assert of_protocol["versions"] == [better[-12:], "1"]
+    assert (await served.client.get("/readyz")).status_code == 200
+
+
+async def test_an_inference_answer_names_the_version_that_answered(
+    served: Served, names: list[str]
+) -> None:
+    good, better, _ = map(name_of, names)
+    await served.client.put("/v1/traffic", json={"shares": {good: 50, better: 50}})
+    versions = set()
+    for _, data in pictures(30):
+        body, headers = binary_request(elements(data), shape=[1])
+        answer = await served.client.post("/v2/models/tiny/infer", content=body, headers=headers)
+        versions.add(answer.json()["model_version"])
+    assert versions == {good[-12:], better[-12:]}
+    for _, data in pictures(10):  # who names a version gets no other
+        body, headers = binary_request(elements(data), shape=[1])
+        path = f"/v2/models/tiny/versions/{good[-12:]}/infer"
+        answer = await served.client.post(path, content=body, headers=headers)
+        assert answer.json()["model_version"] == good[-12:]
+
+
+async def test_classes_in_another_order_are_mapped(tmp_path: Path) -> None:
+    (first,) = write_versions(tmp_path / "tiny", GOOD)
+    moved = add_version(tmp_path / "tiny", gains=SURER, order=(2, 0, 1))
+    served = Served(settings_of(traffic={first: 60, moved: 40}, compare_ratio=1.0, cache="none"))
+    indices = {first[-12:]: dict(zip(COLORS, (0, 1, 2), strict=True))}
+    indices[moved[-12:]] = dict(zip(COLORS, (1, 2, 0), strict=True))
+    versions = set()
+    for color, data in pictures(30):
+        answer = (await served.client.post("/v1/classify", content=data)).json()
+        versions.add(version := answer["model_version"])
+        best = answer["predictions"][0]  # as its own labels have it
+        assert (best["label"], best["index"]) == (expected_label(color), indices[version][color])
+        body, headers = binary_request(elements(data), shape=[1])
+        answer = await served.client.post("/v2/models/tiny/infer", content=body, headers=headers)
+        assert answer.json()["model_version"] == version
+        rows, labels = answer.json()["outputs"]
+        assert labels["data"] == [expected_label(color)]  # as /v2 describes the model
+        assert int(np.argmax(rows["data"])) == indices[first[-12:]][color]
+        await served.settle()
+    assert versions == set(indices)
+    (pair,) = (await served.client.get("/v1/traffic")).json()["comparisons"]
+    assert (pair["compared"], pair["agreed"]) == (60, 60)
+    assert 0 < pair["total_variation"] < 0.1
+    await served.client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        ({"shares": {"tiny@000000000000": 100}}, 404, "not 000000000000, which it does not keep"),
+        ({"shares": {"other@000000000000": 100}}, 404, "is no version of tiny: name it as tiny@"),
+        ({"shares": {"GOOD": 90}}, 422, "sum to 90, not to 100"),
+        ({"shares": {"GOOD": 100}, "shadow": "GOOD"}, 422, "is the shadow and answers 100 %"),
+        ({"shares": {"GOOD": 100}, "revision": 7}, 409, "at revision 0, and yours was made from 7"),
+        ({"shares": {"GOOD": 100}, "rollback": True}, 422, "rollback must be true, without shares"),
+        ({"shares": {"GOOD": 100}, "more": 1}, 422, "send"),
+        ({"shares": {"GOOD": 100}, "revision": "1"}, 422, "revision is not an integer"),
+        ([], 422, "the body is no object"),
+    ],
+)
+async def test_a_bad_change_is_refused_and_nothing_changes(
+    served: Served, names: list[str], content: object, status: int, message: str
+) -> None:
+    text = httpx.Request("PUT", "http://tandem", json=content).content.decode()
+    body = text.replace("GOOD", name_of(names[0]))
+    refused = await served.client.put("/v1/traffic", content=body)
+    assert refused.status_code == status, refused.text
+    assert message in refused.json()["error"]["message"]
+    assert (await served.client.get("/v1/traffic")).json()["revision"] == 0
+    assert (await served.client.put("/v1/traffic", content=b"{")).status_code == 422
+
+
+async def test_a_version_that_is_not_loaded_is_loaded_from_the_sets_folder(
+    names: list[str],
+) -> None:
+    good, better, _ = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100}))
+    shares = {good: 0, better: 100}
+    status = (await served.client.put("/v1/traffic", json={"shares": shares})).json()
+    assert list(status["versions"]) == [good, better]
+    assert (status["shares"], status["num_current"]) == (shares, 1)
+    assert await served.versions_of(5) == {better[-12:]: 5}
+
+
+async def test_a_version_that_may_not_answer_is_not_built(names: list[str]) -> None:
+    good, better, _ = map(name_of, names)
+    folder = Path(names[0].rpartition("@")[0]) / ".versions" / names[1][-12:]
+    manifest = read_manifest(folder)
+    served = Served(settings_of(traffic={names[0]: 100}))
+    write_manifest(
+        folder, with_accuracy(manifest, {"sure": 0.5, "ensemble": 0.5}, {"ensemble": 0.4})
+    )
+    try:
+        shares = {"shares": {good: 50, better: 50}}
+        refused = await served.client.put("/v1/traffic", json=shares)
+    finally:
+        write_manifest(folder, manifest)
+    assert refused.status_code == 422
+    assert f"{better} must not answer clients" in refused.json()["error"]["message"]
+    assert list((await served.client.get("/v1/traffic")).json()["versions"]) == [good]
+
+
+async def test_nothing_is_built_for_a_change_from_an_old_plan(names: list[str]) -> None:
+    good, better, _ = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100}))
+    change = {"shares": {better: 100}, "revision": 7}
+    assert (await served.client.put("/v1/traffic", json=change)).status_code == 409
+    assert list((await served.client.get("/v1/traffic")).json()["versions"]) == [good]
+
+
+async def test_a_version_is_built_to_the_end_if_the_client_goes(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better = name_of(names[1])
+    served = Served(settings_of(traffic={names[0]: 100}))
+    versions, began, goes_on = served.graph.versions, threading.Event(), threading.Event()
+    build, num_built = versions._stages.build, 0
+
+    def slow(*args: Any, **options: Any) -> object:
+        nonlocal num_built
+        num_built += 1
+        began.set()
+        goes_on.wait()
+        return build(*args, **options)
+
+    monkeypatch.setattr(versions._stages, "build", slow)
+    change = {"shares": {better: 100}}
+    going = asyncio.create_task(served.control.change(change))
+    await asyncio.to_thread(began.wait)
+    going.cancel()
+    await asyncio.wait([going])
+    again = asyncio.create_task(served.client.put("/v1/traffic", json=change))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert (await again).status_code == 200
+    assert num_built == 1
+
+
+async def test_a_version_has_the_name_of_the_precision_that_is_served(names: list[str]) -> None:
+    better, other = name_of(names[1]), "tiny@000000000000"
+    served = Served(settings_of(traffic={names[0]: 100}))
+    own = settings_of(model_set=names[1])
+    with pytest.raises(UnknownModelError, match=f"{other} is served as {better}: use that name"):
+        served.graph.versions._build(own, other, is_to_answer=True)
+
+
+async def test_a_gateway_loads_what_another_ones_plan_names(names: list[str]) -> None:
+    good, better, _ = map(name_of, names)
+    first, second = (Served(settings_of(traffic={names[0]: 100})) for _ in range(2))
+    second.handle.deployment = first.handle.deployment
+    await first.client.put("/v1/traffic", json={"shares": {better: 100}})
+    assert await first.versions_of(3) == {better[-12:]: 3}
+    assert await second.versions_of(3) == {good[-12:]: 3}
+    await second.client.get("/v1/traffic")  # it hears of the plan, and begins to load
+    loading = second.control.link._loading
+    assert loading
+    await loading
+    status = (await second.client.get("/v1/traffic")).json()
+    assert (status["num_gateways"], status["num_current"]) == (2, 2)
+    assert await second.versions_of(3) == {better[-12:]: 3}
+
+
+async def test_gateways_with_two_plans_of_one_revision_come_to_serve_the_same(
+    names: list[str],
+) -> None:
+    good, better, _ = map(name_of, names)
+    settings = settings_of(traffic={names[0]: 50, names[1]: 50})
+    first, second = (Served(settings) for _ in range(2))
+    await first.client.put("/v1/traffic", json={"shares": {good: 90, better: 10}})
+    await second.client.put("/v1/traffic", json={"shares": {good: 80, better: 20}})
+    second.handle.deployment = first.handle.deployment
+    graphs = [of.graph.versions.graph for of in (first, second) if of.graph.versions]
+    assert [graph.plan.revision for graph in graphs] == [1, 1]
+    for _ in range(2):
+        for of in (second, first):
+            status = (await of.client.get("/v1/traffic")).json()
+    assert graphs[0].plan == graphs[1].plan
+    assert (status["num_gateways"], status["num_current"]) == (2, 2)
+
+
+async def test_a_gateway_that_is_replaced_answers_by_the_others_plan_from_the_start(
+    names: list[str],
+) -> None:
+    good, better, _ = map(name_of, names)
+    first, second = (Served(settings_of(traffic={names[0]: 100})) for _ in range(2))
+    second.handle.deployment = first.handle.deployment
+    await first.client.put("/v1/traffic", json={"shares": {good: 0, better: 100}})
+    link = second.control.link
+    await link.start()
+    assert await second.versions_of(3) == {better[-12:]: 3}
+    assert link._task is not None
+    link._task.cancel()
+
+
+async def test_a_version_that_lost_too_much_may_be_a_shadow_and_answers_nobody(
+    served: Served, names: list[str]
+) -> None:
+    better = name_of(names[1])
+    served.graph.versions._refused[better] = "INT8 lost 3 %"
+    refused = await served.client.put("/v1/traffic", json={"shares": {better: 100}})
+    assert refused.json()["error"]["message"] == f"{better} must not answer clients: INT8 lost 3 %"
+    shadow = {"shares": {name_of(names[0]): 100}, "shadow": better}
+    assert (await served.client.put("/v1/traffic", json=shadow)).status_code == 200
+
+
+async def test_requests_are_answered_while_the_deployment_is_away(
+    served: Served, names: list[str]
+) -> None:
+    better = name_of(names[1])
+    await served.client.put("/v1/traffic", json={"shares": {better: 100}})
+    away, served.handle.deployment = served.handle.deployment, None
+    assert (await served.client.get("/v1/traffic")).status_code == 503
+    assert await served.versions_of(3) == {better[-12:]: 3}
+    # It comes back knowing nothing, and learns the plan from the Gateway.
+    first = Plan.first(away._book.plan.earlier[0])
+    served.handle.deployment = Traffic(first.as_dict())
+    status = (await served.client.get("/v1/traffic")).json()
+    assert (status["revision"], status["shares"]) == (1, {better: 100})
+    assert await served.versions_of(3) == {better[-12:]: 3}
+
+
+async def test_a_change_after_the_deployments_restart_is_made_from_the_gateways_plan(
+    served: Served, names: list[str]
+) -> None:
+    good, better, _ = map(name_of, names)
+    first = served.handle.deployment._book.plan
+    for shares in ({better: 100}, {good: 50, better: 50}):
+        await served.client.put("/v1/traffic", json={"shares": shares})
+    served.handle.deployment = Traffic(first.as_dict())
+    answer = await served.client.put("/v1/traffic", json={"shares": {good: 90, better: 10}})
+    assert (answer.status_code, answer.json()["revision"]) == (200, 3)
+    assert answer.json()["shares"] == {good: 90, better: 10}
+
+
+async def test_a_change_that_another_gateways_plan_replaces_is_a_conflict(
+    served: Served, names: list[str]
+) -> None:
+    """This Gateway was away for two changes, and the deployment began anew after them."""
+    good, better, _ = map(name_of, names)
+    book = served.handle.deployment._book
+    newer = book.plan.changed(Split({better: 100.0})).changed(Split({good: 50.0, better: 50.0}))
+    change = book.change
+
+    def changed(split: object, revision: int | None) -> int:
+        made: int = change(split, revision)
+        book.report("other", newer.as_dict(), Figures().as_dict())
+        return made
+
+    book.change = changed
+    answer = await served.client.put("/v1/traffic", json={"shares": {good: 90, better: 10}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "plan_changed")
+    assert "revision 2 replaced this change, revision 1" in answer.json()["error"]["message"]
+
+
+async def test_a_shadow_whose_network_hangs_keeps_nothing_of_the_others(
+    served: Served, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many hang as there are threads, each for ever; every photo is answered."""
+    good, better, _ = map(name_of, names)
+    monkeypatch.setattr(batch_queue, "SHADOW_RUN_S", 0.05)
+    ends, (member,) = threading.Event(), served.graph.versions._built[better].members
+    monkeypatch.setattr(member, "_predict", lambda _: ends.wait())
+    try:
+        for _ in range(member.calls_at_once):
+            assert await served.versions_of(12) == {good[-12:]: 12}
+            await served.settle()
+            await served.client.put("/v1/traffic", json={"shares": {good: 100}, "shadow": better})
+        assert await served.versions_of(12) == {good[-12:]: 12}
+        await served.graph.check_health()  # Serve must not replace the Gateway for it
+        status = (await served.client.get("/v1/traffic")).json()
+        assert status["versions"][better]["copies_failed"] >= member.calls_at_once
+        assert status["versions"][better]["copies"] == 0
+        await served.settle()  # a copy of the last photos may just have begun to hang
+    finally:
+        ends.set()
+
+
+async def test_without_keys_the_settings_say_who_may_change_it(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = names[0]
+    locked = Served(settings_of(traffic={good: 100}, open_traffic=None))
+    change = {"shares": {name_of(good): 100}}
+    refused = await locked.client.put("/v1/traffic", json=change)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "traffic_locked")
+    assert (await locked.client.get("/v1/traffic")).status_code == 200
+    monkeypatch.setenv("TANDEM_API_KEYS", KEY)
+    keyed = Served(settings_of(traffic={good: 100}, open_traffic=None))
+    assert (await keyed.client.put("/v1/traffic", json=change)).status_code == 200
+    keyed.client.headers.clear()
+    for answer in (await keyed.client.get("/v1/traffic"), await keyed.client.put("/v1/traffic")):
+        assert answer.status_code == 401
+
+
+async def test_a_service_without_versions_says_so(names: list[str]) -> None:
+    service = assemble(Settings(model_set=names[0], compile_cache=None, trace_dir=None)).service
+    transport = httpx.ASGITransport(create_api(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+        for method in ("GET", "PUT"):
+            answer = await client.request(method, "/v1/traffic")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_traffic")
+
+
+async def test_each_version_has_its_own_cache(names: list[str]) -> None:
+    good, better, _ = names
+    served = Served(settings_of(traffic={good: 100, better: 0}, cache="local"))
+    (_, data), *_ = pictures(1)
+    answers = []
+    for shares in ({good: 100}, {good: 100}, {better: 100}, {better: 100}, {good: 100}):
+        change = {"shares": {name_of(name): share for name, share in shares.items()}}
+        await served.client.put("/v1/traffic", json=change)
+        answer = (await served.client.post("/v1/classify", content=data)).json()
+        answers.append((answer["model_version"], answer.get("cached", False)))
+    of_good, of_better = good[-12:], better[-12:]
+    assert answers == [
+        (of_good, False), (of_good, True), (of_better, False), (of_better, True), (of_good, True),
+    ]  # fmt: skip
+
+
+async def test_the_caches_of_all_versions_have_one_bound(names: list[str]) -> None:
+    good, better, _ = names
+    served = Served(settings_of(traffic={good: 60, better: 40}, cache="local", cache_mib=1))
+    assert served.graph.versions is not None
+    caches = []
+    for number, graph in enumerate(served.graph.versions.graph.versions.values()):
+        assert isinstance(graph, CachedEnsemble)
+        caches.append(graph.cache)
+        for image in range(1000):
+            graph.cache.keep(b"%d %d" % (number, image), np.zeros((1, 256), np.float32))
+    assert sum(store.num_bytes for store in {cache._store for cache in caches}) <= MIB
+
+
+def test_the_tiny_versions_differ_in_their_networks_alone(names: list[str]) -> None:
+    folder = Path(names[0].rpartition("@")[0])
+    manifest = read_manifest(folder)
+    assert manifest.labels == read_manifest(folder / ".versions" / names[1][-12:]).labels

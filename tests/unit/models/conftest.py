@@ -1,0 +1,22 @@
+"""A set that a store has; each test has a cache of its own, and none waits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_networks import write_tiny_set
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds between tries."""
+    waits: list[float] = []
+    monkeypatch.setattr("models.store_files.time.sleep", waits.append)
+    return waits
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Path:
+    """The folder that the store has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return write_tiny_set(tmp_path / "shop" / "tiny")

@@ -1,0 +1,374 @@
+"""Model sets at URLs, of a local web server: whole, broken, altered, gone."""
+
+import base64
+import functools
+import gzip
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from calibration.sets.durable import write_manifest
+from models import store_files, stores
+from models.errors import ModelSetError
+from models.extras import MissingExtraError
+from models.manifest import MANIFEST_NAME, read_manifest
+from models.model_set import load_model_set
+from models.store_files import StoreError
+from models.stores import is_url, push
+from models.versions import MAX_EARLIER
+from tests.support.full_disk import full_disk
+from tests.support.http_server import QuietRequest, ThreadedServer
+from tests.support.stored_sets import (
+    cached,
+    manifest_of,
+    version_of,
+    with_an_odd_name,
+    with_two_precisions,
+)
+from tests.support.tiny_networks import write_tiny_set
+
+# Google's client, where the extra gcs is installed, says so of a package that it can do without.
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+
+
+class Files(QuietRequest, SimpleHTTPRequestHandler):
+    """Serves a folder; notes what is asked for, and breaks off or refuses as often as asked."""
+
+    folder: ClassVar[Path]
+    asked: ClassVar[list[str]] = []
+    num_broken: ClassVar[int] = 0
+    status: ClassVar[int] = 0
+    page: ClassVar[bytes] = b""  # of a server that answers every path with 200
+    compressed: ClassVar[str] = "if asked"
+    redirected: ClassVar[str] = ""
+    credentials: ClassVar[str | None] = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, directory=str(self.folder))
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        Files.credentials = self.headers["authorization"]
+        if Files.status:
+            self.send(Files.status, b"")
+        elif self.path.endswith(".bin") and Files.num_broken:
+            Files.num_broken -= 1
+            self.close_connection = True
+            self.send(200, b"half", content_length="100000")
+        elif Files.redirected and self.path.startswith("/tiny"):
+            self.send(302, b"", location=f"{Files.redirected}{self.path}")
+        elif Files.compressed == "always" or "gzip" in self.headers["accept-encoding"]:
+            body = gzip.compress(Path(self.translate_path(self.path)).read_bytes())
+            self.send(200, body, content_encoding="gzip")
+        elif Files.page and not Path(self.translate_path(self.path)).is_file():
+            self.send(200, Files.page)
+        else:
+            super().do_GET()
+
+
+@pytest.fixture
+def url(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    state = {"folder": shop.parent, "asked": [], "num_broken": 0, "status": 0, "page": b""}
+    for name, value in (state | {"compressed": "if asked", "redirected": ""}).items():
+        monkeypatch.setattr(Files, name, value, raising=False)
+    with ThreadedServer(Files) as server:
+        yield f"{server.url}/tiny"
+
+
+def measured_anew(shop: Path) -> Path:
+    """Change what no fingerprint covers."""
+    manifest = read_manifest(shop)
+    write_manifest(shop, manifest.model_copy(update={"description": f"{manifest.description}!"}))
+    return shop
+
+
+def test_only_the_manifest_and_its_files_are_read(shop: Path, url: str) -> None:
+    (shop / "secret.txt").write_text("not the set's")
+    taken = load_model_set(url)
+    assert taken.problems() == []
+    assert cached() == [manifest_of(shop)]
+    assert taken.fingerprint() == version_of(shop)
+    names = {record.path for record in taken.manifest.files} | {MANIFEST_NAME}
+    assert {path.rpartition("/")[2] for path in Files.asked} == names
+    Files.asked.clear()
+    load_model_set(url)  # again: no file
+    assert {path.rpartition("/")[2] for path in Files.asked} == {MANIFEST_NAME}
+
+
+def test_a_version_in_the_cache_asks_nobody(shop: Path, url: str) -> None:
+    first = load_model_set(url)
+    Files.asked.clear()
+    shutil.rmtree(shop)
+    again = load_model_set(f"{url}@{first.fingerprint()}")
+    assert (again.folder, again.problems()) == (first.folder, [])
+    assert Files.asked == []
+
+
+def test_a_file_that_was_altered_in_the_cache_is_fetched_again(shop: Path, url: str) -> None:
+    taken = load_model_set(url)
+    (taken.folder / "sure.bin").write_bytes(b"altered")
+    assert load_model_set(f"{url}@{taken.fingerprint()}").problems() == []
+
+
+def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop: Path, url: str) -> None:
+    """A folder as ``--replace`` leaves it, served as it is."""
+    version = version_of(shop)
+    earlier = shop.rename(shop.with_name("old"))
+    write_tiny_set(shop, gains={"other": 3.0})
+    shutil.copytree(earlier, shop / ".versions" / version)
+    taken = load_model_set(f"{url}@{version}")
+    assert (taken.fingerprint(), taken.problems()) == (version, [])
+    with pytest.raises(StoreError, match=f"is version {version_of(shop)}, not 0{{12}}; this mach"):
+        load_model_set(f"{url}@{'0' * 12}")
+
+
+def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop: Path, url: str) -> None:
+    """A fingerprint covers neither accuracy nor golden answers, and one precision alone."""
+    first = load_model_set(url)
+    second = load_model_set(url.replace("/tiny", f"/{measured_anew(shop).name}"))
+    assert second.manifest.description == "three colours!"
+    assert second.fingerprint() == first.fingerprint()
+    shutil.rmtree(shop)
+    for folder in (first.folder, second.folder):  # a folder's name asks for this one
+        assert load_model_set(f"{url}@{folder.name}").folder == folder
+    assert load_model_set(f"{url}@{first.fingerprint()}").folder == second.folder
+
+
+def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop: Path, url: str) -> None:
+    taken = load_model_set(url)
+    left = taken.folder.rename(taken.folder.with_name("partial"))
+    (left / "another.bin").touch()  # of the manifest that it was fetching
+    again = load_model_set(f"{url}@{taken.fingerprint()}")
+    assert again.folder == left.with_name(manifest_of(shop))
+    assert not (again.folder / "another.bin").exists()
+    assert cached() == [again.folder.name]
+
+
+def test_a_version_is_of_the_precision_that_is_asked_for(shop: Path, url: str) -> None:
+    both = with_two_precisions(shop)
+    for precision in ("INT8", "FP16"):
+        assert load_model_set(f"{url}@{both[precision]}", None, precision).problems() == []
+    with pytest.raises(ModelSetError, match=f"{both['INT8']} in INT8, not {both['FP16']}"):
+        load_model_set(f"{url}@{both['FP16']}", None, "INT8")
+    assert load_model_set(f"{url}@{manifest_of(shop)}", None, "INT8").problems() == []
+
+
+def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
+    used = load_model_set(url).folder
+    for _ in range(MAX_EARLIER + 2):
+        measured_anew(shop)
+        last = load_model_set(url).folder
+        assert load_model_set(f"{url}@{used.name}").folder == used
+    assert {used.name, last.name} < set(cached())
+    assert len(cached()) == 1 + MAX_EARLIER
+
+
+def test_a_cache_that_is_read_only_serves(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = load_model_set(url)
+    (taken.folder.parent / "lock").unlink()
+
+    make = Path.mkdir
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> None:
+        """Fail in the cache: root, as which tests may run, may write everywhere."""
+        if path.is_relative_to(tmp_path / "cache"):
+            raise PermissionError(30, "Read-only file system")
+        make(path, *arguments, **options)
+
+    for name in ("os.utime", "pathlib.Path.mkdir"):
+        monkeypatch.setattr(name, refused)
+    assert load_model_set(url).folder == taken.folder
+    assert load_model_set(f"{url}@{taken.fingerprint()}").folder == taken.folder
+    assert not (taken.folder.parent / "lock").exists()
+
+
+def test_files_come_as_they_are(url: str) -> None:
+    assert load_model_set(url).problems() == []
+    Files.compressed = "always"
+    with pytest.raises(StoreError, match=r"manifest\.yaml comes as gzip: let the server send"):
+        load_model_set(url)
+
+
+def test_a_server_that_answers_every_path_with_a_page(shop: Path, url: str) -> None:
+    Files.page = b"<!doctype html><title>Sign in</title>"
+    assert load_model_set(f"{url}@{version_of(shop)}").problems() == []
+    with pytest.raises(StoreError, match=r"/nowhere/manifest\.yaml is no manifest: "):
+        load_model_set(f"{url}/nowhere")
+
+
+def test_a_redirect_from_https_to_http_is_refused(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.scheme)
+        return httpx.Response(302, headers={"location": "http://cdn/tiny?signature=SECRET"})
+
+    client = functools.partial(httpx.Client, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "Client", client)
+    with pytest.raises(StoreError, match=r"manifest\.yaml leads to http://cdn: not safe; this"):
+        load_model_set("https://host/tiny")
+    assert asked == ["https"]
+
+
+def test_loads_at_once_download_once(shop: Path, url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        folders = {taken.folder for taken in threads.map(load_model_set, [url] * 4)}
+    assert [folder.name for folder in folders] == cached() == [manifest_of(shop)]
+    assert sum(path.endswith("sure.bin") for path in Files.asked) == len(("sure", "unsure"))
+
+
+def test_a_name_that_a_url_must_quote(shop: Path, url: str) -> None:
+    with_an_odd_name(shop)
+    assert load_model_set(url).problems() == []
+
+
+@pytest.mark.parametrize("place", ["https://me:SECRET@host/x", "s3://KEY:SECRET@bucket/x"])
+def test_credentials_in_a_url_are_refused_and_not_said(shop: Path, place: str) -> None:
+    for tried in (lambda: load_model_set(place), lambda: push(shop, ["0" * 12], place)):
+        with pytest.raises(StoreError, match=r"holds credentials.*environment") as raised:
+            tried()
+        assert "SECRET" not in str(raised.value)
+
+
+def test_credentials_of_a_web_server_are_netrcs(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_model_set(url)
+    assert Files.credentials is None
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine 127.0.0.1 login me password SECRET\n")
+    netrc.chmod(0o600)
+    load_model_set(url)
+    assert Files.credentials == f"Basic {base64.b64encode(b'me:SECRET').decode()}"
+
+
+def test_what_a_redirect_signs_is_not_said(url: str) -> None:
+    Files.redirected = f"{url.removesuffix('/tiny')}/other?signature=SECRET"
+    with pytest.raises(StoreError, match="404") as raised:
+        load_model_set(url)
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("https://host/x?token=SECRET", r"^https://host/x: the URL of a set has no \? and no #"),
+        ("https://host/x#y", r"^https://host/x: the URL"),
+        ("hf://user", r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOLDER"),
+        ("s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
+    ],
+)
+def test_urls_that_name_no_folder(shop: Path, place: str, problem: str) -> None:
+    with pytest.raises(StoreError, match=problem):
+        load_model_set(place)
+
+
+def test_a_download_that_breaks_off_is_tried_again(url: str) -> None:
+    Files.num_broken = 2
+    assert load_model_set(url).problems() == []
+
+
+def test_a_download_that_always_breaks_off_leaves_nothing(url: str) -> None:
+    Files.num_broken = 100
+    with pytest.raises(StoreError, match=r"^cannot read http\S+\.bin: \w+: .*has no copy$"):
+        load_model_set(url)
+    assert cached() == []
+    assert sum(path.endswith(".bin") for path in Files.asked) == 3
+
+
+def test_an_altered_file_is_refused_and_leaves_nothing(shop: Path, url: str) -> None:
+    (shop / "sure.bin").write_bytes(b"altered")
+    with pytest.raises(StoreError, match=r"/tiny/sure\.bin was altered: its sha256 is .*push the"):
+        load_model_set(url)
+    assert cached() == []
+
+
+def test_a_file_that_is_missing_and_a_folder_that_is_none(shop: Path, url: str) -> None:
+    (shop / "sure.bin").unlink()
+    with pytest.raises(StoreError, match=r"^cannot read \S+/tiny/sure\.bin: .*404"):
+        load_model_set(url)
+    with pytest.raises(StoreError, match=r"^cannot read \S+/nowhere/manifest\.yaml: .*404"):
+        load_model_set(f"{url}/nowhere")
+
+
+@pytest.mark.parametrize("path", ["../../outside", "/etc/outside"])
+def test_a_manifest_names_nothing_outside_of_the_cache(shop: Path, url: str, path: str) -> None:
+    manifest = shop / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace("sure.xml", f"{path}.xml", 1))
+    with pytest.raises(ModelSetError, match="stay inside it"):
+        load_model_set(url)
+    assert cached() == []
+
+
+def test_a_file_larger_than_the_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MAX_FILE_BYTES", 50)
+    with pytest.raises(StoreError, match=r"has over 50 bytes, the limit"):
+        load_model_set(url)
+    assert cached() == []
+
+
+def test_a_full_disk_leaves_nothing(url: str) -> None:
+    with full_disk(40), pytest.raises(StoreError, match=r"^cannot keep \S+ in .*: .*make room"):
+        load_model_set(url)
+    assert cached() == []
+
+
+@pytest.mark.parametrize(("status", "tries"), [(403, 1), (429, 3), (503, 3)])
+def test_a_store_that_refuses(url: str, status: int, tries: int) -> None:
+    Files.status = status
+    with pytest.raises(StoreError, match=rf"^cannot read \S+: HTTPStatusError: .*{status}"):
+        load_model_set(url)
+    assert len(Files.asked) == tries
+
+
+def test_a_store_that_is_gone_says_what_this_machine_has(shop: Path, url: str) -> None:
+    with pytest.raises(StoreError, match=r"^cannot read http://127.0.0.1:1/tiny.*has no copy$"):
+        load_model_set("http://127.0.0.1:1/tiny")
+    version = load_model_set(url).fingerprint()
+    Files.status = 503
+    with pytest.raises(StoreError, match=f"this machine has version {version}: URL@VERSION asks"):
+        load_model_set(url)
+    assert load_model_set(f"{url}@{version}").fingerprint() == version
+
+
+def test_a_package_that_is_not_installed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, scheme, extra in (
+        ("azure.identity", "az", "azure"),
+        ("google.cloud.storage.retry", "gs", "gcs"),
+        ("smart_open", "s3", "s3"),
+    ):
+        monkeypatch.setitem(sys.modules, package, None)
+        expected = rf"^{scheme}://\S+ needs .*'tandem-serve\[{extra}\]'"
+        with pytest.raises(MissingExtraError, match=expected):
+            load_model_set(f"{scheme}://bucket/tiny")
+
+
+def test_a_web_server_is_not_pushed_to(shop: Path) -> None:
+    with pytest.raises(StoreError, match=r"^cannot write to https://h/x: push to s3://BUC"):
+        push(shop, [version_of(shop)], "https://h/x")
+
+
+def test_the_hubs_files_are_those_of_the_main_branch(
+    shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_files, "HUB", url.removesuffix("/tiny"))
+    place = shop.parent / "me" / "sets" / "resolve" / "main"
+    shutil.copytree(shop, place / "tiny")
+    assert load_model_set("hf://me/sets/tiny").problems() == []
+
+
+@pytest.mark.parametrize("name", ["s3", "file:///x", "a/b", "://", "ftp://h/x", "azure://b/x"])
+def test_what_is_no_url(name: str) -> None:
+    assert not is_url(name)

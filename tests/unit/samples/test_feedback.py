@@ -1,0 +1,78 @@
+"""The Gateways' way to the book of feedback."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from app.deployments.feedback import FeedbackReplica
+from app.errors import NotReadyError, UnknownRequestError
+from app.samples import feedback as gateways
+from app.samples.feedback import Feedback
+from app.samples.feedback_book import AnsweredRequest
+from app.settings import Settings
+from tests.support.answers import answer_of
+from tests.support.fakes import FakeHandle
+
+
+class Replica(FeedbackReplica):
+    """The book's replica in this process; it may be gone."""
+
+    is_gone = False
+
+    async def remember(self, requests: Sequence[AnsweredRequest]) -> None:
+        if self.is_gone:
+            raise NotReadyError("it is gone")
+        await super().remember(requests)
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
+    monkeypatch.setattr("app.deployments.feedback.start_replica", lambda _: None)
+    monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
+    return Replica(Settings(feedback=True))
+
+
+@pytest.fixture
+def feedback(replica: Replica) -> Feedback:
+    return Feedback(FakeHandle(replica))
+
+
+async def test_what_was_answered_can_be_judged_at_once(feedback: Feedback) -> None:
+    feedback.note("1", [b""], [answer_of()])
+    assert (await feedback.judge("1", "x", None, ["fake"])).is_right
+
+
+async def test_answers_are_reported_without_being_asked_for(
+    feedback: Feedback, replica: Replica
+) -> None:
+    feedback.note("1", [b""], [answer_of()])
+    async with asyncio.timeout(30):
+        while not (await replica.figures()).remembered_answers:
+            await asyncio.sleep(0.005)
+    feedback.note("2", [b""], [answer_of()])  # after the first task has ended
+    async with asyncio.timeout(30):
+        while (await replica.figures()).remembered_answers < 2:
+            await asyncio.sleep(0.005)
+
+
+async def test_another_gateways_answer_that_is_on_its_way_is_waited_for(
+    feedback: Feedback, replica: Replica
+) -> None:
+    other = Feedback(FakeHandle(replica))
+    judging = asyncio.create_task(feedback.judge("1", "x", None, ["fake"]))
+    await asyncio.sleep(0)  # it has asked, and waits
+    other.note("1", [b""], [answer_of()])
+    assert (await judging).is_right
+    with pytest.raises(UnknownRequestError):
+        await feedback.judge("2", "x", None, ["fake"])
+
+
+async def test_a_replica_that_is_gone_is_no_answers_trouble(
+    feedback: Feedback, replica: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica.is_gone = True
+    for number in range(3):
+        feedback.note(f"{number}", [b""], [answer_of()])
+        await feedback.figures()
+    assert caplog.messages == ["answers were not recorded for feedback: it is gone"]

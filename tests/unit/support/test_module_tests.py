@@ -1,0 +1,54 @@
+"""Every module has tests, and a command finds them: tests/support/module_tests.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import module_tests
+from tests.support.module_tests import ELSEWHERE, ROOT, main
+
+MAX_ELSEWHERE = 50  # may only fall: name a new test file like its module
+
+
+def test_every_module_has_tests() -> None:
+    assert [module for module in module_tests.modules() if not module_tests.tests_of(module)] == []
+
+
+def test_the_tests_of_every_module_are_there() -> None:
+    absent = [
+        test
+        for module in module_tests.modules()
+        for test in module_tests.tests_of(module)
+        if not (ROOT / test).exists()
+    ]
+    assert absent == []
+
+
+def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
+    assert len(ELSEWHERE) <= MAX_ELSEWHERE
+    assert ELSEWHERE.keys() <= set(module_tests.modules())
+
+
+@pytest.mark.parametrize(
+    ("module", "first"),
+    [
+        ("app/queueing/admission.py", "tests/unit/queueing/test_admission.py"),
+        ("models/image.py", "tests/unit/models/test_image.py"),
+        ("client/tandem_client/retries.py", "tests/unit/client/test_retries.py"),
+        ("models/strict_yaml.py", "tests/unit/launch/test_resolved_config.py"),
+        ("app/graph/ensemble.py", "tests/unit/graph"),
+    ],
+)
+def test_files_named_like_the_module_come_first(module: str, first: str) -> None:
+    assert module_tests.tests_of(module)[0] == first
+
+
+def test_a_module_without_tests_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["app/queueing/admission.py"])
+    assert capsys.readouterr().out.startswith("tests/unit/queueing/test_admission.py\n")
+    with pytest.raises(SystemExit, match=r"new\.py has no test: add tests/unit/queueing"):
+        main(["app/queueing/new.py"])
+    with pytest.raises(ValueError, match="name it from the project's root"):
+        main(["admission.py"])

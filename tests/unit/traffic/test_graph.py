@@ -1,0 +1,351 @@
+"""The graph of versions: one version a request, copies for the others, plain answers."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
+from app.graph.observer import RequestObserver
+from app.graph.probabilities import ClassifiedWithProbabilities, with_row
+from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
+from app.graph.rolling_update import run_in_time
+from app.messages import Fault
+from app.responses import Classified, MemberOpinion, StageTiming, Timings
+from app.traffic.choice import chosen, sticky_key
+from app.traffic.graph import TrafficGraph
+from app.traffic.plan import Plan, Split
+from app.traffic.shadow_lane import MAX_IMAGES
+from models.answer_rule import AnswerRule
+from models.ensemble import Prediction
+
+A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
+NO_IMAGE = Fault(400, "not_an_image", "no image")
+SURE = np.array([0.8, 0.2], np.float32)
+
+
+class Version:
+    """Answers every file with one class; ``before`` may wait or raise."""
+
+    def __init__(self, name: str, row: np.ndarray = SURE) -> None:
+        self.name, self.row, self.is_degraded = name, row, False
+        self.requests: list[ClassifyRequest] = []
+        self.before: Callable[[ClassifyRequest], asyncio.Future | None] = lambda _: None
+
+    async def run(self, request: ClassifyRequest) -> RequestAnswers:
+        self.requests.append(request)
+        if (waits := self.before(request)) is not None:
+            await waits
+        return [NO_IMAGE if f == b"bad" else self._answer(request) for f in request.files or [b""]]
+
+    def _answer(self, request: ClassifyRequest) -> Classified:
+        index = int(self.row.argmax())
+        prediction = Prediction(index, f"class {index}", float(self.row[index]))
+        stages = [
+            StageTiming("decode", 0.0, 1.0),
+            StageTiming("infer", 1.0, 8.0, "m", 4),
+            StageTiming("infer", 1.0, 6.0, "n", 2),
+        ]
+        answer = Classified(
+            model_set="tiny",
+            model_version=self.name.rpartition("@")[2],
+            predictions=[prediction],
+            members={"m": MemberOpinion(predictions=[prediction])},
+            agreement=True,
+            degraded=self.is_degraded,
+            request_id=request.request_id,
+            timings_ms=Timings(9.0, stages),
+        )
+        return answer if request.tensors is None else with_row(answer, self.row)
+
+
+def asked(data: bytes = b"photo", *more: bytes, **changes: Any) -> ClassifyRequest:
+    request = ClassifyRequest([data, *more], 1, 10.0, "r", RequestObserver())
+    return request._replace(**changes)
+
+
+def graph_of(
+    split: Split, *versions: Version, compare_ratio: float = 0.0, **thresholds: float
+) -> TrafficGraph:
+    """Return a graph; ``thresholds`` are those of multi-label versions, by a, b and c."""
+    graphs = {version.name: version for version in versions}
+
+    def rule_of(name: str) -> AnswerRule:
+        return AnswerRule(("class 0", "class 1"), thresholds.get(name[5]))
+
+    return TrafficGraph(graphs, Plan.first(split), compare_ratio, rule_of)
+
+
+async def settle(graph: TrafficGraph) -> None:
+    """Let the copies that are under way end."""
+    await asyncio.gather(*graph._lane._tasks)
+    await asyncio.sleep(0)
+
+
+async def test_one_version_answers_a_request_and_always_the_same() -> None:
+    first, second = Version(A), Version(B)
+    graph = graph_of(Split({A: 50.0, B: 50.0}), first, second)
+    versions: Counter[str] = Counter()
+    for number in range(200):
+        data = b"%d" % number
+        of = {(await graph.run(asked(data)))[0].model_version for _ in range(3)}
+        assert len(of) == 1
+        versions.update(of)
+    assert set(versions) == {A[-12:], B[-12:]}
+    assert min(versions.values()) > 60
+    assert len(first.requests) + len(second.requests) == 600
+
+
+async def test_a_header_keeps_a_caller_at_a_version() -> None:
+    graph = graph_of(Split({A: 50.0, B: 50.0}), Version(A), Version(B))
+    answers = [await graph.run(asked(b"%d" % n, traffic_key="anna")) for n in range(50)]
+    assert len({answer.model_version for (answer,) in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_probe": True},
+        {"tensors": TensorRequest(member="m")},
+        {"tensors": TensorRequest(pixels=np.zeros((1, 2, 2, 3), np.uint8)), "files": []},
+    ],
+)
+async def test_probes_members_and_pixels_are_the_main_versions(changes: dict) -> None:
+    main, other, shadow = Version(A), Version(B), Version(C)
+    graph = graph_of(Split({A: 60.0, B: 40.0}, C), main, other, shadow, compare_ratio=1.0)
+    for number in range(40):
+        await graph.run(asked(b"%d" % number, **changes))
+    await settle(graph)
+    assert (len(main.requests), other.requests, shadow.requests) == (40, [], [])
+
+
+async def test_a_version_that_is_asked_for_answers() -> None:
+    graph = graph_of(Split({A: 50.0, B: 50.0}), Version(A), Version(B))
+    for number in range(20):
+        request = asked(b"%d" % number, tensors=TensorRequest(version=A[-12:]))
+        assert (await graph.run(request))[0].model_version == A[-12:]
+
+
+async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_mains() -> None:
+    main, shadow = Version(A), Version(C, SURE[::-1])
+    graph = graph_of(Split({A: 100.0}, C), main, shadow)
+    answers = await graph.run(asked())
+    assert type(answers[0]) is Classified  # as plain as without a shadow
+    assert answers[0].model_version == A[-12:]
+    await settle(graph)
+    (copy,) = shadow.requests
+    assert (copy.lane, copy.is_probe, copy.files) == ("shadow", True, [b"photo"])
+    pair = graph.figures.of_pair(A, C)
+    assert (pair.compared, pair.agreed, pair.variation) == (1, 0, pytest.approx(0.6))
+    assert pair.disagreements == [("r", 0, ("class 0", "class 1"))]
+    figures = graph.figures.of_version(C)
+    assert (figures.answered, figures.copies) == (0, 1)
+    assert figures.compute_ms == 8 / 4 + 6 / 2
+    assert figures.work_ms == 1 + 8
+    assert figures.batch_images == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "thresholds", "labels"),
+    [
+        ([0.8, 0.7], {"a": 0.7, "c": 0.7}, ("class 0", "class 0 + class 1")),
+        ([0.8, 0.6], {"a": 0.5, "c": 0.5}, ("class 0", "class 0 + class 1")),
+        ([0.4, 0.3], {"a": 0.5, "c": 0.5}, ("class 0", "no label")),
+        ([0.8, 0.2], {"a": 0.7, "c": 0.1}, ("class 0", "class 0 + class 1")),
+        ([0.7, 0.4], {"a": 0.5, "c": 0.5}, None),
+    ],
+)
+async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client_lists(
+    row: list[float], thresholds: dict[str, float], labels: tuple[str, str] | None
+) -> None:
+    """The fakes list one class each, as of a client with top_k=1, and the same ones."""
+    shadow = Version(C, np.array(row, np.float32))
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow, **thresholds)
+    await graph.run(asked(threshold=1.0))
+    await settle(graph)
+    pair = graph.figures.of_pair(A, C)
+    assert pair.agreed == (labels is None)
+    assert [of.labels for of in pair.disagreements] == ([] if labels is None else [labels])
+
+
+async def test_tensors_keep_their_rows() -> None:
+    graph = graph_of(Split({A: 100.0}, C), Version(A), Version(C))
+    (answer,) = await graph.run(asked(tensors=TensorRequest()))
+    assert isinstance(answer, ClassifiedWithProbabilities)
+
+
+async def test_a_bad_file_is_not_copied() -> None:
+    shadow = Version(C)
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    answers = await graph.run(asked(b"bad", b"good"))
+    assert answers[0] == NO_IMAGE
+    await settle(graph)
+    assert [copy.files for copy in shadow.requests] == [[b"good"]]
+    assert graph.figures.of_pair(A, C).compared == 1
+
+
+async def test_an_answer_without_a_member_is_not_compared() -> None:
+    main, shadow = Version(A), Version(C)
+    graph = graph_of(Split({A: 100.0}, C), main, shadow)
+    main.is_degraded = True
+    await graph.run(asked())
+    await settle(graph)
+    assert shadow.requests == []
+
+
+async def test_a_copy_without_a_member_counts_as_failed() -> None:
+    shadow = Version(C)
+    shadow.is_degraded = True
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    await graph.run(asked())
+    await settle(graph)
+    figures = graph.figures.of_version(C)
+    assert (figures.copies, figures.copies_failed) == (0, 1)
+    assert graph.figures.pairs == {}
+
+
+async def test_a_canary_is_compared_on_a_sample_whoever_answers() -> None:
+    main, canary = Version(A), Version(B, SURE[::-1])
+    graph = graph_of(Split({A: 50.0, B: 50.0}), main, canary, compare_ratio=0.25)
+    for number in range(100):
+        await graph.run(asked(b"%d" % number))
+        await settle(graph)
+    copies = [request for request in main.requests + canary.requests if request.lane == "shadow"]
+    assert len(copies) == 25
+    pair = graph.figures.of_pair(A, B)
+    assert (pair.compared, pair.agreed) == (25, 0)
+    # The reference's label comes first, whoever answered.
+    assert {of.labels for of in pair.disagreements} == {("class 0", "class 1")}
+    assert list(graph.figures.pairs) == [f"{A} {B}"]
+
+
+@pytest.mark.parametrize(("main", "other"), [(A, B), (B, A)])
+async def test_photos_that_versions_disagree_on_are_told_with_both_answers(
+    main: str, other: str
+) -> None:
+    """Whoever answered: the main version, or the canary, which the main version then copies."""
+    split = Split({A: 60.0, B: 40.0}, C)  # the shadow agrees with A
+    versions = Version(A), Version(B, SURE[::-1]), Version(C)
+    graph = graph_of(split, *versions, compare_ratio=1.0)
+    kept = []
+    graph.on_disagreement = lambda *what: kept.append(what)
+    photos = (b"%d" % number for number in range(1000))
+    photo = next(data for data in photos if chosen(sticky_key(None, data), split.shares) == main)
+    await graph.run(asked(photo, b"bad", b"photo"))
+    await settle(graph)
+    assert [(image, place) for image, _, _, place in kept] == [(photo, 0), (b"photo", 2)]
+    for _, answer, copy, _ in kept:
+        assert (answer.model_version, copy.model_version) == (main[-12:], other[-12:])
+        assert answer.predictions != copy.predictions
+
+
+async def test_nobody_waits_for_a_shadow_and_a_bounded_number_is_under_way() -> None:
+    shadow, gate = Version(C), asyncio.get_running_loop().create_future()
+    shadow.before = lambda _: asyncio.shield(gate)
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    for _ in range(MAX_IMAGES + 5):
+        await graph.run(asked())
+    assert len(shadow.requests) <= MAX_IMAGES
+    gate.set_result(None)
+    await settle(graph)
+    figures = graph.figures.of_version(C)
+    assert (figures.copies, figures.dropped) == (MAX_IMAGES, 5)
+
+
+@pytest.mark.parametrize("error", [DeadlineError("late"), OverloadedError("full")])
+async def test_a_copy_without_a_turn_is_dropped(error: Exception) -> None:
+    shadow = Version(C)
+    shadow.before = failing(error)
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    await graph.run(asked())
+    await settle(graph)
+    figures = graph.figures.of_version(C)
+    assert (figures.dropped, figures.copies_failed) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), BadTensorError("broken")])
+async def test_a_shadow_that_fails_is_counted_and_asked_again(error: Exception) -> None:
+    shadow = Version(C)
+    shadow.before = failing(error)
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    for _ in range(2):
+        assert (await graph.run(asked()))[0].model_version == A[-12:]
+        await settle(graph)
+    assert graph.figures.of_version(C).copies_failed == 2
+    assert graph.figures.of_version(A).failed == 0
+
+
+async def test_copies_behind_one_that_hangs_have_failed_too() -> None:
+    """Else a version that hangs would have failed on one photo alone."""
+    main, shadow = Version(A), Version(C)
+    graph = graph_of(Split({A: 100.0}, C), main, shadow)
+    hanging = asyncio.get_running_loop().create_future()
+    shadow.before = lambda _: hanging
+    for number in range(3):
+        await graph.run(asked(b"%d" % number))
+    await asyncio.sleep(0)
+    shadow.before = failing(UnhealthyError("it hangs"))
+    await graph.run(asked(b"3"))
+    await asyncio.gather(*graph._lane._tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert graph.figures.of_version(C).copies_failed == 4
+
+
+async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes() -> None:
+    shadow = Version(C)
+    shadow.before = failing(UnhealthyError("it hangs"))
+    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+    for _ in range(3):
+        await graph.run(asked())
+        await settle(graph)
+    assert len(shadow.requests) == 1
+    assert graph.figures.of_version(C).dropped == 2
+    graph.take(graph.plan.changed(Split({A: 100.0}, C)))
+    await graph.run(asked())
+    await settle(graph)
+    assert len(shadow.requests) == 2
+
+
+async def test_errors_of_the_service_count_and_refusals_do_not() -> None:
+    main = Version(A)
+    graph = graph_of(Split({A: 100.0}, C), main, Version(C))
+    for error in (DeadlineError("late"), RuntimeError("broken"), OverloadedError("full")):
+        main.before = failing(error)
+        with pytest.raises(type(error)):
+            await graph.run(asked())
+    assert graph.figures.of_version(A).failed == 2
+
+
+async def test_a_request_that_runs_out_of_time_counts_and_a_client_that_goes_does_not() -> None:
+    main, never = Version(A), asyncio.get_running_loop().create_future()
+    main.before = lambda _: asyncio.shield(never)
+    graph = graph_of(Split({A: 100.0}, C), main, Version(C))
+    with pytest.raises(DeadlineError):
+        await run_in_time(graph, asked(b"photo", b"more", timeout_s=0.01))
+    assert graph.figures.of_version(A).failed == 2
+    going = asyncio.create_task(run_in_time(graph, asked()))
+    await asyncio.sleep(0)
+    going.cancel()
+    await asyncio.wait([going])
+    assert graph.figures.of_version(A).failed == 2
+
+
+async def test_another_plan_holds_from_the_next_request_on() -> None:
+    graph = graph_of(Split({A: 100.0}, B), Version(A), Version(B))
+    plan = graph.plan.changed(Split({B: 100.0}))
+    graph.take(plan)
+    (answer,) = await graph.run(asked())
+    assert answer.model_version == B[-12:]
+    with pytest.raises(KeyError):
+        graph.take(plan.changed(Split({C: 100.0})))
+    assert graph.plan == plan
+
+
+def failing(error: Exception) -> Callable[[ClassifyRequest], None]:
+    def fail(_: ClassifyRequest) -> None:
+        raise error
+
+    return fail
