@@ -17,6 +17,7 @@ from app.launch import ports
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support import container_image, manifests  # noqa: E402
+from tests.support.durations import LONG_TESTS  # noqa: E402
 from tests.support.kserve_environment import KSERVE  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
@@ -38,10 +39,14 @@ CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine cannot run; the header says what that is."""
+    """Leave out what this machine cannot run (the header names it), and mark the long tests."""
     absent = [item for item in items if any(item.get_closest_marker(m) for m in _lacking())]
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=absent)
+    long_tests = frozenset((config.rootpath / LONG_TESTS).read_text("utf-8").splitlines())
+    for item in items:
+        if item.nodeid in long_tests:
+            item.add_marker("long")
 
 
 def pytest_configure() -> None:

@@ -17,6 +17,8 @@ RESULTS = Path("build/tests")  # where the Makefile has them written
 REPORT = Path("tests/durations.md")
 MARK = "<!-- What follows is written by make durations. -->\n"
 NUM_PRINTED, NUM_KEPT = 15, 40
+# The unit tests that make test leaves out, an id a line: all that took longer than this.
+LONG_TESTS, LONG_S = Path("tests/long_tests.txt"), 0.5
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,14 @@ def report(fast: Tier, everything: Tier) -> str:
     )
 
 
+def long_tests(tier: Tier) -> str:
+    """Return the lines of ``LONG_TESTS``, in order."""
+    ids = (name for name, s in tier.tests.items() if name.startswith("tests/unit/") and s > LONG_S)
+    return "".join(f"{name}\n" for name in sorted(ids))
+
+
 def main(arguments: list[str]) -> None:
-    """Print a target's slowest tests, or without a target write the report on both."""
+    """Print a target's slowest tests, or without a target write what make durations writes."""
     if arguments:
         tier = of_target(arguments[0])
         print(f"\nthe slowest of {len(tier.tests)} tests, {tier.wall_s:.0f} s in all:")
@@ -79,7 +87,9 @@ def main(arguments: list[str]) -> None:
             print(f"{seconds:7.1f} s  {name}")
         return
     above = REPORT.read_text("utf-8").partition(MARK)[0]
-    REPORT.write_text(above + MARK + report(of_target("test"), of_target("test-all")), "utf-8")
+    everything = of_target("test-all")
+    REPORT.write_text(above + MARK + report(of_target("test"), everything), "utf-8")
+    LONG_TESTS.write_text(long_tests(everything), "utf-8")
 
 
 if __name__ == "__main__":

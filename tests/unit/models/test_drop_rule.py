@@ -97,6 +97,15 @@ def test_the_images_that_would_refuse_are_those_of_a_two_sided_test():
     assert 2685 <= 1000 + said.num_more <= 2685 * 1.1  # in steps of 5 %, and rounded up
 
 
+@pytest.mark.parametrize(
+    ("num_images", "num_figures", "num_more"), [(3, 1, 3), (4, 1, 2), (5, 2, 2)]
+)
+def test_the_images_that_would_refuse_where_all_are_lost(num_images, num_figures, num_more):
+    """All lost: n images refuse from 2^(1 - n) <= 0.05 / figures, so from 6 (one) or 7 (two)."""
+    pair = Paired(num_images, num_images, 0)
+    assert judgement(pair, num_figures=num_figures).num_more == num_more
+
+
 def test_a_loss_of_just_the_limit_is_never_certain():
     pair = Paired(100_000, 5500, 5000)
     assert judgement(pair).num_more is None
@@ -125,6 +134,8 @@ def scores_drop(lost: float, half: float) -> MultiLabelDrop:
         (scores_drop(0.02, 0.018), 1000, "unknown"),  # excludes no loss alone, not as one of two
         (scores_drop(0.0, 0.008), 1000, "verified"),
         (scores_drop(0.0, 0.0), 24, "unknown"),  # no spread, since too few images to have one
+        (scores_drop(0.0, 0.0), LEAST_IMAGES - 1, "unknown"),
+        (scores_drop(0.0, 0.0), LEAST_IMAGES, "verified"),
         (scores_drop(0.5, 0.0), 1, "unknown"),
         (scores_drop(0.5, 0.0), 24, "refused"),
     ],
