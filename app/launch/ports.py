@@ -3,6 +3,7 @@
 import contextlib
 import random
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ METRICS_PORT = 9464  # OpenTelemetry's default for Prometheus scrapes
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT to MAX, ascending
 _given: set[int] = set()
+_reserved: set[int] = set()  # until this process ends
 
 
 def joined(host: str, port: int) -> str:
@@ -48,6 +50,8 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
 def metrics_port(asked: int | None) -> int:
     """Return the requested port; without one the usual port, or a free one if that is in use.
 
+    The usual port counts as in use while another service that starts may take it.
+
     Raises:
         ConfigError: the process cannot listen on the requested port.
 
@@ -59,7 +63,27 @@ def metrics_port(asked: int | None) -> int:
         if asked is not None:
             raise
         return free_port()
-    return port
+    return port if asked is not None or _reserve(port) else free_port()
+
+
+def _reserve(port: int) -> bool:
+    """Return whether no other start of a service on this machine has reserved the port.
+
+    Ray listens there seconds later. Of two services that start together, the second one's Ray
+    would end then. The reservation is an abstract socket, which the kernel removes with the
+    process; like ports, they belong to a network namespace.
+    """
+    if port in _reserved or sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0tandem-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    name.detach()  # stays open
+    _reserved.add(port)
+    return True
 
 
 def _owner(port: int) -> str:

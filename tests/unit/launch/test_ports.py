@@ -1,6 +1,9 @@
 """The port of /metrics: the usual one, or another; one that was asked for, or none."""
 
 import socket
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -25,6 +28,25 @@ def test_the_usual_port(monkeypatch):
 def test_another_one_if_a_second_service_has_it(monkeypatch, taken):
     monkeypatch.setattr(ports, "METRICS_PORT", taken)
     assert ports.metrics_port(None) != taken
+
+
+def test_another_one_if_a_second_service_is_about_to_take_it(monkeypatch):
+    """Ray listens seconds later; until then nobody does, and both would find the port free."""
+    usual = ports.free_port()
+    monkeypatch.setattr(ports, "METRICS_PORT", usual)
+    code = (
+        "import sys; from app.launch import ports; ports.METRICS_PORT = int(sys.argv[1])\n"
+        "print(ports.metrics_port(None), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(usual)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert int(other.stdout.readline()) == usual
+        assert ports.metrics_port(None) != usual
+        assert ports.metrics_port(usual) == usual  # asked for: it is tried
+        other.stdin.close()
+    assert ports.metrics_port(None) == usual  # the other has ended
 
 
 def test_one_that_was_asked_for_and_is_taken_is_refused(taken):
