@@ -82,3 +82,4 @@ def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(s
     wait_until(has_failed, EVENTUALLY_S, "DEPLOY_FAILED")
     assert "steams" in serve.status().applications["wrong"].message
     assert client.post(CLASSIFY, content=picture()).status_code == 200
+    serve.delete("wrong")
