@@ -56,7 +56,9 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(
         return of_gateway + counted(service, f"ray_{REFUSED_BEFORE.name}")
 
     before = refused()
-    answers = asyncio.run(all_at_once(service, photo, 3 * LIMIT))
+    # With time enough for what is accepted, also on a busy machine.
+    headers = {"x-request-timeout-seconds": "60"}
+    answers = asyncio.run(all_at_once(service, photo, 3 * LIMIT, **headers))
     told = Counter(answer.status_code for answer in answers)
     assert set(told) == {200, 429}
     assert told[200] >= LIMIT / 2
