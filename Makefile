@@ -63,7 +63,7 @@ ifdef RAY
 test: $(RAY_VENV)/.ray
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY)
 else
-test: $(VENV)/.test ## the fast tests, 20 minutes on two cores; with RAY=2.59.0 those that need Ray
+test: $(VENV)/.test ## the fast tests, 13 minutes on two cores; with RAY=2.59.0 those that need Ray
 	$(call run_tests,-m "not slow and not long")
 endif
 
@@ -72,7 +72,7 @@ test-ray: $(RAY_VENV)/.ray
 	$(RAY_VENV)/bin/python -m pytest $(OF_RAY_NAMES)
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY_IN_SHORT)
 
-test-all: $(VENV)/.all ## every test but those of the training, under 45 minutes; installs torch
+test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
 	$(call run_tests,,$(MAKE) test-ray RAY=$(OTHER_RAY) || failed=1;)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
