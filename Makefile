@@ -76,7 +76,7 @@ test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; inst
 	$(call run_tests,,$(MAKE) test-ray RAY=$(OTHER_RAY) || failed=1;)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
-	$(PYTEST) tests/training
+	$(PYTEST) $(IN_TWO) --cache-clear tests/training || $(call again,tests/training)
 
 durations: test test-all ## run the tests, write tests/durations.md and which tests are long
 	$(BIN)/python -m tests.support.durations

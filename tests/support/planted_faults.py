@@ -217,7 +217,10 @@ def _run_tests(fault: Fault | None, tests: list[str]) -> int:
         sys.meta_path.insert(0, PlantingFinder(fault))
     options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
-    return int(pytest.main([*options, "-m", "not slow", *tests]))
+    try:
+        return int(pytest.main([*options, "-m", "not slow", *tests]))
+    except pytest.PytestUnraisableExceptionWarning:
+        return 1  # a coroutine that nobody awaited, at the end: pytest's command fails too
 
 
 def _wait(child: int, within_s: float) -> int | None:

@@ -112,5 +112,5 @@ def test_the_readme_says_how_many_are_taken() -> None:
         with suppress(ModelSetError):
             taken += bool(timm_weights.timm_weights(model))
     readme = Path(timm_weights.__file__).parents[2] / "README.md"
-    told = f"({taken:,} of the {len(listed):,} that timm {timm.__version__} lists)"
+    told = f" {taken:,} of the {len(listed):,} that timm {timm.__version__} lists"
     assert told in " ".join(readme.read_text("utf-8").split())

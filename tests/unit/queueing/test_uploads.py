@@ -47,6 +47,12 @@ async def test_one_that_comes_in_time():
     assert uploads.cut_slowest() is False
 
 
+async def test_an_upload_without_a_length_counts_no_bytes():
+    uploads = Uploads()
+    async with uploads.arriving():
+        assert uploads.num_bytes == 0
+
+
 async def test_an_error_goes_through_as_it_is():
     uploads = Uploads()
     with pytest.raises(OverloadedError):
