@@ -19,7 +19,7 @@ pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support import container_image, manifests  # noqa: E402
 from tests.support.durations import LONG_TESTS  # noqa: E402
 from tests.support.kserve_environment import KSERVE  # noqa: E402
-from tests.support.prometheus_programs import PROMETHEUS  # noqa: E402
+from tests.support.prometheus_programs import PROMETHEUS, PROMTOOL  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
 from tests.support.tiny_networks import write_tiny_set  # noqa: E402
 
@@ -98,7 +98,7 @@ def _lacking() -> dict[str, str]:
         lacking["shared_data"] = f"no photographs in {SHARED_DATA}"
     if CHROMIUM is None and not os.environ.get("CI"):  # CI installs it: there it must not lack
         lacking["browser"] = "no chromium; apt-get install chromium or set TANDEM_CHROMIUM"
-    if PROMETHEUS is None and not os.environ.get("CI"):
+    if None in (PROMETHEUS, PROMTOOL) and not os.environ.get("CI"):
         lacking["prometheus"] = "no prometheus; see tests/e2e/install_prometheus.sh"
     if REDIS is None:
         lacking["redis"] = "no redis-server; apt-get install it, or set TANDEM_REDIS_SERVER"

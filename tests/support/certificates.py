@@ -9,6 +9,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+_OTHER_USES = (
+    "digital_signature content_commitment key_encipherment data_encipherment key_agreement "
+    "encipher_only decipher_only"
+)
+_USAGE_OF_ROOT = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES.split(), False)
+)
+
 
 @dataclass(frozen=True)
 class Signed:
@@ -25,8 +33,10 @@ class Root:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
         self.path = folder / "root.pem"
-        made = _certificate(self._name, self._name, self._key.public_key()).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        made = (
+            self._certificate(self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_USAGE_OF_ROOT, critical=True)
         )
         self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
 
@@ -35,7 +45,7 @@ class Root:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        made = _certificate(subject, self._name, key.public_key()).add_extension(
+        made = self._certificate(subject, key.public_key()).add_extension(
             x509.SubjectAlternativeName(names), critical=False
         )
         signed = Signed(self._folder / f"{name}.pem", self._folder / f"{name}.key")
@@ -50,20 +60,23 @@ class Root:
         signed.key.chmod(0o600)
         return signed
 
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-    )
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
+        """Begin one with the identifiers of keys that Python 3.13 demands."""
+        now = datetime.now(UTC)
+        issuers = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(issuers, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -178,7 +178,7 @@ def _type(field: FieldInfo) -> str:
 
 def _type_name(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    for prefix in ("typing.", "pathlib.", "models.record."):
+    for prefix in ("typing.", "pathlib._local.", "pathlib.", "models.record."):
         text = text.replace(prefix, "")
     return re.sub(r"Annotated\[(\w+),.*?\](?=[,\]]|$)", r"\1", text).replace("NoneType", "None")
 

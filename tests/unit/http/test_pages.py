@@ -65,7 +65,7 @@ async def test_what_a_client_has_already_is_not_sent_again(client, path):
 async def test_pages_are_read_and_rendered_once(client, monkeypatch):
     first = [(await client.get(path)).content for path in PATHS]
     for name in ("open", "read_bytes", "read_text"):
-        monkeypatch.delattr(Path, name)
+        monkeypatch.setattr(Path, name, None)
     monkeypatch.setattr("app.http.pages.json", None)
     assert [(await client.get(path)).content for path in PATHS] == first
 
