@@ -39,21 +39,25 @@ tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 training-tools: $(VENV)/.train ## add torch and timm, for tandem models fetch and for training
 
 # $(1) are further arguments of pytest. The unit tests and those of the whole command run in two
-# processes: services mostly wait. The integration tests share one Ray, and so have one process. Each
-# part runs whatever the others say. Without the trap, Ctrl-C would end a part and not the target. A
-# process that died is not replaced: pytest-xdist 3.8 with loadfile then waits for ever for the rest
-# of its file.
+# processes. The integration tests share one Ray, and so have one process; they mostly wait, and so
+# run beside the unit tests. Each part runs whatever the others say. Without the trap, Ctrl-C would
+# end a part and not the target. A process that died is not replaced: pytest-xdist 3.8 with loadfile
+# then waits for ever for the rest of its file.
 define run_tests
-	@trap 'exit 130' INT; failed=0; rm -f $(RESULTS)/$@-of-*.xml; \
+	@trap 'wait; exit 130' INT; failed=0; \
+	rm -f $(RESULTS)/$@-of-*.xml; mkdir -p $(RESULTS); \
+	{ $(call run_part,integration,$(1)); exit $$failed; } > $(RESULTS)/integration.log 2>&1 & \
+	beside=$$!; \
 	$(call run_part,unit,$(1),$(IN_TWO)); \
-	$(call run_part,integration,$(1)); \
-	$(call run_part,e2e,$(1),$(IN_TWO)); \
+	wait $$beside || failed=1; cat $(RESULTS)/integration.log; \
+	$(call run_part,e2e,$(1),$(IN_TWO) --no-loadscope-reorder); \
 	$(BIN)/python -m tests.support.durations $@ || failed=1; \
 	$(2) exit $$failed
 endef
 IN_TWO := -n 2 --dist loadfile --max-worker-restart 0
-run_part = $(PYTEST) $(2) $(3) --cache-clear --junitxml=$(RESULTS)/$@-of-$(1).xml tests/$(1) \
-	|| $(call again,$(2) tests/$(1)) || failed=1
+run_part = $(PYTEST) $(2) $(3) $(CACHE) --cache-clear --junitxml=$(RESULTS)/$@-of-$(1).xml \
+	tests/$(1) || $(call again,$(2) $(CACHE) tests/$(1)) || failed=1
+CACHE = -o cache_dir=$(RESULTS)/cache-$(1) # its own: parts run at a time
 # A test that fails (1; not: all else that ends pytest) runs once more, alone, since a busy machine
 # may have stopped it. The log has both outcomes: who passes only then is unsteady, and to be mended.
 again = { [ $$? = 1 ] && echo "Run once more; a test that passes now is unsteady:" \

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -27,6 +28,37 @@ from tests.support.certificates import Root, Signed
 from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
 from tests.support.services.stopping import lent
+
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: what shares ``traced``, then the files that are slow.
+
+    Two processes then end at about the same time (Makefile: ``--no-loadscope-reorder``).
+    """
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return item.path.parent == FOLDER, item.get_closest_marker("slow") is None
+
+    own = [item for item in items if FOLDER in item.path.parents]
+    others = [item for item in items if item not in set(own)]
+    items[:] = sorted(own, key=place) + others
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give one process all files of a folder, so that their service starts once."""
+    from xdist.scheduler import LoadFileScheduling  # only where tests run in several processes
+
+    class FolderScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = file.rpartition("/")[0]
+            return file if folder == "tests/e2e" else folder
+
+    return FolderScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

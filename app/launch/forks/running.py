@@ -32,6 +32,7 @@ MODULES = (
     "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
     "opentelemetry.sdk.metrics",
     "opentelemetry.sdk.trace",
+    "pandas",
     "pdb",
     "prometheus_client.parser",
     "psutil",
@@ -44,6 +45,7 @@ MODULES = (
     "uvloop",
     "yaml",
     "models.runtime",
+    "app.settings",
     "models.image_files",
 )
 
