@@ -18,7 +18,7 @@ OF_RAY_NAMES := tests/unit/app/test_ray_names.py
 OF_RAY := $(OF_RAY_NAMES) tests/unit/calls tests/unit/deployments \
 	tests/unit/grpc tests/unit/launch tests/unit/scaling tests/integration tests/e2e
 OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_graph.py \
-	tests/integration/test_haproxy_grpc.py tests/e2e/test_http.py
+	tests/integration/test_haproxy_grpc.py tests/e2e/shipped/test_http.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other

@@ -3,13 +3,14 @@
 The fast tier starts four whole services. Each is stopped in one of the ways that there are, and
 what is left of it then is part of the test (tests/support/services/stopping.py):
 
-- ``service``: serve_config.yaml as it is, for most files; stopped as by a terminal's Ctrl-C
+- ``service`` (shipped/conftest.py): serve_config.yaml as it is; stopped as by a terminal's Ctrl-C
 - ``traced`` (traced/conftest.py): with traces and gRPC; stopped as by systemd
 - ``guarded`` (test_access.py): with keys and TLS; stopped as by ``kill``
-- ``second`` (test_stopping.py): beside the first; stopped by an impatient user, amid requests
+- ``second`` (shipped/test_stopping.py): beside the first; stopped by an impatient user
+
+A file names the service that its ``client`` and its pages ask, as ``service_url``.
 """
 
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,14 +28,12 @@ from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.certificates import Root, Signed
 from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
-from tests.support.services.stopping import lent
-
 
 FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: what shares ``traced``, then the files that are slow.
+    """Begin with what takes longest: the folders that share a service, then the slow files.
 
     Two processes then end at about the same time (Makefile: ``--no-loadscope-reorder``).
     """
@@ -102,18 +101,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
 @pytest.fixture(scope="module")
 def signed(root: Root) -> Signed:
     return root.sign("service")
-
-
-@pytest.fixture(scope="session")
-def service(start_process: Start) -> Iterator[Service]:
-    """The running service that the tests share."""
-    with lent(start_process(), signal.SIGINT, is_for_all=True) as shared:
-        yield shared
-
-
-@pytest.fixture(scope="session")
-def service_url(service: Service) -> str:
-    return service.url
 
 
 @pytest.fixture

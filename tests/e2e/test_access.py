@@ -106,6 +106,12 @@ def url(guarded: Service) -> str:
     return guarded.url.replace("http:", "https:")
 
 
+@pytest.fixture(scope="module")
+def service_url(url: str) -> str:
+    """The address that pages are opened at."""
+    return url
+
+
 @pytest.fixture
 def trusting(url: str, root: Root) -> Iterator[httpx.Client]:
     """A client that knows the root, and verifies."""

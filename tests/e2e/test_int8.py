@@ -25,7 +25,7 @@ from calibration.sets.durable import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import TANDEM, Service, Start
+from tests.support.services.live_service import TANDEM, Start
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
@@ -178,31 +178,3 @@ def scraped(port: int) -> str:
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
     return ""
-
-
-@pytest.mark.slow
-@pytest.mark.shared_data
-def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
-    """The bundled set through the whole service, bytes in and labels out.
-
-    In the fast tier: test_real_photos.py, forty photographs; test_live.py, the report.
-    """
-    arguments: list[str | Path] = [
-        "--images",
-        shared_data / "imagenette" / "eval",
-        "--max-images",
-        "200",
-    ]
-    done = subprocess.run(
-        [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["live"]["num_same"] == report["num_images"] == 200
-    assert (
-        report["live"]["num_right"]["ensemble"] / 200
-        == report["scores"]["INT8"]["ensemble"]["top1"]
-    )

@@ -1,6 +1,6 @@
 """Two services on one machine; Ctrl-C on one while requests are under way, and again and again.
 
-Other ways to stop a service are tested where the shared ones end (conftest.py).
+Other ways to stop a service are tested where the shared ones end (tests/e2e/conftest.py).
 """
 
 import asyncio

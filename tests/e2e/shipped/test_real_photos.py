@@ -1,5 +1,7 @@
 """Photographs that the bundled networks never saw, through the whole service."""
 
+import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +10,12 @@ import numpy as np
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY
+from tests.support.services.live_service import SAME_PROBABILITY, TANDEM, Service
 
 pytestmark = pytest.mark.shared_data
 
 PER_CLASS = 4
+TIMEOUT_S = 300
 # Chance is 0.1. The bundled set has 0.87 over all 1,451 eval photos; of 40, two standard errors
 # less is 0.75. The bound catches a broken pixel path (swapped colours, a wrong crop), not a lost
 # percent: the accuracy itself is the model card's.
@@ -64,3 +67,30 @@ def test_live_answers_are_the_networks_and_mostly_right(
     print(f"top-1 of {len(photographs)}: {top1:.3f}")
     assert said_sure == {True, False}
     assert top1 >= MIN_TOP1
+
+
+@pytest.mark.slow
+def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
+    """The bundled set through the whole service, bytes in and labels out.
+
+    In the fast tier: forty photographs, above; test_live.py, the report.
+    """
+    arguments: list[str | Path] = [
+        "--images",
+        shared_data / "imagenette" / "eval",
+        "--max-images",
+        "200",
+    ]
+    done = subprocess.run(
+        [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["live"]["num_same"] == report["num_images"] == 200
+    assert (
+        report["live"]["num_right"]["ensemble"] / 200
+        == report["scores"]["INT8"]["ensemble"]["top1"]
+    )

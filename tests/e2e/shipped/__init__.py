@@ -1,0 +1,1 @@
+"""A package, so that its fixtures can end with its last test."""
