@@ -22,6 +22,8 @@ OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_gra
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
+# Containers often set it. Each of the tests' many processes would then compile the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve imagenet tools training-tools test test-ray test-all test-training durations \
 	check format coverage mutations reference docs docs-serve readability lock release proto clean
 

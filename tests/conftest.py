@@ -40,7 +40,8 @@ CHROMIUM = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine cannot run (the header names it), and mark the long tests."""
-    absent = [item for item in items if any(item.get_closest_marker(m) for m in _lacking())]
+    lacking = _lacking()
+    absent = [item for item in items if any(item.get_closest_marker(m) for m in lacking)]
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=absent)
     long_tests = frozenset((config.rootpath / LONG_TESTS).read_text("utf-8").splitlines())

@@ -1,7 +1,7 @@
 """The real command as the tests share it: the bundled set, free ports.
 
-The fast tier starts four whole services. Each is stopped in one of the ways that there are, and
-what is left of it then is part of the test (tests/support/services/stopping.py):
+The fast tier starts the first three of these services. Each is stopped in one of the ways that
+there are, and what is left of it then is part of the test (tests/support/services/stopping.py):
 
 - ``service`` (shipped/conftest.py): serve_config.yaml as it is; stopped as by a terminal's Ctrl-C
 - ``traced`` (traced/conftest.py): with traces and gRPC; stopped as by systemd

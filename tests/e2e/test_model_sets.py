@@ -1,6 +1,7 @@
 """Two sets in one ``tandem serve``, through HAProxy: each by its name, and one under a load.
 
-A set that nobody asks for is unloaded after a second, also between these tests.
+A set that nobody asks for is unloaded after a second, also between these tests. In the fast tier:
+tests/unit/graph/test_several_sets.py, tests/unit/deployments/test_served_sets.py.
 """
 
 import json
@@ -28,6 +29,7 @@ from tests.support.services.processes import wait_until
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import picture
 
+pytestmark = pytest.mark.slow
 NAMES = [FIRST, SECOND]
 
 

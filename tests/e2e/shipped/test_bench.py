@@ -1,14 +1,19 @@
-"""``tandem bench`` with the real command against the real service."""
+"""``tandem bench`` with the real command against the real service.
+
+In the fast tier: tests/unit/cli/test_bench.py.
+"""
 
 import json
 import signal
 import subprocess
 
 import psutil
+import pytest
 
 from tests.support.services.live_service import TANDEM, Service
 from tests.support.services.processes import still_running, title
 
+pytestmark = pytest.mark.slow
 TIMEOUT_S = 120
 
 

@@ -1,6 +1,7 @@
 """Two services on one machine; Ctrl-C on one while requests are under way, and again and again.
 
-Other ways to stop a service are tested where the shared ones end (tests/e2e/conftest.py).
+In the fast tier: other ways to stop a service, where the shared ones end (tests/e2e/conftest.py),
+and the ports of two services (tests/unit/launch/test_ports.py).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from tests.support.services.live_service import Service, Start
 from tests.support.services.processes import descendants, listening
 from tests.support.services.stopping import leaving_nothing
 
+pytestmark = pytest.mark.slow
 NUM = 40
 NUM_SIGNALS, SIGNAL_EVERY_S = 5, 0.2  # as fast as fingers are
 

@@ -202,8 +202,10 @@ def test_locust(traced: Service, photos: Path, tag: str) -> None:
     assert counted[tag]["num_failures"] == 0
 
 
+@pytest.mark.slow
 @needs("pandas")
 def test_ray_data(traced: Service, photos: Path, labels: dict[str, str], tmp_path: Path) -> None:
+    """In the fast tier: the same classes, in tests/unit/calibration/offline."""
     import pyarrow.parquet
 
     out = tmp_path / "answers"

@@ -144,7 +144,7 @@ def test_models_list(tmp_path):
 
 
 def test_classify(tmp_path, server):
-    """The answers are made here; that a service gives such is tests/e2e/shipped/test_classify.py's."""
+    """The answers are made here; a service gives them in tests/e2e/shipped/test_classify.py."""
     label = "English_springer_" + "z" * 40
     other = "Welsh_springer_" + "z" * 40
     opinion = {"label": other, "probability": 0.97, "predictions": []}
