@@ -8,9 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
 from app.graph.keys import Keys
-from app.http.errors import ERRORS, error_response, is_protocol
+from app.http.errors import ERRORS, described, error_response, is_protocol
 from app.http.headers import Headers
 from app.messages import Fault
+from app.oip.documents import ProtocolError
+from app.responses import ErrorAnswer
 
 # All other routes need a key, so new routes do too. Load balancers probe without a key. The page
 # must load before it can ask for a key, and its contents are public.
@@ -91,6 +93,5 @@ def _with_security(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refused(path: str) -> dict[str, Any]:
-    form = "ProtocolError" if is_protocol({"path": path}) else "ErrorAnswer"
-    schema = {"schema": {"$ref": f"#/components/schemas/{form}"}}
-    return {"description": ERRORS[401]["description"], "content": {"application/json": schema}}
+    form = ProtocolError if is_protocol({"path": path}) else ErrorAnswer
+    return described(form, ERRORS[401]["description"])

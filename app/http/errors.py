@@ -23,16 +23,28 @@ RETRY_AFTER_S = 1  # for a service that is full or not ready
 # Paths of the Open Inference Protocol and of KServe's V1, which have the same error form.
 PROTOCOL_PATH, V1_MODEL = "/v2", "/v1/models/"
 
+
+def described(form: type, description: str) -> dict[str, Any]:
+    """Describe an error response by reference, not as ``model``.
+
+    FastAPI builds the schema of each ``model`` anew, which took half of the interface's start. One
+    response of each form has it, so that the description contains the form (504, below and in
+    :mod:`app.http.open_inference`).
+    """
+    schema = {"$ref": f"#/components/schemas/{form.__name__}"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "not an image, or a damaged one"},
-    401: {"model": ErrorAnswer, "description": "no key of a service that wants one"},
-    404: {"model": ErrorAnswer, "description": "no such model set"},
-    408: {"model": ErrorAnswer, "description": "the body came too slowly"},
-    413: {"model": ErrorAnswer, "description": "too many bytes or files"},
-    415: {"model": ErrorAnswer, "description": "an image format that is not decoded"},
-    422: {"model": ErrorAnswer, "description": "too many pixels, or a bad parameter"},
-    429: {"model": ErrorAnswer, "description": "full; see Retry-After"},
-    503: {"model": ErrorAnswer, "description": "not ready"},
+    400: described(ErrorAnswer, "not an image, or a damaged one"),
+    401: described(ErrorAnswer, "no key of a service that wants one"),
+    404: described(ErrorAnswer, "no such model set"),
+    408: described(ErrorAnswer, "the body came too slowly"),
+    413: described(ErrorAnswer, "too many bytes or files"),
+    415: described(ErrorAnswer, "an image format that is not decoded"),
+    422: described(ErrorAnswer, "too many pixels, or a bad parameter"),
+    429: described(ErrorAnswer, "full; see Retry-After"),
+    503: described(ErrorAnswer, "not ready"),
     504: {"model": ErrorAnswer, "description": "past its deadline"},
 }
 

@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import BadParameterError, UnknownRequestError
 from app.graph.service import EnsembleService
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
@@ -19,15 +19,12 @@ from app.samples.feedback_book import FeedbackFigures
 PATH = "/v1/feedback"
 WANTED = '{"request_id": "...", "label": "..."}, and image, from 0, for a request of several'
 OFF: dict[int | str, dict[str, Any]] = {
-    404: {"model": ErrorAnswer, "description": "the request is not remembered, or feedback is off"}
+    404: described(ErrorAnswer, "the request is not remembered, or feedback is off")
 }
 REPORTING: dict[int | str, dict[str, Any]] = {
     **OFF,
     **{status: ERRORS[status] for status in (401, 408, 413, 422, 503)},
-    409: {
-        "model": ErrorAnswer,
-        "description": "the image has another label already, or the id other answers",
-    },
+    409: described(ErrorAnswer, "the image has another label already, or the id other answers"),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, described
 from app.http.infer import InferEndpoint
 from app.http.predict import add_predict
 from app.http.repository import add_repository
@@ -28,18 +28,16 @@ MODEL = "/v2/models/{model_name}"
 VERSION = MODEL + "/versions/{model_version}"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProtocolError, "description": "no such model or version"}
+    404: described(ProtocolError, "no such model or version")
 }
 NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"model": ProtocolError, "description": "a member does not answer"}
+    503: described(ProtocolError, "a member does not answer")
 }
 INFER_ERRORS: dict[int | str, dict[str, Any]] = (
-    {
-        status: {"model": ProtocolError, "description": described["description"]}
-        for status, described in ERRORS.items()
-    }
+    {status: described(ProtocolError, error["description"]) for status, error in ERRORS.items()}
     | NO_MODEL
     | NOT_LOCAL
+    | {504: ERRORS[504] | {"model": ProtocolError}}
 )
 INFER_ERRORS[400]["description"] = "a request that does not hold together, or an image that is none"
 TENSOR = {

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from app.errors import SlowBodyError
 from app.http.body import read_body
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, described
 from app.http.headers import Headers
 from app.http.shared_memory import is_local
 from app.oip.documents import IndexEntry, ProtocolError
@@ -27,7 +27,7 @@ DESCRIPTIONS = {
     422: "the default set, stages that are deployments, or a parameter that is not taken",
 }
 REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"model": ProtocolError, "description": text} for status, text in DESCRIPTIONS.items()
+    status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
 }
 PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
 READY = {"type": "object", "properties": {"ready": {"type": "boolean"}}}

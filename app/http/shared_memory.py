@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from app.errors import BadRegionError
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.oip.documents import ProtocolError, RegionStatus
@@ -17,22 +17,17 @@ from app.oip.shared_memory import NO_CUDA, asks_for_itself, is_loopback
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 NOT_LOCAL: dict[int | str, dict[str, Any]] = {
-    403: {
-        "model": ProtocolError,
-        "description": "shared memory, and a caller that may be elsewhere",
-    }
+    403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
 }
 REFUSED: dict[int | str, dict[str, Any]] = {
-    400: {"model": ProtocolError, "description": "shared memory that is off, gone or too small"},
+    400: described(ProtocolError, "shared memory that is off, gone or too small"),
     **NOT_LOCAL,
 }
-UNKNOWN: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProtocolError, "description": "no such region"}
-}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
 REGISTERING: dict[int | str, dict[str, Any]] = {
-    408: {"model": ProtocolError, "description": ERRORS[408]["description"]},
-    409: {"model": ProtocolError, "description": "the region is registered already"},
-    413: {"model": ProtocolError, "description": ERRORS[413]["description"]},
+    408: described(ProtocolError, ERRORS[408]["description"]),
+    409: described(ProtocolError, "the region is registered already"),
+    413: described(ProtocolError, ERRORS[413]["description"]),
 }
 SIZE = {"type": "integer", "minimum": 0}
 REGION = {
@@ -160,7 +155,7 @@ def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     @api.post(
         CUDA + "/region/{region_name}/register",
         tags=tags,
-        responses={400: {"model": ProtocolError, "description": NO_CUDA}},
+        responses={400: described(ProtocolError, NO_CUDA)},
         response_class=Response,
         summary="Not supported",
     )

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 
 from app.errors import BadParameterError, NoTrafficError, TrafficLockedError
 from app.graph.service import EnsembleService
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
@@ -15,15 +15,15 @@ from app.traffic.status import TrafficStatus
 
 PATH = "/v1/traffic"
 MISSING: dict[int | str, dict[str, Any]] = {
-    404: {"model": ErrorAnswer, "description": "no traffic, or a version that is not loaded"},
-    503: {"model": ErrorAnswer, "description": "the deployment Traffic does not answer"},
+    404: described(ErrorAnswer, "no traffic, or a version that is not loaded"),
+    503: described(ErrorAnswer, "the deployment Traffic does not answer"),
 }
 CHANGING: dict[int | str, dict[str, Any]] = {
     **MISSING,
-    403: {"model": ErrorAnswer, "description": "no keys, and the settings do not allow it"},
+    403: described(ErrorAnswer, "no keys, and the settings do not allow it"),
     **{status: ERRORS[status] for status in (408, 413)},
-    409: {"model": ErrorAnswer, "description": "revision is not the newest plan's"},
-    422: {"model": ErrorAnswer, "description": "shares that are no split, or a version refused"},
+    409: described(ErrorAnswer, "revision is not the newest plan's"),
+    422: described(ErrorAnswer, "shares that are no split, or a version refused"),
 }
 SPLIT = {
     "shares": {"type": "object", "additionalProperties": {"type": "number"}},
