@@ -75,8 +75,9 @@ endif
 
 # The short form, for test-all: RAY says which.
 test-ray: $(RAY_VENV)/.ray
-	$(RAY_VENV)/bin/python -m pytest $(OF_RAY_NAMES)
-	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY_IN_SHORT)
+	$(RAY_VENV)/bin/python -m pytest --junitxml=$(RESULTS)/$@-of-names.xml $(OF_RAY_NAMES)
+	$(RAY_VENV)/bin/python -m pytest --junitxml=$(RESULTS)/$@-of-rest.xml -m "not slow" \
+		$(OF_RAY_IN_SHORT)
 
 test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
 	$(call run_tests,,$(MAKE) test-ray RAY=$(OTHER_RAY) || failed=1;)

@@ -6,7 +6,7 @@ A test's time includes the fixtures that it was the first to need and the last t
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -37,7 +37,7 @@ class Tier:
 
 
 def read(files: Iterable[Path]) -> Tier:
-    """Add up the runs of a target: it has more than one."""
+    """Read the runs of a target: it has several, of which some run at a time."""
     suites = [suite for path in files for suite in ElementTree.parse(path).iter("testsuite")]
     tests = {
         f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": float(
@@ -47,11 +47,14 @@ def read(files: Iterable[Path]) -> Tier:
         for case in suite.iter("testcase")
         if "classname" in case.attrib  # not so where a run was interrupted
     }
-    return Tier(tests, sum(float(suite.attrib["time"]) for suite in suites))
+    starts = [datetime.fromisoformat(suite.attrib["timestamp"]) for suite in suites]
+    lengths = [timedelta(seconds=float(suite.attrib["time"])) for suite in suites]
+    last = max(start + length for start, length in zip(starts, lengths, strict=True))
+    return Tier(tests, (last - min(starts)).total_seconds())
 
 
 def of_target(target: str) -> Tier:
-    return read(sorted(RESULTS.glob(f"{target}-of-*.xml")))
+    return read(RESULTS.glob(f"{target}-of-*.xml"))
 
 
 def table(tier: Tier) -> str:
@@ -59,14 +62,15 @@ def table(tier: Tier) -> str:
     return "\n".join(["| s | test |", "| --- | --- |", *rows]) + "\n"
 
 
-def report(fast: Tier, everything: Tier) -> str:
+def report(fast: Tier, everything: Tier, other_ray: Tier) -> str:
     """Return what ``make durations`` writes below the mark."""
     only_slow = everything.without(fast)
     return wrapped(
         f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {available_cpus()} cores, {cpu_model()}:\n\n"
         "| target | tests | seconds |\n| --- | --- | --- |\n"
         f"| `make test` | {len(fast.tests)} | {fast.wall_s:.0f} |\n"
-        f"| `make test-all` | {len(everything.tests)} | {everything.wall_s:.0f} |\n\n"
+        f"| `make test-all` | {len(everything.tests)} | {everything.wall_s:.0f} |\n"
+        f"| then, in it, with another Ray | {len(other_ray.tests)} | {other_ray.wall_s:.0f} |\n\n"
         f"## The slowest of `make test`\n\n{table(fast)}\n"
         f"## The slowest of what only `make test-all` runs\n\n{table(only_slow)}"
     )
@@ -88,7 +92,8 @@ def main(arguments: list[str]) -> None:
         return
     above = REPORT.read_text("utf-8").partition(MARK)[0]
     everything = of_target("test-all")
-    REPORT.write_text(above + MARK + report(of_target("test"), everything), "utf-8")
+    tiers = of_target("test"), everything, of_target("test-ray")
+    REPORT.write_text(above + MARK + report(*tiers), "utf-8")
     LONG_TESTS.write_text(long_tests(everything), "utf-8")
 
 
