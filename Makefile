@@ -1,5 +1,7 @@
 # Two commands for users: `make serve` and `make test`. They set up .venv themselves.
-PYTHON ?= python3.11
+# The oldest supported Python that runs here.
+RUNS = $(shell python3.$(1) -c '' 2>/dev/null && echo python3.$(1))
+PYTHON ?= $(firstword $(foreach version,11 12 13 14,$(call RUNS,$(version))) python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check

@@ -180,7 +180,9 @@ def _type_name(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     for prefix in ("typing.", "pathlib._local.", "pathlib.", "models.record."):
         text = text.replace(prefix, "")
-    return re.sub(r"Annotated\[(\w+),.*?\](?=[,\]]|$)", r"\1", text).replace("NoneType", "None")
+    text = re.sub(r"Annotated\[(\w+),.*?\](?=[,\]]|$)", r"\1", text).replace("NoneType", "None")
+    # Before Python 3.14 a union of typing's own forms is printed as Optional.
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
 
 
 def _default(name: str, field: FieldInfo) -> str:

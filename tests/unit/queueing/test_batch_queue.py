@@ -1,6 +1,7 @@
 """The batch queue on a network whose every run the test ends itself."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -207,7 +208,7 @@ async def test_nothing_to_submit_is_no_error():
 def test_the_helpers_themselves():
     assert number_of(BatchResult(image(70_000)[0, 0], 0.0, ExecutedBatch(0.0, 0.0, ()))) == 70_000
     run: Callable[..., Awaitable] = SteppedNetwork().run
-    assert asyncio.iscoroutinefunction(run)
+    assert inspect.iscoroutinefunction(run)
 
 
 async def test_who_keeps_a_record_hears_of_every_batch():
