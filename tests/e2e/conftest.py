@@ -49,7 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give one process all files of a folder, so that their service starts once."""
-    from xdist.scheduler import LoadFileScheduling  # only where tests run in several processes
+    # Here: only where tests run in several processes.
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class FolderScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
