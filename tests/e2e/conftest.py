@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path.parent == FOLDER, item.get_closest_marker("slow") is None
 
     own = [item for item in items if FOLDER in item.path.parents]
-    others = [item for item in items if item not in set(own)]
+    others = [item for item in items if FOLDER not in item.path.parents]
     items[:] = sorted(own, key=place) + others
 
 

@@ -10,9 +10,10 @@ if command -v apt-get >/dev/null; then
     echo "fetching prometheus for the metrics' tests"
     if [ "$(id -u)" = 0 ]; then SUDO=; else SUDO="sudo -n"; fi
     $SUDO apt-get -qq update 2>/dev/null
-    cd "$work" && apt-get -qq download prometheus 2>/dev/null && dpkg-deb -x prometheus_*.deb .
+    cd "$work" || exit
     # Since Debian 13 promtool is a package of its own.
-    [ -e usr/bin/promtool ] || { apt-get -qq download promtool && dpkg-deb -x promtool_*.deb .; }
-    [ -e usr/bin/promtool ] && install usr/bin/prometheus usr/bin/promtool "$target" && exit 0
+    apt-get -qq download prometheus promtool 2>/dev/null || apt-get -qq download prometheus 2>/dev/null
+    for package in *.deb; do dpkg-deb -x "$package" . 2>/dev/null; done
+    install usr/bin/prometheus usr/bin/promtool "$target" 2>/dev/null && exit 0
 fi
 echo "no prometheus, and it could not be fetched: the metrics' tests will be left out"
