@@ -18,7 +18,7 @@ REPORT = Path("tests/durations.md")
 MARK = "<!-- What follows is written by make durations. -->\n"
 NUM_PRINTED, NUM_KEPT = 15, 40
 # The unit tests that make test leaves out, an id a line: all that took longer than this.
-LONG_TESTS, LONG_S = Path("tests/long_tests.txt"), 0.5
+LONG_TESTS, LONG_S = Path("tests/long_tests.txt"), 0.3
 
 
 @dataclass(frozen=True)
