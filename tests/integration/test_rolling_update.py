@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 PREFIX = "/rolled"
 CLIENTS = 4
+# Requests wait for the slowest stage of the new set. On a busy machine that took over 10 s.
+REQUEST_TIMEOUT_S = 120
 
 
 class Load:
@@ -47,7 +49,7 @@ class Load:
                 thread.join()
 
     def _send(self) -> None:
-        with httpx.Client(timeout=60, trust_env=False) as client:
+        with httpx.Client(timeout=2 * REQUEST_TIMEOUT_S, trust_env=False) as client:
             while not self._is_over.is_set():
                 try:
                     answer = client.post(self._url, content=picture("red"))
@@ -77,6 +79,7 @@ def application(folder: Path, place: str) -> dict[str, Any]:
                     "decoder": place,
                     "batch_sizes": [1, 4],
                     "streams": 1,
+                    "request_timeout_s": REQUEST_TIMEOUT_S,
                     "compile_cache": None,
                     "trace_exporter": "none",
                 },

@@ -250,7 +250,8 @@ def faults() -> str:
         *table(FAULTS_HEAD, _faults({**result["faults"], **of_head["faults"]})),
         "",
         "A request on its way through the HAProxy that dies is lost. Put a balancer that retries",
-        "in front of several nodes. A new model set is rolled out without a failed request.",
+        "in front of several nodes. A new model set is rolled out without a failed request, if "
+        "its stages start within `request_timeout_s` of each other.",
         "",
         "The same with whole graphs (`--config configs/cluster-whole.yaml`);",
         f"{machine(of_whole_graphs)}; {link('faults-whole')}. Links were not cut.",
