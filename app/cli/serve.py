@@ -26,8 +26,11 @@ def serve(
         str | None, typer.Option(help="running Ray cluster to deploy to: auto, or HOST:PORT")
     ] = None,
     allow_unverified: Annotated[
-        bool, typer.Option(help="serve a set even if INT8 lost more than its max_drop")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="serve a set even if INT8 lost more than its max_drop  (default: refuse it)"
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="port for Prometheus  (default: 9464, or a free one)"),
@@ -76,7 +79,7 @@ def serve(
         host=host,
         port=port,
         address=address,
-        allow_unverified=allow_unverified or None,
+        allow_unverified=allow_unverified,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         api_keys_file=api_keys_file,

@@ -164,11 +164,16 @@ class TrafficService:
 
         from app.access.api_keys import key_headers
         from app.access.client_tls import ClientTls
+        from tandem_client.addresses import is_loopback
 
         tls = ClientTls(ca, client_cert, client_key).context()
         self._url = url
         self._client = httpx.Client(
-            base_url=url, headers=key_headers(key_file), timeout=TIMEOUT_S, verify=tls or True
+            base_url=url,
+            headers=key_headers(key_file),
+            timeout=TIMEOUT_S,
+            verify=tls or True,
+            trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
         )
 
     def status(self) -> Status:

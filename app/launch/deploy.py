@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import httpx
@@ -99,27 +99,34 @@ def wait_ready(
     report: ReportProgress,
     timeout_s: float = 300.0,
     *,
+    applications: Collection[str],
     grpc: GrpcProbe | None = None,
 ) -> bool:
     """Wait until /readyz reports ready; return False if ``stop`` is asked for first.
 
-    With ``grpc`` a gRPC call must reach the application too.
+    Args:
+        client: of the service.
+        stop: ends the waiting.
+        report: called with each step of the progress.
+        timeout_s: how long to wait.
+        applications: the names of ours; a cluster may have others, which concern nobody here.
+        grpc: a gRPC call must reach the application too.
 
     Raises:
-        ConfigError: a deployment failed (the message says why), or ``timeout_s`` passed.
+        ConfigError: a deployment of ours failed (the message says why), or ``timeout_s`` passed.
 
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if stop.is_asked:
             return False
-        report(_progress())
+        report(_progress(applications))
         with contextlib.suppress(httpx.HTTPError):
             is_ready = client.get("/readyz").status_code == 200
             if is_ready and (grpc is None or grpc.reaches_application()):
                 return True
         stop.wait(0.25)
-    raise ConfigError(f"not ready after {timeout_s:g} s: {_progress()}")
+    raise ConfigError(f"not ready after {timeout_s:g} s: {_progress(applications)}")
 
 
 def wants_key(client: httpx.Client) -> bool:
@@ -129,12 +136,19 @@ def wants_key(client: httpx.Client) -> bool:
     return False
 
 
-def _progress() -> str:
-    """Return the progress of the deployments; raise :class:`ConfigError` if one failed for good."""
+def _progress(applications: Collection[str]) -> str:
+    """Return the progress of their deployments.
+
+    Raises:
+        ConfigError: one failed for good.
+
+    """
     from ray import serve
 
     waiting = []
     for name, application in serve.status().applications.items():
+        if name not in applications:
+            continue
         if application.status == "DEPLOY_FAILED":
             reasons = [
                 f"{stage}: {reason}"

@@ -99,7 +99,9 @@ def _run(options: ServeOptions) -> None:
             is_ours = has_haproxy() and not is_joining  # only our own HAProxy has these sockets
             with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
                 grpc = _grpc_probe(config, haproxy if is_ours else None)
-                if is_ready := wait_ready(client, stop, report, grpc=grpc):
+                if is_ready := wait_ready(
+                    client, stop, report, applications=config.application_names, grpc=grpc
+                ):
                     status.stop()
                     _welcome(config, metrics, has_keys=wants_key(client))
                     notify_systemd("READY=1")

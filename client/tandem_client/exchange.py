@@ -13,6 +13,7 @@ from tandem_client.images import Image, path_of
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts, retry_after_s, told_s
 
+MAX_PORT = 65535
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
 Outcome = Classification | TandemError
 
@@ -33,7 +34,7 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
         ]
         body = {"files": files}
     try:
-        return client.build_request(
+        request = client.build_request(
             "POST",
             f"{options.url}/v1/classify",
             params=call.options.query,
@@ -41,8 +42,11 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
             timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
             **body,
         )
+        if (request.url.port or 0) > MAX_PORT:  # the event loop would raise OverflowError
+            raise httpx.InvalidURL(f"ports end at {MAX_PORT}")
     except httpx.InvalidURL as error:
         raise Unreachable(_no_answer(options, error)) from error
+    return request
 
 
 def _headers(options: CallOptions) -> dict[str, str]:

@@ -15,6 +15,7 @@ from email.utils import parsedate_to_datetime
 from tandem_client.errors import DeadlineExceeded, Reason, TandemError
 
 LEAST_TOLD_S = 0.001
+MOST_DOUBLINGS = 60  # of the waits: far beyond any limit, and still a float
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Attempts:
         policy = self._policy
         if error.reason not in policy.on or self._num >= policy.max_attempts:
             raise error
-        most = min(policy.max_s, policy.base_s * 2 ** (self._num - 1))
+        most = min(policy.max_s, policy.base_s * 2.0 ** min(self._num - 1, MOST_DOUBLINGS))
         wait = (error.retry_after_s or 0.0) + self._uniform(0.0, most)
         if self._now() + wait >= self._ends_at:
             raise error

@@ -86,7 +86,8 @@ def served(
             options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
         config = config.with_deployment(options)
     deploy(config)
-    assert wait_ready(client_of(config.url), StopRequest(), lambda _: None, timeout_s=120)
+    client = client_of(config.url)
+    assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
     return Served(config.url, config, folder)
 
 

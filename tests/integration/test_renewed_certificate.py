@@ -81,6 +81,17 @@ def test_the_new_one_is_shown_at_once(front: Front, root: Root) -> None:
     assert not front.renewal.look()
 
 
+def test_comments_of_the_file_are_left_out(front: Front, root: Root) -> None:
+    """As openssl writes them: a friendly name, in any encoding, with empty lines."""
+    before, renewed = front.shown(), root.sign("other")
+    for new, of_front in ((renewed.certificate, front.signed.certificate),
+                          (renewed.key, front.signed.key)):  # fmt: skip
+        comment = "subject=O = Müller GmbH\n\n".encode("latin-1")
+        of_front.write_bytes(comment + new.read_bytes() + comment)
+    assert front.renewal.look(), front.warnings
+    assert front.shown() == text_of(renewed.certificate) != before
+
+
 def test_between_two_writes_the_old_one_holds(front: Front, root: Root) -> None:
     before, other = front.shown(), root.sign("other")
     other.certificate.replace(front.signed.certificate)

@@ -1,6 +1,8 @@
 """Loads a renewed certificate into HAProxy over its admin socket, without ending connections."""
 
 import contextlib
+import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
 
 RENEWAL_EVERY_S = 5.0
 ANSWERS_WITHIN_S = 5.0
+# The file's other lines are comments, in any encoding, which HAProxy's commands do not take.
+PEM_BLOCK = re.compile(rb"-----BEGIN ([^-]+)-----.+?-----END \1-----", re.DOTALL)
 ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one, or one per node
 
 
@@ -47,22 +51,28 @@ class CertificateRenewal:
 
     def _hand_over(self, tls: Tls) -> None:
         name = self._folder / CHAIN
-        pem = f"{tls.certificate.read_text('ascii')}\n{tls.key.read_text('ascii')}"
-        lines = "\n".join(line for line in pem.splitlines() if line.strip())  # an empty one ends it
+        pem = b"\n".join(
+            match[0]
+            for path in (tls.certificate, tls.key)
+            for match in PEM_BLOCK.finditer(path.read_bytes())
+        )
+        lines = b"\n".join(
+            line for line in pem.splitlines() if line.strip()
+        )  # an empty one ends it
         sockets = {path for pattern in ADMIN_SOCKETS for path in self._folder.glob(pattern)}
         for path in sockets:
-            said = _asked(path, f"set ssl cert {name} <<\n{lines}\n\n")
+            said = _asked(path, b"set ssl cert %b <<\n%b\n\n" % (os.fsencode(name), lines))
             if "Transaction" in said:
-                said = _asked(path, f"commit ssl cert {name}\n")
+                said = _asked(path, b"commit ssl cert %b\n" % os.fsencode(name))
             if "Success" not in said:
                 raise ConfigError(f"HAProxy says {said.strip()!r}")
         if not sockets:
             raise ConfigError("HAProxy is not there")
 
 
-def _asked(path: Path, command: str) -> str:
+def _asked(path: Path, command: bytes) -> str:
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(ANSWERS_WITHIN_S)
         connection.connect(str(path))
-        connection.sendall(command.encode("ascii"))
+        connection.sendall(command)
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")

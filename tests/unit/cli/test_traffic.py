@@ -155,3 +155,13 @@ def test_a_server_of_another_kind_is_no_service(server: FakeServer) -> None:
     done = tandem("traffic", "--url", server.url)
     assert isinstance(done.exception, ConfigError)
     assert "is no service of this kind" in done.exception.message
+
+
+def test_a_proxy_does_not_get_the_key_for_this_machine(
+    server: FakeServer, proxy: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_API_KEY", "k" * 32)
+    answering(server, status(90, 10))
+    done = tandem("traffic", "--url", server.url)
+    assert done.exit_code == 0, done.output
+    assert (len(server.requests) > 0, proxy.requests) == (True, [])

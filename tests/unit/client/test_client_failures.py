@@ -72,7 +72,9 @@ def test_what_will_not_get_better_is_not(make: Make, error):
     assert len(service.requests) == 1
 
 
-@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:8000", "http://["])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "127.0.0.1:8000", "http://[", "http://127.0.0.1:80000"]
+)
 def test_an_address_that_is_none(url):
     with Client(url, retry=RetryPolicy(base_s=0.0)) as client, pytest.raises(Unreachable) as caught:
         client.classify(b"photo")

@@ -68,6 +68,13 @@ def test_waits_double_up_to_the_longest_and_end_with_the_attempts():
         tried.wait_s(FULL)
 
 
+def test_a_thousand_attempts_still_have_a_wait():
+    tried = attempts(RetryPolicy(max_attempts=10**6, base_s=0.001, max_s=0.002), 100.0)
+    for _ in range(1100):
+        tried.begin()
+    assert tried.wait_s(FULL) == 0.002
+
+
 def test_jitter_reaches_down_to_nothing():
     tried = attempts(jitter=0.0)
     tried.begin()

@@ -248,7 +248,7 @@ async def test_a_few_small_texts_beside_the_files_have_no_effect():
         await files_of(part("token", b"t"), END)
 
 
-@pytest.mark.parametrize("name", ["top_k", "threshold"])
+@pytest.mark.parametrize("name", ["top_k", "threshold", "model_set"])
 async def test_a_parameter_in_the_form_is_refused_rather_than_ignored(name):
     with pytest.raises(BadParameterError, match=rf"text field {name}; .* \(\?{name}="):
         await files_of(part("files", b"x", "a"), part(name, b"3"), END)

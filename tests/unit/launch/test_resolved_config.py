@@ -23,6 +23,7 @@ from app.launch.resolved_config import (
 )
 from app.settings import Settings
 from models.strict_yaml import YamlError
+from tests.support.command_line import tandem
 from tests.support.services.live_service import ROOT, TANDEM
 from tests.support.shipped_config import edited_config
 
@@ -108,6 +109,15 @@ def test_a_flag_before_a_variable_before_the_file(monkeypatch, tmp_path):
     assert rows["max_files"].source == "TANDEM_MAX_FILES"
     assert rows["cache_mib"].source == str(config)
     assert rows["precision"].source == "default"
+
+
+@pytest.mark.parametrize(("flag", "is_allowed"), [([], True), (["--no-allow-unverified"], False)])
+def test_the_accuracy_gate_is_what_the_flag_says(monkeypatch, flag, is_allowed):
+    monkeypatch.setenv("TANDEM_ALLOW_UNVERIFIED", "true")
+    done = tandem("serve", "--print-config", "--json", *flag)
+    shown = json.loads(done.stdout)["allow_unverified"]
+    source = flag[0].replace("no-", "") if flag else "TANDEM_ALLOW_UNVERIFIED"
+    assert shown == {"value": is_allowed, "source": source}
 
 
 def test_no_other_reader_of_a_file_takes_variables(monkeypatch):
