@@ -71,7 +71,7 @@ class Combined(NamedTuple):
     model_set_fingerprint: str
     row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
     threshold: float | None = None  # of the scores that are listed, of a multi-label set
-    sure: bool | None = None  # by the set's bound; None: it has none
+    sure: bool | None = None  # by the set's bound; None: it has none, or some members are missing
 
     @classmethod
     def of(
@@ -83,15 +83,17 @@ class Combined(NamedTuple):
         fingerprint: str,
         *,
         is_row_kept: bool = False,
+        is_whole: bool = True,
     ) -> "Combined":
         """Return the answer of up to ``k`` classes from the average and each member's row, (C,).
 
         ``is_row_kept``: ``mean`` is no average that others can make again, and goes with the
-        answer.
+        answer. ``is_whole``: it is of all members.
         """
         own = {name: rule.predictions(row, k) for name, row in members.items()}
         is_agreed = rule.agree(members.values())
         row = mean if is_row_kept else None
         predictions, unsure = rule.predictions(mean, k), rule.entropy(mean)
-        sure = None if is_row_kept else rule.is_sure(mean)  # measured of the average alone
+        # The bound was measured on the average of all members.
+        sure = rule.is_sure(mean) if is_whole and not is_row_kept else None
         return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold, sure)

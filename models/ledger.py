@@ -104,8 +104,11 @@ def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Ve
     for record in reversed(records):
         if outcome_of(_judgements(manifest, record)) == "verified":
             return _verified(manifest, record)
-    most = max(records, key=lambda record: record.num_images)
-    open_ = [j for j in _judgements(manifest, most) if j.outcome == "unknown"]
+    unknown = {}  # by number of images; of equal ones the newest record
+    for record in records:
+        if open_ := [j for j in _judgements(manifest, record) if j.outcome == "unknown"]:
+            unknown[record.num_images] = record, open_
+    most, open_ = unknown[max(unknown)]  # the newest record is neither refused nor verified
     worst = max(open_, key=lambda j: j.num_more or float("inf"))
     lost, high, limit = (_points(v) for v in (worst.loss.lost, worst.loss.high, worst.bound))
     return Verdict(

@@ -65,11 +65,12 @@ class Combiner:
                 if own
                 else average(members, self._weights, self._temperature)
             )
-        rule, fingerprint, is_kept = self._rule.asked(threshold), self._fingerprint, own is not None
+        rule, fingerprint = self._rule.asked(threshold), self._fingerprint
+        kinds = {"is_row_kept": own is not None, "is_whole": len(members) == len(self._weights)}
         answers = []
         for index, row in enumerate(mean):
             rows = {name: own_rows[index] for name, own_rows in members.items()}
-            answers.append(Combined.of(row, rows, rule, top_k, fingerprint, is_row_kept=is_kept))
+            answers.append(Combined.of(row, rows, rule, top_k, fingerprint, **kinds))
         return answers
 
     async def check_health(self) -> None:

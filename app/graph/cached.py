@@ -94,6 +94,7 @@ class CachedEnsemble:
             request.top_k,
             self.keys.fingerprint,
             is_row_kept=not self._averages,
+            is_whole=len(members) == len(self._weights),
         )
         timings = request.observer.timings_of_cached(caching)
         name, request_id = self._model_set.name, request.request_id

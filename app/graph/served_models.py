@@ -116,7 +116,7 @@ def describe(model_set: ModelSet, settings: Settings, cascade_margin: float | No
         members=[
             ServedMember(
                 name=m.name,
-                precision=precision,
+                precision=m.precision_of(precision),
                 input_size=manifest.image_of(m.name).input_size,
                 weight=m.weight,
                 source=m.source,

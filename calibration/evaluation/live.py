@@ -101,8 +101,7 @@ class LiveService:
                 f"{url} serves with functions of its operator's own ({', '.join(own)}), which this "
                 "process does not run: evaluate a service without them"
             )
-        (precision,) = set(served.values())
-        return "INT8" if precision == "INT8" else "FP16"
+        return "INT8" if "INT8" in served.values() else "FP16"  # some members may be float only
 
     def check_served(self, answer: dict[str, Any], model_set: ModelSet) -> None:
         """Raise :class:`ModelSetError` unless the service's task is the set's."""
@@ -165,12 +164,13 @@ class LiveService:
             result.differences.append(f"{image.path}: {body['problem']}")
             return
         live = {name: member["predictions"] for name, member in body["members"].items()}
-        if body.get("skipped_members"):
-            result.num_alone += 1
+        skipped, missing = body.get("skipped_members"), body.get("missing_members", ())
+        if skipped or missing:
+            result.num_alone += bool(skipped)
             rows = {name: row for name, row in rows.items() if name in live}
             rows[ENSEMBLE] = average(rows, self._weights)
         live[ENSEMBLE] = body["predictions"]
-        problems = []
+        problems = [f"{name} did not answer" for name in missing]
         for name, row in rows.items():
             first = live[name][0]
             right = result.num_right.setdefault(name, 0)

@@ -90,7 +90,9 @@ class LocalEnsemble:
         self._networks = Networks(model_set, [precision], cache, num_threads)
         if (golden := model_set.golden) is not None:
             for name, network in self._networks.compiled[precision].items():
-                check(golden, name, precision, network)
+                check(
+                    golden, name, model_set.manifest.member(name).precision_of(precision), network
+                )
 
     def classify(
         self, image: bytes | str | Path, top_k: int = 1, threshold: float | None = None

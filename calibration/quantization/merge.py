@@ -53,6 +53,7 @@ def merged(
         "calibration_source": made.calibration_source,
         "golden": made.golden,
         "accuracy": made.accuracy,
+        "sure": None,  # measured on the networks before
     }
     return now.model_copy(update=update)
 

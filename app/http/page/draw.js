@@ -236,10 +236,13 @@ export function sets({ model_set: chosen, model_sets: names = [] }) {
   $("model-set").replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
 }
 
+/** Returns the set's precision; members that have no INT8 network run float beside the others. */
+const precisionOf = (members) => (members.some(({ precision }) => precision === "INT8") ? "INT8" : "FP16");
+
 /** Returns how often the ensemble is right, by the newest record in the set's ledger. */
 function accuracyText({ accuracy = [], members = [], verified }) {
   const record = accuracy.at(-1);
-  const score = record?.scores[members[0]?.precision]?.ensemble;
+  const score = record?.scores[precisionOf(members)]?.ensemble;
   if (verified === "unmeasured" || !score) return "Its accuracy was not measured.";
   const lost = { dropped: " Its INT8 networks lost more accuracy than the set allows.", unknown: " They are too few to tell what INT8 costs." }[verified] ?? "";
   if ("micro_f1" in score) {

@@ -76,6 +76,16 @@ async def test_every_interface_says_it(folder: Path, cache: str) -> None:
     assert [one.sure for one in _outcomes(reply, 2, Options("grpc://x"))] == [True, False]
 
 
+@pytest.mark.parametrize("cache", ["none", "local"])
+async def test_an_answer_of_some_members_does_not_say(folder: Path, cache: str) -> None:
+    """The bound was measured on the average of all."""
+    client = client_of(service_of(folder, cache=cache, cascade_margin=0.5))
+    for _ in range(2):
+        told = (await client.post("/v1/classify", content=RED)).json()
+        assert (told["skipped_members"], told.get("sure")) == (["unsure"], None)
+    assert await sure_of(client, GREY) is False  # all were asked
+
+
 async def test_a_set_that_does_not_say_leaves_it_out(tmp_path: Path) -> None:
     service = service_of(write_tiny_set(tmp_path / "tiny"))
     client = client_of(service)

@@ -130,6 +130,15 @@ def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest: Manifest) -
     assert judge(with_accuracy(bad, TOP1, others)).status == "dropped"  # not of the ensemble
 
 
+def test_what_is_not_known_is_told_of_a_record_that_has_it(manifest: Manifest) -> None:
+    """The older of two records of as many images has a refusal, overruled, and no open figure."""
+    bad = with_accuracy(manifest, TOP1, drops(0.1), num_images=2000, images_sha256="1" * 64)
+    newer = with_accuracy(bad, TOP1, {**drops(0.0), "sure": 0.005}, num_images=2000)
+    verdict = judge(newer)
+    assert verdict.status == "unknown"
+    assert "whether INT8 costs sure more than max_drop" in verdict.message
+
+
 def test_the_same_images_without_float_networks_undo_nothing(manifest: Manifest) -> None:
     bad = with_accuracy(manifest, TOP1, drops(0.1))
     (alone,) = with_accuracy(manifest, TOP1).accuracy

@@ -130,6 +130,28 @@ def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
     assert live["num_right"] == {"sure": 12, "ensemble": 12}
 
 
+def test_a_member_that_did_not_answer_is_a_difference(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    """A degraded answer is the average of the members that answered."""
+    odd = sorted(pictures.glob("*/*"))[5]
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        content = right(body)
+        if body == odd.read_bytes():
+            content["predictions"] = content["members"]["sure"]["predictions"]
+            content["missing_members"] = {"unsure": "late"}
+            del content["members"]["unsure"]
+        return 200, json.dumps(content).encode()
+
+    server.answer = answer
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 1
+    live = json.loads(done.stdout)["live"]
+    assert live["differences"] == [f"{odd}: unsure did not answer"]
+    assert live["num_right"] == {"sure": 12, "unsure": 11, "ensemble": 12}
+
+
 def test_another_probability_is_found(
     tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
 ) -> None:

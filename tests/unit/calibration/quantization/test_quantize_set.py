@@ -14,6 +14,7 @@ from calibration.quantization.quantize import quantize_within
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.sets.durable import write_manifest
 from models import golden
+from models.accuracy import SureRecord
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.ledger import judge
@@ -113,9 +114,13 @@ def test_one_member_alone_keeps_the_others_calibration_images(
 def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
-    write_manifest(folder, measured)
+    sure = SureRecord(
+        probability=0.9, target=0.9, num_images=9, share=0.5, right=1, right_interval=(0.7, 1)
+    )
+    write_manifest(folder, measured.model_copy(update={"sure": sure}))
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=13))
     assert read_manifest(folder).accuracy == ()
+    assert read_manifest(folder).sure is None
 
 
 def fragile_set(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
+from calibration.offline.local_ensemble import LocalEnsemble
 from calibration.offline.upper_bound import InProcessPipeline, Setup
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import extras, golden
@@ -80,13 +81,22 @@ def test_verify_and_bound_and_evaluation_run_it(mixed):
     }
 
 
+def test_it_classifies_without_a_service_at_the_services_precision(mixed):
+    assert LocalEnsemble(mixed, "INT8").classify(picture("red")).label == "mostly red"
+
+
 async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     """Through the Gateway's graph: queue, threads, golden check, average."""
     settings = Settings(
         model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
     )
     graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
-    told = {m.name: m.runtime for m in graph.service.served_models().members}
+    served = graph.service.served_models().members
+    told = {m.name: m.runtime for m in served}
+    assert {m.name: m.precision for m in served} == {
+        m.name: m.precision_of("INT8") for m in mixed.manifest.members
+    }
+    assert {m.precision for m in served} == {"INT8", "FP16"}
     bodies = [picture(color) for color in ("blue", "green", "red")]
     request = ClassifyRequest(bodies, 3, 30.0, "test", RequestObserver(), cache_use="off")
     found = await graph.service.classify(request)
