@@ -87,5 +87,7 @@ class SharedSets(HubLink):
                     self._done[name] = revision
                 except TandemError as error:
                     logger.warning("this Gateway does not follow for %s: %s", name, error)
+                except Exception:  # of a runtime, or no memory; this Gateway serves its other sets
+                    logger.exception("this Gateway does not follow for %s", name)
         if self._open:
             await asyncio.sleep(AGAIN_AFTER_S)

@@ -13,6 +13,7 @@ from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
 from app.graph.request import ClassifyRequest
 from app.graph.stages import MemberStage
+from app.queueing.priority import SHADOW
 from app.settings import AnswerPolicy, Settings
 from models.ensemble import is_sure
 from models.errors import TandemError
@@ -46,14 +47,14 @@ class Cascade:
 
         Each image is decided separately.
         """
-        if self._can_do_without and not self._breaker.allows():
+        if self._can_do_without(request) and not self._breaker.allows():
             return await self._ask_the_others(images, request, NOT_ASKED)
         try:
             first = await self._ask_the_first(images, request)
         except OtherSetError:
             raise
         except (TandemError, *OF_RAY) as error:
-            if not self._can_do_without:
+            if not self._can_do_without(request):
                 raise
             return await self._ask_the_others(images, request, as_tandem(error).code)
         sure = is_sure(first.answers[self._name].probabilities, self.margin)  # (K,) bool
@@ -69,17 +70,16 @@ class Cascade:
             results.append(MemberResults(own.images, answers, call_times, missing=rest.missing))
         return results
 
-    @property
-    def _can_do_without(self) -> bool:
-        """Whether the answer policy admits answers without the first member."""
-        return self._needed <= len(self._skipped)
+    def _can_do_without(self, request: ClassifyRequest) -> bool:
+        """Whether the answer policy admits an answer without the first member; no copy does."""
+        return self._needed <= len(self._skipped) and request.lane != SHADOW
 
     async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
         """Ask the first member; it has half of the time if the others could answer without it.
 
         A timeout counts as its failure only if half of the time is at least ``patience_s``.
         """
-        left_s = request.left_s / 2 if self._can_do_without else None
+        left_s = request.left_s / 2 if self._can_do_without(request) else None
         try:
             async with asyncio.timeout(left_s):
                 (results,) = await self._first.ask(images, request)

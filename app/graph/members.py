@@ -18,6 +18,7 @@ from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import LocalMemberStage, MemberStage
 from app.messages import MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.priority import SHADOW
 from app.settings import AnswerPolicy
 from models.image_inputs import ImageInputs
 from models.runtime import Pixels
@@ -117,9 +118,13 @@ class Members:
     ) -> list[MemberResults]:
         """Send the images to all members at once, and return their results.
 
-        ``needed`` of them must answer, by default as many as the policy says.
+        ``needed`` of them must answer, by default as many as the policy says. A copy in the shadow
+        lane needs all: it is compared whole, and waits for clients longer than their patience.
         """
-        if needed is None:
+        is_copy = request.lane == SHADOW
+        if is_copy:
+            needed = len(self._members)
+        elif needed is None:
             needed = self.needed
         chosen = self._chosen(needed)
         times: dict[str, Interval] = {}
@@ -135,7 +140,7 @@ class Members:
                 if not call.done():
                     call.add_done_callback(_error_of)  # retrieved, or asyncio would log it
                     call.cancel()
-        missing = self._judge(asked, were_waited_for)
+        missing = self._judge(asked, were_waited_for, is_copy=is_copy)
         self._check_one_set(asked)
         if len(asked) - len(missing) < needed:
             late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
@@ -176,11 +181,14 @@ class Members:
         chosen = [name for name in self._members if self.breakers[name].allows()]
         return chosen if len(chosen) >= needed else list(self._members)
 
-    def _judge(self, tasks: Mapping[str, Answering], were_waited_for: bool) -> dict[str, str]:
+    def _judge(
+        self, tasks: Mapping[str, Answering], were_waited_for: bool, *, is_copy: bool
+    ) -> dict[str, str]:
         """Return the members that did not answer, and why; open the circuit of those at fault.
 
         A full queue or a client's short deadline is not a member's fault. A late answer is, if the
-        member had ``patience_s`` after enough others had answered.
+        member had ``patience_s`` after enough others had answered. Clients would miss a member
+        whose circuit a copy has opened, so copies open none.
         """
         missing = {}
         for name, task in tasks.items():
@@ -194,7 +202,7 @@ class Members:
             is_its_fault = were_waited_for
             if ours is not None:
                 is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError, OtherSetError))
-            if is_its_fault:
+            if is_its_fault and not is_copy:
                 self.breakers[name].failed()
         return missing
 

@@ -179,14 +179,14 @@ QUEUE_AGE_MS = Metric(
 GOLDEN_PASSED = Metric(
     "tandem_golden_passed",
     "gauge",
-    "1: the member answers as where the set was made; 0: it does not, and its replica ends",
+    "1: the member answered its last golden check as where the set was made; 0: it did not",
     ("member",),
 )
 FAILED_GOLDEN_CHECKS = Metric(
     "tandem_failed_golden_checks",
     "counter",
-    "replicas that ended because the member does not answer as where the set was made; Ray keeps "
-    "the count when the replica is gone",
+    "golden checks that failed: the replica ended, or a version loaded while it served was "
+    "refused; Ray keeps the count when the replica is gone",
     ("member",),
     when="a golden check fails",
 )

@@ -7,11 +7,11 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from app.calls.attempts import OF_RAY, as_tandem
-from app.errors import UnknownRequestError
+from app.errors import NotReadyError, UnknownRequestError
 from app.messages import Fault
 from app.metrics.meter import meter
 from app.metrics.table import FEEDBACK
@@ -21,6 +21,7 @@ from app.samples.feedback_book import AnsweredRequest, FeedbackFigures, Judgemen
 from models.errors import TandemError
 
 SEND_EVERY_S = 0.2
+CALL_S = 5.0  # time limit of a call of the deployment
 MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
 
@@ -40,9 +41,7 @@ class Feedback:
         """Report a request's answers to the book soon, without waiting."""
         self._unsent.append(AnsweredRequest.of(request_id, answers))
         if self._sending is None or self._sending.done():
-            # An empty context: the task must not inherit this request's deadline or trace.
-            loop = asyncio.get_running_loop()
-            self._sending = loop.create_task(self._send_soon(), context=contextvars.Context())
+            self._sending = _own_task(self._send_soon())
 
     async def judge(
         self, request_id: str, label: str, image: int | None, sets: Collection[str]
@@ -54,7 +53,7 @@ class Feedback:
 
         """
         asked = request_id, label, image, list(sets)
-        await self._send()
+        await self._send_now()
         try:
             judgement: Judgement = await self._ask("judge", *asked)
         except UnknownRequestError:  # another Gateway may have answered, and not yet reported
@@ -67,15 +66,24 @@ class Feedback:
 
     async def figures(self) -> FeedbackFigures:
         """Return the accuracy by version; see :meth:`FeedbackBook.figures`."""
-        await self._send()
+        await self._send_now()
         figures: FeedbackFigures = await self._ask("figures")
         return figures
 
     async def _ask(self, method: str, *arguments: object) -> Any:
         try:
-            return await getattr(self._handle, method).remote(*arguments)
+            async with asyncio.timeout(CALL_S):
+                return await getattr(self._handle, method).remote(*arguments)
+        except TimeoutError:
+            raise NotReadyError(
+                f"the deployment Feedback did not answer within {CALL_S:g} s: try again"
+            ) from None
         except (TandemError, *OF_RAY) as error:
             raise as_tandem(error) from None
+
+    async def _send_now(self) -> None:
+        """Report the unsent answers, of other requests too: all of it if this request ends."""
+        await asyncio.shield(_own_task(self._send()))
 
     async def _send_soon(self) -> None:
         while self._unsent:
@@ -96,3 +104,8 @@ class Feedback:
                 logger.error("answers were not recorded for feedback: %s", error.message)
         else:
             self._breaker.succeeded()
+
+
+def _own_task(sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin a task in an empty context, without the deadline and trace of a request."""
+    return asyncio.get_running_loop().create_task(sending, context=contextvars.Context())

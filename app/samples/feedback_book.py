@@ -136,7 +136,8 @@ class FeedbackBook:
         place = _place(image, len(request.images))
         if (answer := request.images[place]) is None:
             raise BadParameterError(f"image {place} of this request was answered with an error")
-        if answer.version[0] not in sets:
+        # The labels of a version may differ from those of the set's main version.
+        if answer.version[0] not in sets and label not in answer.labels:
             raise BadParameterError(
                 f"{label[:MAX_SHOWN]!r} is no label of {answer.version[0]}; GET /v1/models lists "
                 "its labels"

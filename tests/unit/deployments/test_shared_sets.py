@@ -135,8 +135,9 @@ async def test_what_is_refused_here_changes_nothing_elsewhere(
     assert first.names == second.names == [FIRST, SECOND]
 
 
+@pytest.mark.parametrize("error", [ModelSetError("a file is missing"), MemoryError()], ids=type)
 async def test_a_gateway_that_cannot_follow_is_counted_and_tries_again(
-    two: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch
+    two: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     first, second = two
     monkeypatch.setattr(shared_sets, "EVERYWHERE_S", 0.5)
@@ -145,7 +146,7 @@ async def test_a_gateway_that_cannot_follow_is_counted_and_tries_again(
 
     async def loaded(name: str) -> None:
         if is_broken:
-            raise ModelSetError("a file is missing")
+            raise error
         await load(name)
 
     monkeypatch.setattr(second.graph.sets, "load", loaded)

@@ -7,10 +7,11 @@ import pytest
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.errors import DeadlineError, NotReadyError, OverloadedError, UnhealthyError
 from app.graph.members import MEMBER_TRIAL_EVERY_S, Members, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
+from app.queueing.priority import SHADOW, Lane
 from app.responses import Classified
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
@@ -37,9 +38,9 @@ class Graph:
             for breaker in group.breakers.values():
                 breaker._clock = lambda: self.clock[0]
 
-    async def classify(self, timeout_s: float = 10.0) -> Classified:
+    async def classify(self, timeout_s: float = 10.0, lane: Lane = "interactive") -> Classified:
         timeline = RequestObserver(asyncio.get_running_loop().time)  # which may be virtual
-        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline)
+        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline, lane=lane)
         (answer,) = await self.service.classify(request)
         assert isinstance(answer, Classified)
         return answer
@@ -161,6 +162,29 @@ def test_nor_is_it_in_a_cascade(tiny_set):
     assert (run_virtually(graph.classify(timeout_s=0.1))).missing_members == {"first": "deadline"}
     graph.first.gate = None
     assert (run_virtually(graph.classify())).missing_members is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
+@pytest.mark.parametrize("name", ["first", "third"])
+def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(tiny_set, settings, name):
+    """In the shadow lane it may wait longer than any patience; and it needs every member."""
+    graph = Graph(tiny_set, **settings)
+    graph.members[name].gate = asyncio.Event()
+    with pytest.raises(DeadlineError):
+        run_virtually(graph.classify(timeout_s=10.0, lane=SHADOW))
+    graph.members[name].gate = None
+    assert (run_virtually(graph.classify())).missing_members is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
+async def test_a_copys_error_is_told_and_opens_no_circuit(tiny_set, settings):
+    """So that the shadow lane learns that a version hangs, and clients miss no member."""
+    graph = Graph(tiny_set, **settings)
+    graph.first.raises = UnhealthyError("hangs")
+    with pytest.raises(UnhealthyError, match="hangs"):
+        await graph.classify(lane=SHADOW)
+    graph.first.raises = None
+    assert (await graph.classify()).missing_members is None
 
 
 def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):

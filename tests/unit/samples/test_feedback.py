@@ -19,10 +19,13 @@ class Replica(FeedbackReplica):
     """The book's replica in this process; it may be gone."""
 
     is_gone = False
+    gate: asyncio.Event | None = None  # it hangs until this is set
 
     async def remember(self, requests: Sequence[AnsweredRequest]) -> None:
         if self.is_gone:
             raise NotReadyError("it is gone")
+        if self.gate is not None:
+            await self.gate.wait()
         await super().remember(requests)
 
 
@@ -76,3 +79,28 @@ async def test_a_replica_that_is_gone_is_no_answers_trouble(
         feedback.note(f"{number}", [b""], [answer_of()])
         await feedback.figures()
     assert caplog.messages == ["answers were not recorded for feedback: it is gone"]
+
+
+async def test_a_replica_that_hangs_is_an_error(
+    feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "CALL_S", 0.05)
+    monkeypatch.setattr(replica, "figures", asyncio.Event().wait)
+    async with asyncio.timeout(30):
+        with pytest.raises(NotReadyError, match="the deployment Feedback did not answer within"):
+            await feedback.figures()
+
+
+async def test_a_caller_that_leaves_takes_no_answers_along(
+    feedback: Feedback, replica: Replica
+) -> None:
+    """It sends the answers of other requests, whose feedback would be refused."""
+    replica.gate = asyncio.Event()
+    feedback.note("1", [b""], [answer_of()])
+    leaving = asyncio.create_task(feedback.judge("1", "x", None, ["fake"]))
+    while feedback._unsent:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    replica.gate.set()
+    assert (await feedback.judge("1", "x", None, ["fake"])).is_right

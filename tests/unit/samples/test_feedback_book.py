@@ -148,6 +148,12 @@ def test_images_that_are_none(book: FeedbackBook, image: int | None, message: st
     assert book.figures().versions == []
 
 
+def test_a_label_that_only_the_answering_version_has(book: FeedbackBook) -> None:
+    """A version may have better labels for the same classes than the set's main version."""
+    book.remember(answered("1"))
+    assert book.judge("1", "x", None, []).is_right
+
+
 def test_a_label_that_the_set_lacks(book: FeedbackBook) -> None:
     book.remember(answered("1"))
     with pytest.raises(BadParameterError, match="'z' is no label of fake; GET /v1/models lists"):
