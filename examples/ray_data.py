@@ -1,6 +1,6 @@
 """Classifies a folder in a pipeline of your own with Ray Data, without a service.
 
-    pip install 'tandem-serve[ray-data]'
+    pip install '.[ray-data]'
     python examples/ray_data.py photos --out answers
     RAY_ADDRESS=auto python examples/ray_data.py s3://in/photos --out s3://out/answers --nodes 4
 
