@@ -77,7 +77,7 @@ class Classified:
         ),
     ]
     degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
-    # Left out unless the set says when an answer is sure.
+    # Left out unless the set says when an answer is sure, and all members answered.
     sure: Annotated[
         bool | SkipJsonSchema[None],
         Field(description="the first class is as likely as answers are that can be relied on"),

@@ -71,7 +71,13 @@ class Versions:
         return self._built[self.graph.plan.split.main]
 
     def describe_to(self, service: EnsembleService) -> None:
-        """Let a service always describe itself as the main version, and leave out copies' CPU."""
+        """Let a service describe itself as the main version, and know every version's labels.
+
+        It leaves out the CPU time of copies.
+        """
+        service.version_labels = lambda: {
+            name: built.model_set.labels for name, built in self._built.items()
+        }
         self.graph.on_main = lambda: service.describes(self.main.model_set, self.main.ensemble)
         threads = self._stages.threads_each
         self.graph.on_copy = lambda copy: service.usage.copied(cpu_ms(copy, threads))

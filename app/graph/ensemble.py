@@ -164,7 +164,8 @@ class Ensemble:
     ) -> list[Combined]:
         """Return the answers of a member that was asked alone, without the operator's combine."""
         facts = self._rule.asked(request.threshold), request.top_k, self._fingerprint
-        return [Combined.of(row, {name: row}, *facts) for row in rows[name]]
+        is_whole = len(self.member_names) == 1
+        return [Combined.of(row, {name: row}, *facts, is_whole=is_whole) for row in rows[name]]
 
     def _answers_of_good(self, request: ClassifyRequest, computed: Computed) -> list[Classified]:
         """Return the good images' answers, in the order of the request's files."""

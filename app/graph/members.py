@@ -119,7 +119,7 @@ class Members:
         """Send the images to all members at once, and return their results.
 
         ``needed`` of them must answer, by default as many as the policy says. A copy in the shadow
-        lane needs all: it is compared whole, and waits for clients longer than their patience.
+        lane needs all members, since whole answers are compared.
         """
         is_copy = request.lane == SHADOW
         if is_copy:
@@ -187,13 +187,13 @@ class Members:
         """Return the members that did not answer, and why; open the circuit of those at fault.
 
         A full queue or a client's short deadline is not a member's fault. A late answer is, if the
-        member had ``patience_s`` after enough others had answered. Clients would miss a member
-        whose circuit a copy has opened, so copies open none.
+        member had ``patience_s`` after enough others had answered. A copy opens and closes no
+        circuit, since it may wait longer than a client would.
         """
         missing = {}
         for name, task in tasks.items():
             if has_succeeded(task):
-                if self.breakers[name].is_open:
+                if self.breakers[name].is_open and not is_copy:
                     self.breakers[name].succeeded()
                 continue
             error = _error_of(task)

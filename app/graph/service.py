@@ -5,6 +5,7 @@ deadlines, the graph, readiness, and the description for ``/v1/models``.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 from app.caching.response_cache import cache_use_of
 from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
@@ -83,6 +84,8 @@ class EnsembleService:
         self.sets[self.name] = self
         # Notified of all sets' answers to files; the Gateway adds samples and feedback.
         self.listeners: list[AnswerListener] = first.listeners if first else []
+        # The labels of the loaded versions that share the traffic, by NAME@VERSION.
+        self.version_labels: Callable[[], Mapping[str, Sequence[str]]] = dict
         self.keys: Keys = first.keys if first else read_keys(settings)
         expected_ms = gateway_cpu_ms(
             model_set.manifest,
@@ -121,8 +124,11 @@ class EnsembleService:
         return service
 
     def sets_with(self, label: str) -> list[str]:
-        """Return the names of the sets that have ``label`` among their classes."""
-        return [name for name, own in self.sets.items() if label in own.model_set.labels]
+        """Return the sets, and the versions as NAME@VERSION, that have ``label`` as a class."""
+        sets = {name: own.model_set.labels for name, own in self.sets.items()}
+        return [
+            name for name, labels in {**sets, **self.version_labels()}.items() if label in labels
+        ]
 
     @property
     def names(self) -> list[str] | None:

@@ -77,7 +77,8 @@ ANSWERS = Metric(
     "tandem_answers",
     "counter",
     "classified images; agreed: yes, no, or alone where one member answered; sure: yes, no, or "
-    "unknown where the set does not say; model_version: the set's fingerprint",
+    "unknown where the set does not say or a member did not answer; model_version: the set's "
+    "fingerprint",
     ("agreed", "degraded", "sure", "model_version"),
 )
 ENTROPY = Metric(

@@ -21,7 +21,9 @@ from app.samples.feedback_book import AnsweredRequest, FeedbackFigures, Judgemen
 from models.errors import TandemError
 
 SEND_EVERY_S = 0.2
-CALL_S = 5.0  # time limit of a call of the deployment
+# Time limit of a call of the deployment. Feedback takes three at most: on a cluster HAProxy asks
+# another Gateway after 5 s.
+CALL_S = 1.0
 MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
 

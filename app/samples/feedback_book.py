@@ -116,7 +116,8 @@ class FeedbackBook:
         """Record the right ``label`` of a request's image.
 
         ``image`` is its place in the request, from 0. ``sets`` are the model sets that have the
-        label. Repeated feedback changes nothing.
+        label, and the versions as NAME@VERSION, whose labels may differ. Repeated feedback changes
+        nothing.
 
         Raises:
             UnknownRequestError: the request is not remembered.
@@ -136,8 +137,7 @@ class FeedbackBook:
         place = _place(image, len(request.images))
         if (answer := request.images[place]) is None:
             raise BadParameterError(f"image {place} of this request was answered with an error")
-        # The labels of a version may differ from those of the set's main version.
-        if answer.version[0] not in sets and label not in answer.labels:
+        if {answer.version[0], "@".join(answer.version)}.isdisjoint(sets):
             raise BadParameterError(
                 f"{label[:MAX_SHOWN]!r} is no label of {answer.version[0]}; GET /v1/models lists "
                 "its labels"

@@ -149,12 +149,13 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
         out.print(f"[yellow]{len(outcome.unreadable)} images cannot be read, passed over:[/]")
         for line in outcome.unreadable[:MAX_LISTED]:
             out.print(f"  {line}", markup=False)
-    before = model_set.manifest.sure
-    again = "" if before is None else f" --sure-at {before.target:g}"
+    evaluate = f"tandem evaluate {escape(model_set.argument)} --images DIR"
     out.print(
         f"[green]{model_set.name} has new INT8 networks[/]; their accuracy is not known yet: "
-        f"tandem evaluate {escape(model_set.argument)} --images DIR{again}"
+        f"{evaluate}"
     )
+    if (before := model_set.manifest.sure) is not None:
+        out.print(f"nor when they are sure: {evaluate} --sure-at {before.target:g}")
 
 
 def _table(outcome: "MemberQuantization") -> Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tandem_client.addresses import is_loopback
 
 from app.access.api_keys import key_headers
 from calibration.datasets.labelled import ImageFile, LabelledImage
@@ -19,8 +20,6 @@ from models.model_set import ModelSet
 from models.record import Precision
 
 NUM_CONNECTIONS = 16
-# Photos and key go directly to this machine's own service, despite HTTP_PROXY.
-NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 NUM_TRIES = 5  # for an image that is answered with 429, or not at all
 # Kernels for other batch sizes may round differently: two classes this near may swap places.
 TIE = 1e-3
@@ -38,6 +37,7 @@ class LiveResult:
     num_right_top5: int = 0  # of the ensemble
     num_same: int = 0
     num_alone: int = 0  # answered by the cascade without all members
+    num_partial: int = 0  # these, and those that lack a member for another reason
     max_difference: float = 0.0  # of any first class's probability
     differences: list[str] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class LiveService:
             timeout=60,
             headers=key_headers(key_file),
             limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
-            mounts=NO_PROXY,
+            trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
         )
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
@@ -167,6 +167,7 @@ class LiveService:
         skipped, missing = body.get("skipped_members"), body.get("missing_members", ())
         if skipped or missing:
             result.num_alone += bool(skipped)
+            result.num_partial += 1
             rows = {name: row for name, row in rows.items() if name in live}
             rows[ENSEMBLE] = average(rows, self._weights)
         live[ENSEMBLE] = body["predictions"]

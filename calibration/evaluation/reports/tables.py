@@ -210,7 +210,7 @@ def gate_line(manifest: Manifest, record: AccuracyRecord) -> str:
 
 
 def _show_live(console: Console, live: LiveResult) -> None:
-    names = (ENSEMBLE,) if live.num_alone else live.num_right  # a cascade asks only some members
+    names = (ENSEMBLE,) if live.num_partial else live.num_right
     right = ", ".join(f"{n} {live.num_right[n] / live.num_images:.4f}" for n in names)
     console.print(f"live, {live.url}: top-1 {right}", markup=False)
     if live.num_alone:

@@ -176,6 +176,15 @@ def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(tiny_set, settings,
     assert (run_virtually(graph.classify())).missing_members is None
 
 
+def test_a_copy_that_a_slow_member_answers_does_not_make_clients_wait_for_it(tiny_set):
+    graph = Graph(tiny_set, member_patience_s=0.05)
+    graph.third.gate = asyncio.Event()
+    assert (run_virtually(graph.classify())).missing_members == {"third": "late"}
+    graph.third.gate = None
+    assert (run_virtually(graph.classify(lane=SHADOW))).missing_members is None
+    assert (run_virtually(graph.classify())).missing_members == {"third": "not_asked"}
+
+
 @pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
 async def test_a_copys_error_is_told_and_opens_no_circuit(tiny_set, settings):
     """So that the shadow lane learns that a version hangs, and clients miss no member."""

@@ -150,8 +150,10 @@ def test_images_that_are_none(book: FeedbackBook, image: int | None, message: st
 
 def test_a_label_that_only_the_answering_version_has(book: FeedbackBook) -> None:
     """A version may have better labels for the same classes than the set's main version."""
-    book.remember(answered("1"))
-    assert book.judge("1", "x", None, []).is_right
+    book.remember([*answered("1"), *answered("2")])
+    version = "@".join(book.judge("1", "x", None, SETS).answer.version)
+    assert book.judge("1", "x", None, [version]).is_right
+    assert not book.judge("2", "new", None, [version]).is_right
 
 
 def test_a_label_that_the_set_lacks(book: FeedbackBook) -> None:

@@ -81,7 +81,7 @@ def test_a_service_that_answers_the_same(
     assert read_manifest(tiny_set).accuracy == ()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 def test_loopback_is_asked_without_a_proxy(
     tiny_set: Path, pictures: Path, server: FakeServer, proxy: FakeServer, host: str
 ) -> None:
@@ -150,6 +150,7 @@ def test_a_member_that_did_not_answer_is_a_difference(
     live = json.loads(done.stdout)["live"]
     assert live["differences"] == [f"{odd}: unsure did not answer"]
     assert live["num_right"] == {"sure": 12, "unsure": 11, "ensemble": 12}
+    assert live["num_partial"] == 1
 
 
 def test_another_probability_is_found(
