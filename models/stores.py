@@ -31,7 +31,7 @@ from models.store_files import (
     said,
     smart_open_file,
 )
-from models.user_folders import needed_folder
+from models.user_folders import needed_folder, user_folder
 from models.versions import MAX_EARLIER, VERSION, VERSIONS_NAME
 
 FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
@@ -45,6 +45,12 @@ def is_url(name: str) -> bool:
     """Whether a set's name is a store's URL."""
     scheme, separator, _ = name.partition("://")
     return bool(separator) and scheme in (*EXTRAS, *WEB)
+
+
+def is_fetched(folder: Path) -> bool:
+    """Whether a set's folder is a copy of a store's, made by :func:`fetch`."""
+    cache = user_folder(user_cache_path, "sets")
+    return cache is not None and folder.absolute().parent.parent == cache.absolute()
 
 
 def fetch(url: str, version: str | None, versions_of: Versions) -> Path:

@@ -19,7 +19,7 @@ from app.cli.options import (
     Plot,
     Roots,
 )
-from app.cli.output import check_can_write, write_json
+from app.cli.output import check_can_plot, check_can_write, write_json
 from app.errors import ConfigError
 
 if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
@@ -70,8 +70,10 @@ def bench(
     from app.bench.load import Load
     from app.bench.runs import run_loads
 
-    for path in (json_file, plot):
-        check_can_write(path)
+    check_can_write(json_file)
+    check_can_plot(plot, "bench")
+    if limit and plot is not None:
+        raise ConfigError("--plot draws a service's latency; --limit has none")
     bodies, facts = _bodies(images)
     quiet = str(json_file) == "-"
     if limit:

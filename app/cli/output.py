@@ -12,6 +12,9 @@ import typer
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from models import whole_file
+from models.extras import needs_extra
+
+PLOTS = (".png", ".svg")
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
@@ -31,6 +34,23 @@ def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; name a file in a folder that can be written"
         ) from error
+
+
+def check_can_plot(path: Path | None, command: str) -> None:
+    """Check that ``command --plot`` can draw into ``path``, before minutes of measuring.
+
+    Raises:
+        ConfigError: the file cannot be written, or has another suffix than ``PLOTS``.
+        MissingExtraError: matplotlib is not installed.
+
+    """
+    check_can_write(path)
+    if path is None:
+        return
+    if path.suffix.lower() not in PLOTS:
+        raise ConfigError(f"--plot {path}: a name that ends with {' or '.join(PLOTS)}")
+    with needs_extra("calibrate", f"{command} --plot"):
+        import matplotlib  # noqa: F401
 
 
 def write_config(path: Path, text: str, *, is_new: bool) -> None:

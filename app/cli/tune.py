@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.cli.options import JsonFile, PhotoFolder, Plot
-from app.cli.output import check_can_write, write_config, write_json
+from app.cli.output import check_can_plot, check_can_write, write_config, write_json
 from app.errors import ConfigError
 from app.tune.config import as_yaml, tuned
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # imported at their use, so that tandem --help stays fast
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)
-PLOTS = (".png", ".svg")
 
 
 def tune(
@@ -102,18 +101,11 @@ def _check_files(
     write: Path | None, json_file: Path | None, plot: Path | None, *, force: bool
 ) -> None:
     """Check that the results can be written, before minutes of measuring."""
-    from models.extras import needs_extra
-
     check_can_write(write, is_new=not force)
     check_can_write(json_file)
-    check_can_write(plot)
+    check_can_plot(plot, "tune")
     if str(write) == "-":
         raise ConfigError("--write - is no file; name one, such as tuned.yaml")
-    if plot is not None:
-        if plot.suffix.lower() not in PLOTS:
-            raise ConfigError(f"--plot {plot}: a name that ends with {' or '.join(PLOTS)}")
-        with needs_extra("calibrate", "tune --plot"):
-            import matplotlib  # noqa: F401
 
 
 def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:

@@ -24,6 +24,7 @@ from app.settings import Settings
 WAIT_AT_MOST_S = 2.0
 MARGIN_BYTES = MIB  # for a message's field headers, and some tolerance
 # For questions about the server, a model or a region, whose names have some hundred bytes.
+GRPC_MOST_BYTES = 2**31 - 1  # of its option, a C int
 SHORT_BYTES = 16 * KIB
 SHORT_PLACES = 64  # of the 512 places that Serve has for all calls under way
 SHORT_WITHIN_S = 2.0
@@ -32,7 +33,7 @@ SHORT_IS_SLOW_AFTER_S = 0.1  # then it may lose its place; its bytes fit into on
 
 def max_message_bytes(max_body_bytes: int) -> int:
     """Return the limit of a message: its images, and some bytes for headers."""
-    return max_body_bytes + MARGIN_BYTES
+    return min(max_body_bytes + MARGIN_BYTES, GRPC_MOST_BYTES)
 
 
 class Receiver:

@@ -49,7 +49,7 @@ class Inference:
         self.service = service
         self._sets = self._served()
         self._models = self._models_of_sets()
-        self.statistics = Statistics(self._models.versions)
+        self._statistics = Statistics(self._models.versions)
         self.shared_memory = shared_memory or SharedMemory()
         self.repository = Repository(service, loader)
 
@@ -59,8 +59,14 @@ class Inference:
         if self._sets != (now := self._served()):
             self._sets = now
             self._models = self._models_of_sets()
-            self.statistics.now_of(self._models.versions)
+            self._statistics.now_of(self._models.versions)
         return self._models
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the models served at present."""
+        _ = self.models
+        return self._statistics
 
     def _served(self) -> list[tuple[EnsembleService, str]]:
         return [(of_set, of_set.version) for of_set in self.service.sets.values()]
@@ -90,7 +96,7 @@ class Inference:
             is_answered = True
             return answer
         finally:
-            statistics = self.statistics.by_name.get(body.asked.model.name) if body.asked else None
+            statistics = self._statistics.by_name.get(body.asked.model.name) if body.asked else None
             if statistics is not None:  # a set that was unloaded meanwhile has none
                 if is_answered:
                     statistics.succeeded(observer.elapsed_ms(), images)

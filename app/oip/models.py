@@ -101,7 +101,7 @@ class ServedModel:
     def check_outputs(self, request: InferRequest) -> None:
         """Raise :class:`BadTensorError` if a requested output does not exist or is repeated."""
         names = [output.name for output in request.outputs]
-        if unknown := next((name for name in names if name not in OUTPUTS), None):
+        if (unknown := next((name for name in names if name not in OUTPUTS), None)) is not None:
             raise BadTensorError(
                 f"{self.name} has no output {shown(unknown)}; it has {' and '.join(OUTPUTS)}"
             )

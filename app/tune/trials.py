@@ -23,6 +23,7 @@ LATE_S = 15.0  # after a run's time and its requests' time limit
 REMEDY = "free some memory, or try on fewer cores: taskset -c 0-3 tandem tune"
 REPLICA_BYTES = 1200 * 2**20  # assumed before a replica was measured
 RESERVE_BYTES = 512 * 2**20  # kept free
+MOST_REQUESTS = 2**16  # under way, beyond any number of clients
 GROWTH = 1.15  # a replica's memory after runs, relative to its start
 
 
@@ -77,7 +78,13 @@ class Trials:
         bodies: Sequence[bytes],
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        only = {"batch_sizes": BATCH_SIZES[-1], "backlog_batches": False}
+        only = {
+            "batch_sizes": BATCH_SIZES[-1],
+            "backlog_batches": False,
+            # A machine of many cores gets more clients than a service should take.
+            "max_concurrent_requests": MOST_REQUESTS,
+            "target_wait_ms": None,
+        }
         self._settings = settings.model_copy(update=only)
         self._say = say
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")

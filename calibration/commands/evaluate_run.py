@@ -49,6 +49,7 @@ from models.ledger import judge
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
+from models.stores import is_fetched
 
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
@@ -80,6 +81,9 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
         _calibrate(model_set, options)
         return True
     is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
+    if is_recorded and is_fetched(model_set.folder):
+        is_recorded = False
+        err.print("the set comes from a store, so the result is not recorded in its manifest")
     if is_recorded:
         check_can_keep(model_set.folder)
     evaluated = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
@@ -92,6 +96,9 @@ def run_evaluation(name: str, options: EvaluateOptions) -> bool:
 
 def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
     check_calibrate_options(options, model_set)
+    if options.max_images and options.is_recorded:
+        options = replace(options, is_recorded=False)
+        err.print("--max-images: a sample's result is shown, and not written into the manifest")
     if options.is_recorded:
         check_can_keep(model_set.folder, command_of(options))
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)

@@ -98,6 +98,7 @@ def prepare(asked: LadderOptions, cache: Path) -> LadderJob:
     )
     work = asked.work or cache / f"{model_set.name}-{member}"
     hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
+    hashes += model_set.fingerprints.values()  # the later rungs use all members
     impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
     return LadderJob(asked, network, chosen, work.absolute(), cores, impossible, "-".join(hashes))
 

@@ -32,8 +32,8 @@ class Store:
             is_resumed: whether to keep earlier results, which must have the same facts.
 
         Raises:
-            LadderError: another ladder uses the folder, its results have other facts, or it is not
-                writable.
+            LadderError: another ladder uses the folder, its results have other facts, it is not
+                writable, or it is neither empty nor a ladder's.
 
         """
         try:
@@ -55,6 +55,10 @@ class Store:
             os.close(held)
 
     def _begin(self, facts: dict[str, Any], *, is_resumed: bool) -> None:
+        if not (self.folder / JOB_NAME).exists() and any(self.folder.iterdir()):
+            raise LadderError(
+                f"{self.folder} has files that are no ladder's; give --work an empty folder"
+            )
         there = self._facts()
         if is_resumed and there is not None and there != facts:
             other = sorted(key for key in facts if facts[key] != there.get(key))
@@ -66,9 +70,9 @@ class Store:
             self.remove_networks()
             for name in (RESULTS, TASKS, LOGS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+        write_whole(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
         for name in (RESULTS, TASKS, LOGS):
             (self.folder / name).mkdir(exist_ok=True)
-        write_whole(self.folder / JOB_NAME, json.dumps(facts))
 
     def _facts(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):

@@ -29,6 +29,7 @@ from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of,
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME
 from models.model_set import PARTIAL_SUFFIX, replaced_folder
+from models.stores import is_fetched
 
 
 @contextmanager
@@ -36,6 +37,11 @@ def change(folder: Path, made_by: str | None = None) -> Iterator[Staging]:
     """Change the set in ``folder``, which stays untouched until :meth:`Staging.move_in`."""
     if made_by is not None:
         check_current(folder)
+    if is_fetched(folder):
+        raise ModelSetError(
+            f"{folder} is a copy of a set in a store, and is fetched again when it was changed; "
+            "copy it to a folder of yours, change that, and publish it: tandem models push"
+        )
     work = folder / f".staging{PARTIAL_SUFFIX}"
     with _locked(folder):
         _tidy(folder, work)  # what a killed command left
@@ -84,6 +90,10 @@ def _check_free(folder: Path, *, is_replaced: bool) -> None:
         raise ModelSetError(f"{folder} exists; give another name, or --replace it")
     if folder.exists() and not folder.is_dir():
         raise ModelSetError(f"{folder} is no folder; move it away, or give another name")
+    if folder.exists() and not (folder / MANIFEST_NAME).exists() and any(folder.iterdir()):
+        raise ModelSetError(
+            f"{folder} is no model set, and has files; move it away, or give another name"
+        )
 
 
 def _swap(building: Path, folder: Path, aside: Path) -> None:

@@ -138,6 +138,16 @@ def test_the_plot_is_drawn(server: FakeServer, tmp_path: Path) -> None:
     assert "offered requests/s" in (tmp_path / "x.svg").read_text()
 
 
+def test_what_cannot_be_drawn_is_refused_before_the_load(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    done = bench("--url", server.url, "--plot", tmp_path / "x.txt")
+    assert "a name that ends with .png or .svg" in str(done.exception)
+    done = bench("--limit", "--plot", tmp_path / "x.png")
+    assert "--limit has none" in str(done.exception)
+    assert server.requests == []
+
+
 def test_nobody_there(free_port: Callable[[], int]) -> None:
     done = bench("--url", f"http://127.0.0.1:{free_port()}")
     assert isinstance(done.exception, ConfigError)

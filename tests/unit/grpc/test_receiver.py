@@ -58,6 +58,10 @@ async def test_a_client_that_hung_up():
         await Receiver(SETTINGS).receive(stream, 10)
 
 
+def test_a_messages_limit_fits_grpcs_option():
+    assert max_message_bytes(3 * 2**30) == 2**31 - 1
+
+
 def test_serves_own_proxies_take_what_a_gateway_does(tmp_path):
     environment = serve_environment(tmp_path, (1, 2))
     limit = max_message_bytes(Settings().max_body_bytes)

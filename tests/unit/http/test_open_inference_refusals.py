@@ -57,6 +57,7 @@ async def test_one_bad_image_fails_its_request_and_is_named(client):
         (images(IMAGE, name="picture"), 400, "no input 'picture'; it has image and pixels"),
         (images(IMAGE, datatype="UINT8"), 400, "has datatype UINT8; it is BYTES"),
         (images(IMAGE, outputs=asked("logits")), 400, "no output 'logits'"),
+        (images(IMAGE, outputs=asked("")), 400, "no output ''"),
         (images(IMAGE, outputs=asked("label", "label")), 400, "asked for twice"),
         (images(IMAGE, outputs=asked("label", classification=1)), 400, "of the output probab"),
         (binary_request(elements(IMAGE), shape=[1, 2]), 400, r"has shape [1, 2]; it is [N]"),

@@ -1,5 +1,7 @@
 """What is told under /v2 of server, models and requests, and to whom."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import NotReadyError
@@ -87,6 +89,16 @@ async def test_statistics_count_what_was_answered_by_the_protocol(client):
     every = (await client.get("/v2/models/stats")).json()["model_stats"]
     assert len(every) == 3
     assert every[0] == stats
+
+
+async def test_statistics_are_of_the_versions_served_at_present(graph, client):
+    """A set was loaded by name, or another version became the main one."""
+    assert (await client.get("/v2/models/stats")).json()["model_stats"][0]["version"] == VERSION
+    graph.service.version = "0123456789ab"
+    models, served = graph.service.served_models(), graph.service
+    served.served_models = lambda: replace(models, model_version="0123456789ab")
+    for stats in (await client.get("/v2/models/stats")).json()["model_stats"]:
+        assert stats["version"] == "0123456789ab"
 
 
 async def test_requests_are_counted_by_their_route(client, told: Instruments):

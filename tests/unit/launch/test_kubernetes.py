@@ -337,6 +337,10 @@ def test_kserve_finds_the_format_and_the_model() -> None:
     (container,) = runtime["spec"]["containers"]
     assert container["name"] == "kserve-container"
     assert "--model-set=/mnt/models" in container["args"]
+    # KServe's Service has the ports that the container declares.
+    named = {argument.partition("port=")[2] for argument in container["args"]} - {""}
+    assert {int(port) for port in named} <= {port["containerPort"] for port in container["ports"]}
+    assert "9000" in named
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"]["name"] in {
         f["name"] for f in runtime["spec"]["supportedModelFormats"]

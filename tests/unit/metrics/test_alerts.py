@@ -47,11 +47,18 @@ def replicas(deployment: str, values: str) -> dict[str, str]:
     return series(exposed(PROCESS_MEMORY)[0], {"deployment": deployment}, values)
 
 
-def drifting(later: int) -> list[dict[str, str]]:
-    """Return 25 hours of answers with a mean entropy of 0.2, then two with ``later`` tenths."""
+def drifting(later: int, quiet: int = 0) -> list[dict[str, str]]:
+    """Return 25 hours of answers with a mean entropy of 0.2, then two with ``later`` tenths.
+
+    In the first hours nothing is answered for ``quiet`` times five minutes.
+    """
+    busy = 300 - quiet - 100
+    answers = f"0+100x100 10000x{quiet - 1} 10100+100x{busy + 23}" if quiet else "0+100x324"
+    entropy = f"0+20x100 2000x{quiet - 1} 2020+20x{busy - 1}" if quiet else "0+20x300"
+    end = 20 * (100 + busy if quiet else 300)
     return [
-        series(ANSWERED, {"agreed": "yes", "degraded": "no", "sure": "yes"}, "0+100x324"),
-        series(ENTROPIES, {}, f"0+20x300 {6000 + 10 * later}+{10 * later}x23"),
+        series(ANSWERED, {"agreed": "yes", "degraded": "no", "sure": "yes"}, answers),
+        series(ENTROPIES, {}, f"{entropy} {end + 10 * later}+{10 * later}x23"),
     ]
 
 
@@ -80,6 +87,8 @@ CASES = [
         {"1m": [], "3m": [{"member": "hung", **WARNING}]},
     ),
     Case("TandemDrift", drifting(later=4), {"24h": [], "26h30m": [WARNING]}, every_s=300),
+    Case("TandemDrift", drifting(later=4, quiet=6), {"24h": [], "26h30m": [WARNING]}, every_s=300,
+         name="after a quiet half hour"),
     Case("TandemDrift", drifting(later=2), {"26h30m": []}, every_s=300, name="as before"),
     Case(
         "TandemSpansDropped",

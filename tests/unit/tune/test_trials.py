@@ -62,6 +62,15 @@ def test_a_replica_that_hangs(new_children, monkeypatch):
     assert new_children() == []
 
 
+def test_the_limits_of_a_service_refuse_no_client_of_the_search():
+    """16 clients a core are more than 128 from nine cores on."""
+    settings = Settings(max_concurrent_requests=1)
+    with Trials(settings, [picture()]) as trials:
+        own = trials._settings
+    assert own.max_concurrent_requests > 16 * 1024
+    assert own.target_wait_ms is None
+
+
 def test_a_replica_without_its_set(new_children, tmp_path):
     settings = Settings(model_set=str(tmp_path))
     with Trials(settings, [picture()]) as trials, pytest.raises(ConfigError, match="no model set"):

@@ -55,6 +55,17 @@ def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> 
     assert read_manifest(folder).accuracy == ()
 
 
+def test_of_a_set_in_a_store_nothing_is_recorded(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = write_tiny_set(tmp_path / "cache" / "tandem" / "sets" / "of-the-url" / "digest")
+    done = evaluated(copy, "--images", pictures)
+    assert done.exit_code == 0, done.output
+    assert "the set comes from a store, so the result is not recorded" in done.stderr
+    assert read_manifest(copy).accuracy == ()
+
+
 def test_a_member_without_float_has_no_drop(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     manifest = read_manifest(folder)

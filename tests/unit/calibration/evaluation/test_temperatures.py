@@ -109,6 +109,11 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     again = evaluated(folder, "--images", many, "--calibrate", "--no-record", "--json", kept)
     assert again.exit_code == 0, again.output
     assert json.loads(kept.read_text("utf-8"))["temperatures"] == facts["temperatures"]
+    fitted = read_manifest(folder)
+    sample = evaluated(folder, "--images", many, "--calibrate", "--max-images", 240)
+    assert sample.exit_code == 0, sample.output
+    assert "a sample's result is shown, and not written" in sample.stderr
+    assert read_manifest(folder) == fitted
     assert evaluated(folder, "--images", many).exit_code == 0
     assert judge(read_manifest(folder)).status == "verified"
 

@@ -3,7 +3,9 @@
 import pytest
 
 from calibration.ladder.rung import LadderError
+from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
+from models.manifest import read_manifest
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import job_of
 from tests.support.scored_sets import write_scored_set
@@ -70,6 +72,15 @@ def test_a_name_that_is_no_torchvision_network_or_path(tmp_path):
 def test_results_depend_on_the_networks_files(tiny_set, tmp_path):
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
     assert job_of(tiny_set, tmp_path).fingerprint != job_of(other, tmp_path).fingerprint
+
+
+def test_and_on_the_other_members_which_later_rungs_use(tmp_path):
+    folder = write_tiny_set(tmp_path / "tiny")
+    before, manifest = job_of(folder, tmp_path).fingerprint, read_manifest(folder)
+    first, second = manifest.members
+    heavier = second.model_copy(update={"weight": 3.0})
+    write_manifest(folder, manifest.model_copy(update={"members": (first, heavier)}))
+    assert job_of(folder, tmp_path, member=first.name).fingerprint != before
 
 
 def test_a_multi_label_set_has_no_top1_and_no_cascade(tmp_path):

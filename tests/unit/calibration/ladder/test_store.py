@@ -41,6 +41,21 @@ def test_two_ladders_do_not_share_a_folder(tmp_path):
         pass
 
 
+def test_the_files_of_somebody_else_stay(tmp_path):
+    """A ladder removes what one before it left, also from results/ and logs/."""
+    (tmp_path / "results").mkdir()
+    kept = [tmp_path / "results" / "thesis.csv", tmp_path / "features.npy"]
+    for path in kept:
+        path.touch()
+    for is_resumed in (False, True):
+        with (
+            pytest.raises(LadderError, match="no ladder's; give --work an empty folder"),
+            Store(tmp_path).opened(FACTS, is_resumed=is_resumed),
+        ):
+            pass
+    assert all(path.exists() for path in kept)
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with (
@@ -59,6 +74,8 @@ def test_a_damaged_result_is_measured_again(tmp_path, text):
 
 
 def test_only_its_own_files_are_removed(tmp_path):
+    with Store(tmp_path).opened(FACTS, is_resumed=False):
+        pass
     (tmp_path / "holiday.jpg").touch()
     (tmp_path / "int8.xml").touch()
     with Store(tmp_path).opened(FACTS, is_resumed=False):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import openvino as ov
@@ -32,6 +33,19 @@ def test_a_change_names_only_its_own_files_and_the_old_ones_go(folder):
     added = {record.path for record in manifest.files} - kept
     assert set(contents(folder)) == kept | added | {"manifest.yaml"}
     assert {Path(name).suffix for name in added} == {".xml", ".bin", ".json"}
+
+
+def test_the_copy_of_a_set_in_a_store_is_not_changed(folder, tmp_path, monkeypatch):
+    """It would be taken for a damaged one, and be fetched again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = tmp_path / "cache" / "tandem" / "sets" / "of-the-url" / "digest"
+    shutil.copytree(folder, copy)
+    with (
+        pytest.raises(ModelSetError, match=r"a copy of a set in a store, .* tandem models push"),
+        change(copy),
+    ):
+        pass
+    assert contents(copy) == contents(folder)
 
 
 def test_the_same_change_again_and_again_never_writes_over_what_is_named(folder):

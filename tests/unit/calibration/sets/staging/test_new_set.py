@@ -39,6 +39,17 @@ def test_a_new_set_that_fails_is_not_there(tmp_path, is_replaced):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (photo := tmp_path / "photos" / "a.jpg").touch()
+    with (
+        pytest.raises(ModelSetError, match="is no model set, and has files; move it away"),
+        create(tmp_path / "photos", is_replaced=True),
+    ):
+        pass
+    assert photo.exists()
+
+
 def test_a_set_that_is_there_is_not_written_over(folder):
     before = contents(folder.parent)
     with (
