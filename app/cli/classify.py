@@ -141,6 +141,12 @@ def _offline(
         before = f", {len(files) - len(left)} before" if len(left) < len(files) else ""
         rate = len(left) / (time.perf_counter() - started)  # the networks were ready before
         err.print(f"{len(left)} images classified{before}: {out_file} ({rate:.1f} images/s)")
+        if failed := run.num_failed_before(files):
+            err.print(
+                f"{failed} of the rows of before are errors; remove them from {out_file}, and the "
+                "same command tries these files again"
+            )
+            num_failed += failed
     return num_failed, len(files)
 
 

@@ -5,6 +5,7 @@ it keeps and shows them as it does its own.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -55,8 +56,22 @@ class ClusterRows:
             )
 
     def find(self, paths: list[str]) -> list[str]:
-        """Return the names of all images at URLs and paths, as a node sees them."""
-        return list(_answer(self._nodes[0], _on_node(self._nodes[0], _found, paths)))
+        """Return the names of all images at URLs and paths, as a node sees them.
+
+        Raises:
+            ConfigError: a name is not UTF-8, as text in Ray Data's blocks is.
+
+        """
+        names = list(_answer(self._nodes[0], _on_node(self._nodes[0], _found, paths)))
+        for name in names:
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"the name {os.fsencode(name)!r} is not UTF-8; rename the file, or classify "
+                    "without --address"
+                ) from error
+        return names
 
     def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
         """Yield one row a file, in the order in which they are done."""

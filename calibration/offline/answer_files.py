@@ -9,8 +9,8 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from models.image_stores import is_store, opened_store
 
 Row = dict[str, Any]  # {"file": str, **answer}
 ROWS_A_PART = 4096
+ROW_BEGINS = b'{"file": '  # in JSON lines
 VERSION_KEY = b"tandem.model_version"
 PART = re.compile(r"part-\d{6,}\.parquet")
 
@@ -29,10 +30,16 @@ class AnswerFile(ABC):
 
     Attributes:
         done: the files that have rows from earlier runs.
+        failed: those of them whose row is an error.
 
     """
 
     done: set[str]
+    failed: set[str]
+
+    @abstractmethod
+    def check_names(self, files: Iterable[str]) -> None:
+        """Raise :class:`ModelSetError` if the rows of these files could not be kept."""
 
     @abstractmethod
     def add(self, row: Row) -> None:
@@ -73,7 +80,7 @@ class JsonLines(AnswerFile):
     """A file with a JSON object per line."""
 
     def __init__(self, out: str, model_version: str) -> None:
-        self.done, path = set[str](), Path(out)
+        self.done, self.failed, path = set[str](), set[str](), Path(out)
         self._file = path.open("a+b")
         try:
             _lock(self._file.fileno(), out)
@@ -87,20 +94,27 @@ class JsonLines(AnswerFile):
         whole = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and line.startswith(ROW_BEGINS[: len(line)]):
                 break  # the run was killed while it wrote this line
             row = _parsed(line, path, number)
             _check_version(row.get("model_version", model_version), model_version, path)
             self.done.add(row["file"])
+            if "error" in row:
+                self.failed.add(row["file"])
             whole += len(line)
         return whole
 
+    def check_names(self, files: Iterable[str]) -> None:
+        """JSON has any name."""
+
     def add(self, row: Row) -> None:
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        with _kept(str(self._file.name)):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with _kept(str(self._file.name)):
+            self._file.close()
 
 
 class ParquetParts(AnswerFile):
@@ -117,7 +131,7 @@ class ParquetParts(AnswerFile):
         self._arrow, self._parquet = pyarrow, pyarrow.parquet
         self._files, self._folder = self._opened(out)
         self._schema = _schema(pyarrow, model_version)
-        self._rows, self.done = list[Row](), set[str]()
+        self._rows, self.done, self.failed = list[Row](), set[str](), set[str]()
         self._files.create_dir(self._folder)  # fails now if the store is not writable
         held = self._files.get_file_info(pyarrow.fs.FileSelector(self._folder))
         names = sorted(info.base_name for info in held if PART.fullmatch(info.base_name))
@@ -131,10 +145,23 @@ class ParquetParts(AnswerFile):
 
     def _note(self, part: str, model_version: str) -> None:
         """Note which files have answers."""
-        held = self._parquet.read_table(part, columns=["file"], filesystem=self._files)
+        columns = ["file", "error"]
+        held = self._parquet.read_table(part, columns=columns, filesystem=self._files)
         version = (held.schema.metadata or {}).get(VERSION_KEY, b"").decode()
         _check_version(version, model_version, part)
-        self.done.update(held.column("file").to_pylist())
+        rows = held.to_pylist()
+        self.done.update(row["file"] for row in rows)
+        self.failed.update(row["file"] for row in rows if row["error"] is not None)
+
+    def check_names(self, files: Iterable[str]) -> None:
+        for file in files:
+            try:
+                file.encode()
+            except UnicodeEncodeError as error:
+                raise ModelSetError(
+                    f"the name {os.fsencode(file)!r} is not UTF-8, as text in Parquet is; rename "
+                    "the file, or write --out FILE.jsonl"
+                ) from error
 
     def add(self, row: Row) -> None:
         self._rows.append(row)
@@ -149,13 +176,8 @@ class ParquetParts(AnswerFile):
         rows = [_columns(row) for row in self._rows]
         table = self._arrow.Table.from_pylist(rows, schema=self._schema)
         part = f"{self._folder}/part-{self._next:06}.parquet"
-        try:
+        with _kept(part):
             self._put(table, part)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ModelSetError(
-                f"cannot write {part}: {reason}; put that right, and the same command goes on"
-            ) from error
         self._next += 1
         self._rows.clear()
 
@@ -229,6 +251,18 @@ def _columns(row: Row) -> Row:
         "members": members,
         "error": row["error"]["message"] if "error" in row else None,
     }
+
+
+@contextmanager
+def _kept(place: str) -> Iterator[None]:
+    """Turn an OSError of the block into a :class:`ModelSetError` that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ModelSetError(
+            f"cannot write {place}: {reason}; put that right, and the same command goes on"
+        ) from error
 
 
 def _parsed(line: bytes, path: str, number: int) -> Row:

@@ -84,9 +84,21 @@ class OfflineRun:
             self._out.close()
 
     def left(self, files: list[str]) -> list[str]:
-        """Return the files without a row from earlier runs."""
+        """Return the files without a row from earlier runs.
+
+        Raises:
+            ModelSetError: the row of one could not be stored.
+
+        """
         done = set[str]() if self._out is None else self._out.done
-        return [file for file in files if file not in done]
+        left = [file for file in files if file not in done]
+        if self._out is not None:
+            self._out.check_names(left)
+        return left
+
+    def num_failed_before(self, files: list[str]) -> int:
+        """Return how many of the files have an error in a row of an earlier run."""
+        return 0 if self._out is None else len(self._out.failed.intersection(files))
 
     def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
         """Yield a row per file, after storing it."""

@@ -1,7 +1,9 @@
 """``tandem classify --offline``: tables, kept answers, and runs that go on."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from calibration.offline import answer_files
+from models.errors import ModelSetError
 from models.image_stores import opened_store
 from tests.support.command_line import tandem
 from tests.support.s3_server import local_s3
@@ -186,3 +189,47 @@ def test_without_ray(tiny_set: Path, pictures: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+def test_errors_of_before_are_the_exit_code_again(
+    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
+) -> None:
+    """A job that is retried must not turn green."""
+    out, bad = tmp_path / name, pictures / "bad.jpg"
+    classify(tiny_set, "--out", out, bad, exit_code=1)
+    said = classify(tiny_set, "--out", out, bad, exit_code=1)
+    assert "0 images classified, 1 before" in said
+    assert "1 of the rows of before are errors" in said
+    (good, *_) = pictures.rglob("*.png")
+    classify(tiny_set, "--out", out, good)  # that file's row is of no interest
+
+
+def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
+    """As old archives have. JSON has it; Parquet's text has not, which is said at once."""
+    (good, *_) = pictures.rglob("*.png")
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(good, odd)
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", tmp_path / "a.parquet",
+                  good, odd)  # fmt: skip
+    assert "caf\\xe9.png' is not UTF-8" in str(done.exception)
+    assert list((tmp_path / "a.parquet").iterdir()) == []
+    classify(tiny_set, "--out", tmp_path / "a.jsonl", odd)
+    assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [str(odd)]
+
+
+def test_a_file_of_somebody_else_is_not_cut(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
+    """Its last line ends without a line feed, as one that was cut does."""
+    (out := tmp_path / "notes.jsonl").write_text('{"my": "notes"}')
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+    assert "line 1 is no answer" in str(done.exception)
+    assert out.read_text() == '{"my": "notes"}'
+
+
+def test_a_full_disk_is_an_error_of_a_line(tmp_path: Path) -> None:
+    with answer_files.opened(tmp_path / "a.jsonl", "v") as kept:
+        kept.add({"file": "a"})
+        os.dup2(os.open("/dev/full", os.O_WRONLY), kept._file.fileno())  # type: ignore[attr-defined]
+        with pytest.raises(ModelSetError, match=r"No space left .* the same command goes on"):
+            kept.add({"file": "b"})
+        os.dup2(os.open(tmp_path / "rest", os.O_WRONLY | os.O_CREAT), kept._file.fileno())  # type: ignore[attr-defined]
