@@ -120,7 +120,7 @@ def test_a_single_member_has_no_cascade(tmp_path):
 
 
 def test_members_that_a_live_cascade_skipped_have_no_top1(both):
-    live = live_result(num_right={ENSEMBLE: 7, "sure": 7, "unsure": 2}, num_alone=6)
+    live = live_result(num_right={ENSEMBLE: 7, "sure": 7, "unsure": 2}, num_alone=6, num_partial=6)
     text = shown(both, measure(both), live)
     assert "top-1 ensemble 0.7000\n" in text
     assert "its cascade skipped members on 60.0% of images" in text
