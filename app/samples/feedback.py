@@ -7,7 +7,8 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from app.calls.attempts import OF_RAY, as_tandem
@@ -21,9 +22,7 @@ from app.samples.feedback_book import AnsweredRequest, FeedbackFigures, Judgemen
 from models.errors import TandemError
 
 SEND_EVERY_S = 0.2
-# Time limit of a call of the deployment. Feedback takes three at most: on a cluster HAProxy asks
-# another Gateway after 5 s.
-CALL_S = 1.0
+ANSWERS_WITHIN_S = 4.0  # before HAProxy asks another Gateway, on a cluster after 5 s
 MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
 
@@ -55,12 +54,13 @@ class Feedback:
 
         """
         asked = request_id, label, image, list(sets)
-        await self._send_now()
-        try:
-            judgement: Judgement = await self._ask("judge", *asked)
-        except UnknownRequestError:  # another Gateway may have answered, and not yet reported
-            await asyncio.sleep(2 * SEND_EVERY_S)
-            judgement = await self._ask("judge", *asked)
+        async with _in_time():
+            await self._send_now()
+            try:
+                judgement: Judgement = await self._ask("judge", *asked)
+            except UnknownRequestError:  # another Gateway may have answered, and not yet reported
+                await asyncio.sleep(2 * SEND_EVERY_S)
+                judgement = await self._ask("judge", *asked)
         if judgement.is_new:
             right = "yes" if judgement.is_right else "no"
             meter.count(FEEDBACK, right=right, model_version=judgement.answer.version[1])
@@ -68,18 +68,14 @@ class Feedback:
 
     async def figures(self) -> FeedbackFigures:
         """Return the accuracy by version; see :meth:`FeedbackBook.figures`."""
-        await self._send_now()
-        figures: FeedbackFigures = await self._ask("figures")
+        async with _in_time():
+            await self._send_now()
+            figures: FeedbackFigures = await self._ask("figures")
         return figures
 
     async def _ask(self, method: str, *arguments: object) -> Any:
         try:
-            async with asyncio.timeout(CALL_S):
-                return await getattr(self._handle, method).remote(*arguments)
-        except TimeoutError:
-            raise NotReadyError(
-                f"the deployment Feedback did not answer within {CALL_S:g} s: try again"
-            ) from None
+            return await getattr(self._handle, method).remote(*arguments)
         except (TandemError, *OF_RAY) as error:
             raise as_tandem(error) from None
 
@@ -100,12 +96,25 @@ class Feedback:
         requests = list(self._unsent)
         self._unsent.clear()
         try:
-            await self._ask("remember", requests)
+            async with _in_time():
+                await self._ask("remember", requests)
         except TandemError as error:
             if self._breaker.failed():
                 logger.error("answers were not recorded for feedback: %s", error.message)
         else:
             self._breaker.succeeded()
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Turn a block that takes too long into a :class:`NotReadyError`."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            yield
+    except TimeoutError as error:
+        raise NotReadyError(
+            f"the deployment Feedback did not answer within {ANSWERS_WITHIN_S:g} s: try again"
+        ) from error
 
 
 def _own_task(sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -84,7 +84,7 @@ async def test_a_replica_that_is_gone_is_no_answers_trouble(
 async def test_a_replica_that_hangs_is_an_error(
     feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateways, "CALL_S", 0.05)
+    monkeypatch.setattr(gateways, "ANSWERS_WITHIN_S", 0.05)
     monkeypatch.setattr(replica, "figures", asyncio.Event().wait)
     async with asyncio.timeout(30):
         with pytest.raises(NotReadyError, match="the deployment Feedback did not answer within"):
