@@ -178,7 +178,7 @@ class Statistics:
         self.now_of(versions)
 
     def now_of(self, versions: Mapping[str, str]) -> None:
-        """Set the models and their versions; what is known of others is dropped."""
+        """Set the models and their versions; statistics of other models are dropped."""
         before = self.by_name
         fresh = {name: ModelStatistics(name, of) for name, of in versions.items()}
         self.by_name = {
