@@ -11,14 +11,13 @@ from pathlib import Path
 
 import httpx
 import openvino as ov
-import psutil
 import pytest
 
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
 from tests.support.script_files import write_float_script
-from tests.support.services.live_service import TANDEM, Service, Start, changed_config
-from tests.support.services.processes import descendants
+from tests.support.services.live_service import TANDEM, Start, changed_config
+from tests.support.services.processes import mapped_runtimes
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -37,18 +36,6 @@ def tandem(*arguments: object, home: Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def libraries(service: Service) -> set[str]:
-    """Return which runtimes the service's processes have mapped."""
-    found: set[str] = set()
-    for process in descendants(service.process.pid):
-        try:
-            paths = [mapped.path for mapped in process.memory_maps()]
-        except psutil.Error:
-            continue
-        found |= {r for r in ("torch", "onnxruntime") if any(f"/{r}/" in path for path in paths)}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +82,8 @@ def test_the_live_service_answers_as_in_process(home: Path, start_service: Start
     assert len(members) == 4
     probabilities = [member["predictions"][0]["probability"] for member in members]
     assert max(probabilities) - min(probabilities) < 1e-3  # the IR's weights are FP16
-    assert libraries(service) == {"onnxruntime"}
+    assert mapped_runtimes(service.process.pid) == {"onnxruntime"}
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()["members"]
     assert [member["runtime"]["name"] for member in served] == list(RUNTIMES)
     assert all(member["runtime"]["version"][0].isdigit() for member in served)
     service.stop()
-
-
-def test_the_bundled_set_maps_no_other_runtime(service: Service, photo: bytes) -> None:
-    """The service that the tests share, after it has answered."""
-    assert httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60).status_code == 200
-    assert libraries(service) == set()

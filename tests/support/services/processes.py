@@ -133,3 +133,15 @@ def wait_until(condition: Callable[[], object], within_s: float, what: str) -> N
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
         time.sleep(0.1)  # a poll against a deadline
+
+
+def mapped_runtimes(pid: int) -> set[str]:
+    """Return which of torch and ONNX Runtime a process and its descendants have mapped."""
+    mapped: set[str] = set()
+    for process in descendants(pid):
+        try:
+            paths = [each.path for each in process.memory_maps()]
+        except psutil.Error:  # it ended while we looked
+            continue
+        mapped |= {r for r in ("torch", "onnxruntime") if any(f"/{r}/" in path for path in paths)}
+    return mapped
