@@ -1,6 +1,7 @@
 """Finds image files by their names, in a folder and all folders below it."""
 
 import os
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,3 +34,13 @@ def is_hidden(name: str) -> bool:
 def _is_loop(folder: Path) -> bool:
     """Whether a folder is a link to one of its own parents."""
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def first_not_utf8(names: Iterable[str]) -> bytes | None:
+    """Return the first name that is not UTF-8, as old archives have them; None without one."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return os.fsencode(name)
+    return None

@@ -143,8 +143,8 @@ def _offline(
         err.print(f"{len(left)} images classified{before}: {out_file} ({rate:.1f} images/s)")
         if failed := run.num_failed_before(files):
             err.print(
-                f"{failed} of the rows of before are errors; remove them from {out_file}, and the "
-                "same command tries these files again"
+                f"{failed} rows of an earlier run are errors; remove them from {out_file}, and the "
+                "same command classifies these files again"
             )
             num_failed += failed
     return num_failed, len(files)

@@ -5,7 +5,6 @@ it keeps and shows them as it does its own.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.errors import ConfigError, NotReadyError
 from models.errors import TandemError
 from models.extras import check_installed
+from models.image_files import first_not_utf8
 from models.image_stores import images_at, is_store, read_image
 from models.manifest import Manifest
 from models.model_set import load_model_set
@@ -63,14 +63,10 @@ class ClusterRows:
 
         """
         names = list(_answer(self._nodes[0], _on_node(self._nodes[0], _found, paths)))
-        for name in names:
-            try:
-                name.encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(
-                    f"the name {os.fsencode(name)!r} is not UTF-8; rename the file, or classify "
-                    "without --address"
-                ) from error
+        if (name := first_not_utf8(names)) is not None:
+            raise ConfigError(
+                f"the name {name!r} is not UTF-8; rename the file, or classify without --address"
+            )
         return names
 
     def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:

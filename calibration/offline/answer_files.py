@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from models.errors import ModelSetError
 from models.extras import needs_extra
+from models.image_files import first_not_utf8
 from models.image_stores import is_store, opened_store
 
 Row = dict[str, Any]  # {"file": str, **answer}
@@ -154,14 +155,11 @@ class ParquetParts(AnswerFile):
         self.failed.update(row["file"] for row in rows if row["error"] is not None)
 
     def check_names(self, files: Iterable[str]) -> None:
-        for file in files:
-            try:
-                file.encode()
-            except UnicodeEncodeError as error:
-                raise ModelSetError(
-                    f"the name {os.fsencode(file)!r} is not UTF-8, as text in Parquet is; rename "
-                    "the file, or write --out FILE.jsonl"
-                ) from error
+        if (name := first_not_utf8(files)) is not None:
+            raise ModelSetError(
+                f"the name {name!r} is not UTF-8, as text in Parquet is; rename the file, or write "
+                "--out FILE.jsonl"
+            )
 
     def add(self, row: Row) -> None:
         self._rows.append(row)

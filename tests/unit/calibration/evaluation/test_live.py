@@ -69,6 +69,20 @@ def evaluated(folder: Path, pictures: Path, url: str) -> Result:
     return tandem("evaluate", folder, "--images", pictures, "--url", url, "--json", "-")
 
 
+def otherwise(
+    right: Answer, odd: Path, change: Callable[[dict[str, Any]], None]
+) -> Callable[[bytes], tuple[int, bytes]]:
+    """Answer rightly, but for one file, whose answer ``change`` changes."""
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        content = right(body)
+        if body == odd.read_bytes():
+            change(content)
+        return 200, json.dumps(content).encode()
+
+    return answer
+
+
 def test_a_service_that_answers_the_same(
     tiny_set: Path, pictures: Path, server: FakeServer
 ) -> None:
@@ -95,13 +109,7 @@ def test_one_other_answer_is_found_and_named(
 ) -> None:
     odd = sorted(pictures.glob("*/*"))[5]
 
-    def answer(body: bytes) -> tuple[int, bytes]:
-        found = right(body)
-        if body == odd.read_bytes():
-            found["predictions"].reverse()
-        return 200, json.dumps(found).encode()
-
-    server.answer = answer
+    server.answer = otherwise(right, odd, lambda content: content["predictions"].reverse())
     done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     live = json.loads(done.stdout)["live"]
@@ -136,15 +144,12 @@ def test_a_member_that_did_not_answer_is_a_difference(
     """A degraded answer is the average of the members that answered."""
     odd = sorted(pictures.glob("*/*"))[5]
 
-    def answer(body: bytes) -> tuple[int, bytes]:
-        content = right(body)
-        if body == odd.read_bytes():
-            content["predictions"] = content["members"]["sure"]["predictions"]
-            content["missing_members"] = {"unsure": "late"}
-            del content["members"]["unsure"]
-        return 200, json.dumps(content).encode()
+    def lose_a_member(content: dict[str, Any]) -> None:
+        content["predictions"] = content["members"]["sure"]["predictions"]
+        content["missing_members"] = {"unsure": "late"}
+        del content["members"]["unsure"]
 
-    server.answer = answer
+    server.answer = otherwise(right, odd, lose_a_member)
     done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     live = json.loads(done.stdout)["live"]

@@ -200,7 +200,7 @@ def test_errors_of_before_are_the_exit_code_again(
     classify(tiny_set, "--out", out, bad, exit_code=1)
     said = classify(tiny_set, "--out", out, bad, exit_code=1)
     assert "0 images classified, 1 before" in said
-    assert "1 of the rows of before are errors" in said
+    assert "1 rows of an earlier run are errors" in said
     (good, *_) = pictures.rglob("*.png")
     classify(tiny_set, "--out", out, good)  # that file's row is of no interest
 
