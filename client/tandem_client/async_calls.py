@@ -52,12 +52,14 @@ class AsyncCalls:
         return Result(index, path_of(image), answer)
 
     async def ask(self, call: Call) -> list[Outcome]:
-        """Return the service's outcome for each image, retrying as the options allow.
+        """Return the service's outcome for each file, retrying as the options allow.
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.errors`.
 
         """
+        if not call.files:
+            return []
         timeout_s = call.options.timeout_s or self._options.timeout_s
         now = self._now or asyncio.get_running_loop().time
         attempts = Attempts(self._options.retry, timeout_s, now)
@@ -75,7 +77,7 @@ class AsyncCalls:
         request = build(self._http, self._options, call, left_s)
         try:
             response = await self._http.send(request)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
             raise failure(self._options, attempts, error) from error
         return outcomes(self._options, call, response, response.content)
 

@@ -76,6 +76,12 @@ class ServiceError(TandemError):
     """The service failed (500); its log has the request id."""
 
 
+class BrokenOff(ServiceError):
+    """The part of the service that had the request ended before it answered (502)."""
+
+    reason = "reset"
+
+
 class BadAnswer(TandemError):
     """The answer is not Tandem's: perhaps another service has this address."""
 
@@ -114,6 +120,7 @@ _BY_CODE: Mapping[str, type[TandemError]] = {
     "not_ready": NotReady,
     "other_set": NotReady,
     "unhealthy": NotReady,
+    "broken_off": BrokenOff,
     "slow_body": DeadlineExceeded,
     "deadline": DeadlineExceeded,
 }

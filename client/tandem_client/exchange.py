@@ -54,7 +54,7 @@ def _headers(options: CallOptions) -> dict[str, str]:
 
 
 def outcomes(options: Options, call: Call, response: httpx.Response, body: bytes) -> list[Outcome]:
-    """Return the outcome of each image, in order.
+    """Return the outcome of each file, in order.
 
     Raises:
         TandemError: the request failed as a whole, or the answer is not Tandem's.
@@ -91,14 +91,16 @@ def _refuse(options: Options, response: httpx.Response) -> NoReturn:
     raise BadAnswer(message, "bad_answer", status=status)
 
 
-def failure(options: Options, attempts: Attempts, error: httpx.HTTPError) -> TandemError:
+def failure(
+    options: Options, attempts: Attempts, error: httpx.HTTPError | ssl.SSLError
+) -> TandemError:
     """Return the error for a request without an answer."""
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return attempts.exceeded()
     return Unreachable(_no_answer(options, error), _reason(error))
 
 
-def _reason(error: httpx.HTTPError) -> Reason | None:
+def _reason(error: httpx.HTTPError | ssl.SSLError) -> Reason | None:
     """Return why the request may be retried; None for a bad certificate, which stays bad."""
     cause: BaseException | None = error
     while cause is not None:
@@ -130,9 +132,10 @@ def answer_of(
     """
     if not call.is_form:
         return checked(said[0], allow_degraded=allow_degraded)
-    results = []
-    for index, (image, outcome) in enumerate(zip(call.images, said, strict=True)):
+    results, of_files = [], iter(said)
+    for index, image in enumerate(call.images):
         try:
+            outcome = call.errors.get(index) or next(of_files)
             answer = checked(outcome, allow_degraded=allow_degraded)
             results.append(Result(index, path_of(image), answer))
         except TandemError as error:

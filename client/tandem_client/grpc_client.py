@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem_client.addresses import is_loopback
 from tandem_client.answers import Classification, Result
-from tandem_client.errors import BadAnswer, TandemError, Unreachable, error_of
+from tandem_client.errors import BadAnswer, BadRequest, TandemError, Unreachable, error_of
 from tandem_client.exchange import Outcome, answer_of, outcome_of
 from tandem_client.images import Channels, Image
 from tandem_client.options import Call, CallOptions, Options
@@ -149,16 +149,12 @@ class GrpcClient:
         return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
 
     def _ask(self, call: Call) -> list[Outcome]:
-        """Return the service's outcome for each image, retrying as the options allow."""
+        """Return the service's outcome for each file, retrying as the options allow."""
+        if not call.files:
+            return []
         timeout_s = call.options.timeout_s or self._options.timeout_s
         attempts = Attempts(self._options.retry, timeout_s, self._now)
-        asked = call.options
-        request = ClassifyRequest(
-            images=call.files,
-            top_k=asked.top_k,
-            threshold=asked.threshold,
-            model_set=asked.model_set,
-        )
+        request = _request(call)
         while True:
             left_s = attempts.begin()
             metadata = _metadata(self._options, call.options, left_s)
@@ -170,6 +166,25 @@ class GrpcClient:
                 failed.__cause__ = error
                 wait_s = attempts.wait_s(failed)
             self._sleep(wait_s)
+
+
+def _request(call: Call) -> ClassifyRequest:
+    """Return a call's message.
+
+    Raises:
+        BadRequest: a parameter has a value that the message cannot carry.
+
+    """
+    asked = call.options
+    try:
+        return ClassifyRequest(
+            images=call.files,
+            top_k=asked.top_k,
+            threshold=asked.threshold,
+            model_set=asked.model_set,
+        )
+    except (TypeError, ValueError) as error:  # protobuf's own
+        raise BadRequest(f"a parameter cannot be sent: {error}", "bad_parameter") from error
 
 
 def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[str, str]]:

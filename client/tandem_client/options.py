@@ -2,11 +2,12 @@
 
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
+from tandem_client.errors import BadImage
 from tandem_client.images import Channels, Image, encoded, images_of
 from tandem_client.retries import RetryPolicy, checked_timeout_s
 from tandem_client.tls import Tls
@@ -91,10 +92,14 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """The images of a request as files; a form has an answer for each."""
+    """The images of a request as files; a form has an answer for each.
+
+    ``errors`` are of a form's images that cannot be sent, by index: they have no file.
+    """
 
     images: Sequence[Image]
     files: Sequence[bytes]
+    errors: Mapping[int, BadImage]
     is_form: bool
     options: CallOptions
 
@@ -103,12 +108,19 @@ class Call:
         """Return the call for an image, or for several.
 
         Raises:
-            BadImage: an image cannot be sent.
+            BadImage: the only image cannot be sent.
             ValueError: there are no images.
 
         """
         images, is_form = images_of(image)
         if not images:
             raise ValueError("no images: give one or more")
-        files = [encoded(each, options.channels) for each in images]
-        return cls(images, files, is_form, options)
+        files, errors = [], {}
+        for index, each in enumerate(images):
+            try:
+                files.append(encoded(each, options.channels))
+            except BadImage as error:
+                if not is_form:
+                    raise
+                errors[index] = error
+        return cls(images, files, errors, is_form, options)

@@ -23,8 +23,8 @@ class RetryPolicy:
     """How often and how soon to retry; ``max_attempts=1`` never retries.
 
     ``on`` lists the causes: ``overloaded`` (429), ``not_ready`` (503), ``refused`` (no connection),
-    ``reset`` (the connection ended before the answer). Classifying an image again changes nothing
-    in the service, so all of them are safe.
+    ``reset`` (the connection, or a part of the service, ended before the answer). Classifying an
+    image again changes nothing in the service, so all of them are safe.
     """
 
     max_attempts: int = 5

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tandem_client import (
+    AsyncClient,
     BadAnswer,
     BadImage,
     BadRequest,
@@ -78,6 +79,22 @@ def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
     (request,) = service.requests
     assert request.headers["content-type"].startswith("multipart/form-data")
     assert request.content.index(b"first") < request.content.index(b"second")
+
+
+async def test_an_image_of_several_that_cannot_be_read_has_its_error(make: Make, tmp_path):
+    nowhere = tmp_path / "nowhere.jpg"
+    rows = httpx.Response(200, json={"results": [classified("church")], "request_id": "r"})
+    client, service, _ = make(rows)
+    bad, good = client.classify([nowhere, b"photo"])
+    assert (bad.path, good.index, good.get().label) == (nowhere, 1, "church")
+    assert isinstance(bad.error, BadImage)
+    assert bad.error.code == "unreadable"
+    assert len(service.requests) == 1
+
+    async with AsyncClient("http://tandem", transport=service.transport) as unasked:
+        (only,) = await unasked.classify([nowhere])
+    assert isinstance(only.error, BadImage)
+    assert len(service.requests) == 1  # without a file there is nothing to ask
 
 
 def test_a_sequence_of_one_is_a_sequence(make: Make):

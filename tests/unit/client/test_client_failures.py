@@ -1,9 +1,11 @@
 """The blocking client: what is sent again, and what ends a call without an answer."""
 
+import ssl
+
 import httpx
 import pytest
 
-from tandem_client import Client, DeadlineExceeded, RetryPolicy, Unreachable
+from tandem_client import BrokenOff, Client, DeadlineExceeded, RetryPolicy, Unreachable
 from tests.support.http_server import classified
 from tests.support.scripted_service import Make, ScriptedService, answered, refused
 
@@ -64,7 +66,26 @@ def test_what_has_used_up_its_time_is_not(make: Make, error):
     assert (len(service.requests), clock.slept) == (1, [])
 
 
-@pytest.mark.parametrize("error", [httpx.UnsupportedProtocol("ftp"), httpx.ProxyError("no")])
+def test_what_a_gateway_had_when_it_died_is_sent_again(make: Make):
+    """HAProxy answers so for what is too large to be asked again by itself."""
+    client, service, _ = make(refused(502, "broken_off"), answered("church"))
+    assert client.classify(b"photo").label == "church"
+    assert len(service.requests) == 2
+    client, service, _ = make(refused(502, "broken_off"), retry=RetryPolicy(max_attempts=1))
+    with pytest.raises(BrokenOff):
+        client.classify(b"photo")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.UnsupportedProtocol("ftp"),
+        httpx.ProxyError("no"),
+        # A refused certificate is an alert that httpx passes on as it is, once it comes with TLS
+        # 1.3 after the handshake.
+        ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"),
+    ],
+)
 def test_what_will_not_get_better_is_not(make: Make, error):
     client, service, _ = make(error)
     with pytest.raises(Unreachable):

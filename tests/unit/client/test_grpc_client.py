@@ -146,6 +146,24 @@ def test_several_are_one_call_with_a_result_each(make, scripted):
     assert list(scripted.requests[0].images) == [b"first", b"second"]
 
 
+def test_an_image_of_several_that_cannot_be_read_has_its_error(make, scripted, tmp_path):
+    scripted.steps = [answering(classified("church"))]
+    bad, good = make()[0].classify([tmp_path / "nowhere.jpg", b"photo"])
+    assert isinstance(bad.error, BadImage)
+    assert good.get().label == "church"
+    assert list(scripted.requests[0].images) == [b"photo"]
+    (only,) = make()[0].classify([tmp_path / "nowhere.jpg"])
+    assert isinstance(only.error, BadImage)
+    assert len(scripted.requests) == 1
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2**31}, {"top_k": 2.5}, {"model_set": 1}])
+def test_a_parameter_that_no_message_carries(make, scripted, options):
+    with pytest.raises(BadRequest, match="a parameter cannot be sent"):
+        make()[0].classify(b"photo", **options)
+    assert not scripted.requests
+
+
 def test_a_bad_image_alone_is_raised(make, scripted):
     scripted.steps = [answering(NOT_AN_IMAGE)]
     with pytest.raises(BadImage, match="no image"):
