@@ -225,7 +225,7 @@ export function classes({ model_set, labels, hint, ...served }) {
   $(isShort ? "labels" : "all-labels").replaceChildren(...labels.map((label) => make("li", "", label)));
   $("labels").hidden = !isShort;
   $("more").hidden = isShort;
-  $("forced").hidden = false;
+  $("forced").hidden = served.task === "multi_label";
   say("accuracy", accuracyText(served));
   say("hint", hint ?? "");
 }
@@ -255,4 +255,5 @@ function accuracyText({ accuracy = [], members = [], verified }) {
 
 export function noClasses(message) {
   $("classes").textContent = message;
+  for (const id of ["labels", "more", "forced", "accuracy", "hint"]) $(id).hidden = true;
 }

@@ -8,7 +8,9 @@ const IDLE = ["idle", "Nothing yet", "The answer appears here."];
 const NOT_A_FILE = "That was not a file. Save the picture first, or copy the picture itself and paste it here.";
 
 /** Errors that may pass by themselves, by status (0: no answer at all); only these offer another try. */
-const PASSING = { 0: "No connection", 429: "Busy right now", 500: "Something broke", 503: "Not available", 504: "Too slow" };
+const PASSING = {
+  0: "No connection", 408: "Too slow", 429: "Busy right now", 500: "Something broke", 502: "Broken off", 503: "Not available", 504: "Too slow",
+};
 
 const $ = draw.byId;
 
@@ -88,6 +90,7 @@ async function classify(mayWait = true) {
   state.sending.abort();
   const { signal } = (state.sending = new AbortController());
   draw.phase("busy", "Looking…", "");
+  for (const item of state.items) delete item.result; // of another set, perhaps
   draw.cards(state.items, 0, openAnswer);
   await loadModels();
   const started = performance.now();
@@ -99,8 +102,23 @@ async function classify(mayWait = true) {
     if (signal.aborted) return;
     if (error.status === 503 && mayWait) {
       if (await untilReady(signal)) await classify(false);
-    } else fail(error);
+      return;
+    }
+    const lost = error.status === 0 ? await unreadable() : null;
+    if (!signal.aborted) fail(lost ? new ServiceError(`${lost} cannot be read. Choose it again.`) : error);
   }
+}
+
+/** The name of a file that the browser can no longer read: changed, removed, or a folder. fetch does not say so. */
+async function unreadable() {
+  for (const { file } of state.items) {
+    try {
+      await file.slice(0, 1).arrayBuffer();
+    } catch {
+      return file.name;
+    }
+  }
+  return null;
 }
 
 function fail(error) {

@@ -111,6 +111,25 @@ def test_labels_of_a_multi_label_set_which_may_be_none(
     expect(page.locator(".card .said .label")).to_have_text(["No label", "tench, church"])
 
 
+def test_answers_of_the_set_before_are_gone_while_another_is_asked(
+    open_page: OpenPage, photo_file: File
+) -> None:
+    sets = {"model_sets": ["first", "second"], "labels": ["tench", "church"], "members": []}
+    page = open_page(
+        prepare=lambda page: fulfil(page, "/v1/models*", sets | {"model_set": "first"})
+    )
+    fulfil(page, "/v1/classify*", {"results": [an_answer(), an_answer()]})
+    drop(page, photo_file, photo_file)
+    expect(page.locator(".card .said")).to_have_count(2)
+
+    page.unroute_all()
+    fulfil(page, "/v1/models*", sets | {"model_set": "second"})
+    page.route("**/v1/classify*", lambda route: None)  # no answer yet
+    page.locator("#model-set").select_option("second")
+    expect(page.locator(".card:disabled")).to_have_count(2)
+    expect(page.locator(".card .said")).to_have_count(0)
+
+
 def test_what_the_server_and_files_are_called_is_never_markup(
     open_page: OpenPage, photo_file: File
 ) -> None:
