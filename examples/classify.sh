@@ -10,9 +10,13 @@ set -u
 url=${TANDEM_URL:-http://127.0.0.1:8000}
 failed=0
 
+answer=$(mktemp)
+trap 'rm -f "$answer"' EXIT
+
 call() {
-    # --retry waits as long as the header Retry-After of 429 and 503 says.
-    curl --silent --show-error --fail-with-body --retry 3 --max-time 30 "$@"
+    # --retry waits as long as the header Retry-After of 429 and 503 says. With a file, only the
+    # last attempt's answer is left.
+    curl --silent --show-error --fail-with-body --retry 3 --max-time 30 --output "$answer" "$@"
 }
 
 for photo in "$@"; do
@@ -23,6 +27,8 @@ for photo in "$@"; do
     else
         call --data-binary "@$photo" "$url/v1/classify?top_k=1"
     fi || failed=1
+    cat "$answer"
     echo
+    : >"$answer"
 done
 exit $failed

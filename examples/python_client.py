@@ -30,8 +30,8 @@ def main() -> int:
             except TandemError as error:  # the service is: its log has the request id
                 print(f"{error.code}: {error.message} ({error.request_id})", file=sys.stderr)
                 return 2
-            certainty = "sure" if answer.sure else "not sure"
-            print(f"{photo}: {certainty}, {answer.timings.total_ms:.0f} ms")
+            doubt = "not sure, " if answer.sure is False else ""  # None: the service does not say
+            print(f"{photo}: {doubt}{answer.timings.total_ms:.0f} ms")
             for prediction in answer.predictions:
                 print(f"  {prediction.label:20} {prediction.probability:.3f}")
     return status

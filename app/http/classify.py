@@ -50,7 +50,7 @@ class ClassifyRoute:
         self._service = service
         self.default_top_k = min(service.settings.default_top_k, service.num_classes)
         self._has_cache = service.settings.cache != "none"
-        self._traffic_header = traffic_header_of(service.settings)
+        self._traffic_header = traffic_header_of(service.settings.traffic_header)
         self._watch = DisconnectWatch()
 
     def takes(self, scope: Scope) -> bool:
@@ -141,9 +141,8 @@ def _check_no_text(body: bytes) -> None:
             )
 
 
-def traffic_header_of(settings: Settings) -> bytes | None:
+def traffic_header_of(name: str | None) -> bytes | None:
     """Return the header by which versions are chosen; None if they are chosen by image."""
-    name = settings.traffic_header
     return None if name is None else name.encode("ascii")
 
 

@@ -91,8 +91,8 @@ class WatchedRequest:
         step = self._receive()
         try:
             step.send(None)  # type: ignore[attr-defined]  # a coroutine, by ASGI an awaitable
-        except StopIteration as told:
-            return bool(told.value["type"] == "http.disconnect")
+        except StopIteration as message:
+            return bool(message.value["type"] == "http.disconnect")
         step.close()  # type: ignore[attr-defined]  # it would wait, since nothing has happened
         return False
 

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Scope
 
 from app.errors import MAX_SHOWN, BadParameterError, OverloadedError
@@ -71,7 +72,9 @@ def add_error_handlers(api: FastAPI) -> None:
         answer = error_response(
             fault, request_id_of(request), is_protocol=is_protocol(request.scope)
         )
-        answer.headers.update(error.headers or {})  # the Allow header of a wrong method
+        answer.headers.update(error.headers or {})
+        if error.status_code == 405:
+            answer.headers["allow"] = _allowed(request, answer.headers.get("allow", ""))
         return answer
 
     async def unexpected(request: Request, error: Exception) -> Response:
@@ -82,6 +85,17 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(RequestValidationError, validation)
     api.add_exception_handler(HTTPException, http)
     api.add_exception_handler(Exception, unexpected)
+
+
+def _allowed(request: Request, by_first: str) -> str:
+    """Return the Allow header of a path (RFC 9110): Starlette's has its first route's methods."""
+    methods = set(filter(None, by_first.replace(" ", "").split(",")))
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is Match.PARTIAL:
+            methods |= getattr(route, "methods", None) or set()
+    if "GET" in methods:
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))
 
 
 def is_protocol(scope: Scope) -> bool:

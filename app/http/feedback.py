@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
-from app.errors import BadParameterError, UnknownRequestError
+from app.errors import MAX_SHOWN, BadParameterError, UnknownRequestError
 from app.graph.service import EnsembleService
 from app.http.errors import ERRORS, described
 from app.http.headers import Headers
@@ -103,5 +103,5 @@ def _checked(fields: dict[str, Any]) -> FeedbackRequest:
         return FeedbackRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        where = str(first["loc"][0])
+        where = str(first["loc"][0])[:MAX_SHOWN]
         raise BadParameterError(f"{where}: {first['msg']}; send {WANTED}") from error

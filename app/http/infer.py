@@ -39,7 +39,7 @@ class InferEndpoint:
         self._parse, self._render = parse, render
         self._inference, self._watch = inference, DisconnectWatch()
         self._has_cache = inference.service.settings.cache != "none"
-        self._traffic_header = traffic_header_of(inference.service.settings)
+        self._traffic_header = traffic_header_of(inference.service.settings.traffic_header)
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response.

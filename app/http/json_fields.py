@@ -1,4 +1,4 @@
-"""Reads a small JSON object from a request's body, within limits of size and time."""
+"""Reads a small body of a request, such as a JSON object, within limits of size and time."""
 
 import asyncio
 from typing import Any
@@ -7,12 +7,34 @@ import orjson
 from starlette.types import Receive
 
 from app.errors import SlowBodyError
-from app.http.body import read_body
+from app.http.body import read_coded_body
 from app.http.headers import Headers
 from app.queueing.byte_budget import ByteBudget
 from models.errors import TandemError
 
 MAX_BYTES = 64 * 2**10
+
+
+async def read_small_body(receive: Receive, headers: Headers, timeout_s: float) -> bytes:
+    """Return a body of at most ``MAX_BYTES``, inflated if it is coded.
+
+    Args:
+        receive: of ASGI.
+        headers: the request's.
+        timeout_s: the limit for the whole body.
+
+    Raises:
+        SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
+        BadCodingError, UnsupportedCodingError: its coding is damaged, or another one.
+
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
+                return await read_coded_body(receive, headers, MAX_BYTES, share)
+    except TimeoutError as error:
+        text = f"the body had not arrived after {timeout_s:g} s; send it at once"
+        raise SlowBodyError(text) from error
 
 
 async def read_fields(
@@ -32,13 +54,7 @@ async def read_fields(
         SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
 
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            with ByteBudget(MAX_BYTES).share() as share:
-                length = headers.text(b"content-length")
-                body = await read_body(receive, length, MAX_BYTES, share)
-    except TimeoutError as error:
-        raise SlowBodyError(f"the body had not arrived after {timeout_s:g} s") from error
+    body = await read_small_body(receive, headers, timeout_s)
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -1,24 +1,20 @@
 """The routes of Triton's model repository extension."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from app.errors import SlowBodyError
-from app.http.body import read_body
 from app.http.errors import ERRORS, described
 from app.http.headers import Headers
+from app.http.json_fields import read_small_body
 from app.http.shared_memory import is_local
 from app.oip.documents import IndexEntry, ProtocolError
 from app.oip.inference import Inference
 from app.oip.json_body import parsed_json, parsed_object
-from app.queueing.byte_budget import ByteBudget
 
 MODEL = "/v2/repository/models/{model_name}"
-MAX_BYTES = 64 * 2**10  # of a request's body
 DESCRIPTIONS = {
     400: "a body that is no JSON",
     **{status: str(ERRORS[status]["description"]) for status in (408, 413)},
@@ -26,7 +22,7 @@ DESCRIPTIONS = {
     404: "no such set",
     422: "the default set, stages that are deployments, or a parameter that is not taken",
 }
-REFUSED: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
 }
 PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
@@ -40,7 +36,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     @api.post(
         "/v2/repository/index",
         tags=tags,
-        responses={400: REFUSED[400]},
+        responses={400: REFUSALS[400]},
         openapi_extra=_body(READY),
         summary="The models and their states; ready: only those that answer",
     )
@@ -50,7 +46,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     described: dict[str, Any] = {
         "tags": tags,
-        "responses": REFUSED,
+        "responses": REFUSALS,
         "openapi_extra": _body(PARAMETERS),
         "response_class": Response,
     }
@@ -88,14 +84,8 @@ class _BodyReader:
             BadTensorError: the body is not a JSON object.
 
         """
-        length = Headers(request.scope).text(b"content-length")
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                with ByteBudget(MAX_BYTES).share() as share:
-                    body = await read_body(request.receive, length, MAX_BYTES, share)
-        except TimeoutError as error:
-            text = f"the body had not arrived after {self._timeout_s:g} s; send it at once"
-            raise SlowBodyError(text) from error
+        headers = Headers(request.scope)
+        body = await read_small_body(request.receive, headers, self._timeout_s)
         return parsed_object(parsed_json(body), "the body") if body else {}
 
     async def parameters(self, request: Request) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 NOT_LOCAL: dict[int | str, dict[str, Any]] = {
     403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
 }
-REFUSED: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     400: described(ProtocolError, "shared memory that is off, gone or too small"),
     **NOT_LOCAL,
 }
@@ -68,14 +68,14 @@ def _regions(inference: Inference, request: Request) -> Regions:
 
 
 def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    @api.get(f"{SYSTEM}/status", tags=tags, responses=REFUSED, summary="The registered regions")
+    @api.get(f"{SYSTEM}/status", tags=tags, responses=REFUSALS, summary="The registered regions")
     async def all_regions(request: Request) -> list[RegionStatus]:
         return _regions(inference, request).status()
 
     @api.get(
         SYSTEM + "/region/{region_name}/status",
         tags=tags,
-        responses=REFUSED | UNKNOWN,
+        responses=REFUSALS | UNKNOWN,
         summary="One registered region",
     )
     async def one_region(request: Request, region_name: str) -> list[RegionStatus]:
@@ -88,7 +88,7 @@ def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     @api.post(
         SYSTEM + "/region/{region_name}/register",
         tags=tags,
-        responses=REFUSED | REGISTERING,
+        responses=REFUSALS | REGISTERING,
         openapi_extra={"requestBody": REGION},
         response_class=Response,
         summary="Register a file of /dev/shm, or a part of one, as a region",
@@ -111,7 +111,7 @@ def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None
     @api.post(
         SYSTEM + "/region/{region_name}/unregister",
         tags=tags,
-        responses=REFUSED,
+        responses=REFUSALS,
         response_class=Response,
         summary="Forget a region",
     )
@@ -122,7 +122,7 @@ def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None
     @api.post(
         f"{SYSTEM}/unregister",
         tags=tags,
-        responses=REFUSED,
+        responses=REFUSALS,
         response_class=Response,
         summary="Forget all regions",
     )

@@ -97,7 +97,7 @@ def read_spans(folder: Path) -> Iterator[dict[str, Any]]:
             text = path.read_text("utf-8", "replace")
         except (FileNotFoundError, IsADirectoryError):  # the service removes old files meanwhile
             continue
-        for line in text.splitlines():
+        for line in text.split("\n"):  # splitlines would also cut at U+2028 and others
             try:
                 record = json.loads(line)
             except ValueError:

@@ -26,8 +26,8 @@ class Parent(NamedTuple):
 
 
 # The last result in this context, and its span, since every stage of a request asks.
-_found: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = contextvars.ContextVar(
-    "tandem_parent", default=None
+_last_parent: contextvars.ContextVar[tuple[trace.Span, Parent | None] | None] = (
+    contextvars.ContextVar("tandem_parent", default=None)
 )
 
 
@@ -39,19 +39,21 @@ class SpanIds(NamedTuple):
 
 
 # For tasks that handle one request's part of a shared call; Serve only knows the call's span.
-_told: contextvars.ContextVar[Parent | None] = contextvars.ContextVar("tandem_told", default=None)
+_task_parent: contextvars.ContextVar[Parent | None] = contextvars.ContextVar(
+    "tandem_task_parent", default=None
+)
 
 
 def current_parent() -> Parent | None:
     """Return the current span; None if the request is not traced."""
-    if (of_task := _told.get()) is not None:
+    if (of_task := _task_parent.get()) is not None:
         return of_task
     span = trace.get_current_span()
-    held = _found.get()
+    held = _last_parent.get()
     if held is not None and held[0] is span:
         return held[1]
     parent = _parent_of(span)
-    _found.set((span, parent))
+    _last_parent.set((span, parent))
     return parent
 
 
@@ -79,7 +81,7 @@ def continue_below(ids: SpanIds | None) -> None:
     if ids is None or not isinstance(provider, TracerProvider):
         return
     span = SpanContext(ids.trace, ids.span, True, SAMPLED)
-    _told.set(Parent(span, place_of(provider.resource)))
+    _task_parent.set(Parent(span, place_of(provider.resource)))
 
 
 class ProcessResource(Resource):

@@ -21,8 +21,16 @@ from app.tracing.parents import orphans
 from app.tracing.sink import Sink
 from app.tracing.spans import outlets
 
-# Health checks, which come every second.
-QUIET = frozenset({"GET /healthz", "GET /readyz"})
+# Health checks, which come every second: ours, KServe's and gRPC's.
+HEALTH_PATHS = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+QUIET = frozenset(
+    {f"{method} {path}" for method in ("GET", "HEAD") for path in HEALTH_PATHS}
+    | {
+        "grpc.health.v1.Health/Check",
+        "inference.GRPCInferenceService/ServerLive",
+        "inference.GRPCInferenceService/ServerReady",
+    }
+)
 
 
 class TraceIds(logging.Filter):

@@ -1,5 +1,6 @@
 """Renders a trace as JSON for Jaeger's page ("JSON File"), as Jaeger's API returns it."""
 
+import json
 from typing import Any
 
 from app.tracing.stored.traces import StoredSpan, Trace
@@ -13,17 +14,17 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
 
 
 def _trace(spans: list[StoredSpan]) -> dict[str, Any]:
-    places: dict[tuple[tuple[str, Any], ...], str] = {}
+    places: dict[str, str] = {}  # by resource, as JSON: its values may be lists
     rows = []
     for span in spans:
-        place = tuple(sorted(span["resource"].items()))
+        place = json.dumps(span["resource"], sort_keys=True)
         rows.append(_span(span, places.setdefault(place, f"p{len(places) + 1}")))
     processes = {
         name: {
-            "serviceName": dict(place).get("service.name", "tandem"),
-            "tags": [_tag(key, value) for key, value in place if key != "service.name"],
+            "serviceName": resource.get("service.name", "tandem"),
+            "tags": [_tag(key, value) for key, value in resource.items() if key != "service.name"],
         }
-        for place, name in places.items()
+        for resource, name in ((json.loads(place), name) for place, name in places.items())
     }
     return {"traceID": spans[0]["trace_id"], "spans": rows, "processes": processes}
 

@@ -114,6 +114,26 @@ def test_curl_sends_the_key_of_a_file(photos: Path, tmp_path: Path) -> None:
     assert sent == ["Bearer abc"]
 
 
+def test_curl_prints_the_last_attempts_answer_alone(photos: Path, tmp_path: Path) -> None:
+    statuses = [429, 200]
+
+    class Busy(QuietRequest):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            status = statuses.pop(0)
+            self.send(status, json.dumps({"status": status}).encode())
+
+    with ThreadedServer(Busy) as server:
+        done = subprocess.run(
+            [EXAMPLES / "classify.sh", photos / "0.jpg"],
+            env=os.environ | {"TANDEM_URL": server.url},
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+    assert json.loads(done.stdout) == {"status": 200}
+
+
 def test_python(traced: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
     files = [photos / "0.jpg", text_file, photos / "1.jpg"]
     printed = run(traced, "python_client.py", *files, "--url", traced.url, status=1).splitlines()

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from app.deployments.feedback import FeedbackReplica
+from app.errors import MAX_SHOWN
 from app.http.api import create_api
 from app.metrics.table import FEEDBACK
 from app.samples import feedback as gateways
@@ -79,6 +80,7 @@ async def test_a_label_is_counted_once(
         ({"request_id": "1", "label": "x", "image": "0"}, 422, "image: Input should be a valid"),
         ({"request_id": "1", "label": "x", "image": 4}, 422, "image is 4, and this request has 1"),
         ({"request_id": "1", "label": "x", "labels": []}, 422, "labels: Extra inputs"),
+        ({"request_id": "1", "label": "x", "k" * 99: 0}, 422, f"{'k' * MAX_SHOWN}: Extra inputs"),
         ([], 422, "the body is no object; send"),
     ],
 )

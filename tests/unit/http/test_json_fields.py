@@ -1,17 +1,23 @@
 """Small JSON bodies: objects only, within bytes and time."""
 
 import asyncio
+import gzip
 
 import pytest
 from starlette.types import Message, Receive
 
-from app.errors import BadParameterError, BodyTooLargeError, SlowBodyError
+from app.errors import (
+    BadParameterError,
+    BodyTooLargeError,
+    SlowBodyError,
+    UnsupportedCodingError,
+)
 from app.http.headers import Headers
 from app.http.json_fields import MAX_BYTES, read_fields
 
 
-async def read(receive: Receive, timeout_s: float = 60.0) -> dict:
-    headers = Headers({"type": "http", "headers": []})
+async def read(receive: Receive, timeout_s: float = 60.0, coding: bytes = b"") -> dict:
+    headers = Headers({"type": "http", "headers": [(b"content-encoding", coding)]})
     return await read_fields(receive, headers, timeout_s, BadParameterError, "a and b")
 
 
@@ -27,6 +33,14 @@ def body(*parts: bytes) -> Receive:
 
 async def test_an_object_in_parts() -> None:
     assert await read(body(b'{"a"', b": 1}")) == {"a": 1}
+
+
+async def test_a_coded_body_is_inflated_or_refused() -> None:
+    assert await read(body(gzip.compress(b'{"a": 1}')), coding=b"gzip") == {"a": 1}
+    with pytest.raises(UnsupportedCodingError, match="send gzip, deflate"):
+        await read(body(b"x"), coding=b"br")
+    with pytest.raises(BodyTooLargeError):
+        await read(body(gzip.compress(b" " * (MAX_BYTES + 1))), coding=b"gzip")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,14 @@ def test_garbage_and_half_a_line_are_left_out(tmp_path, spans):
     assert len(list(read_spans(tmp_path))) == len(spans)
 
 
+def test_a_text_with_unicodes_line_ends_is_read_whole(tmp_path, spans):
+    LocalSpans(tmp_path, 1).export(spans)
+    (file,) = tmp_path.glob("*.jsonl")
+    file.write_text(file.read_text("utf-8").replace('"mine"', '"a\u2028b\x85c"'), "utf-8")
+    (request,) = (span for span in read_spans(tmp_path) if span["name"] == "request")
+    assert request["attributes"] == {"request_id": "a\u2028b\x85c"}
+
+
 def test_a_full_disk_raises_which_the_sink_counts(tmp_path, spans):
     with full_disk(100), pytest.raises(OSError, match="large"):
         LocalSpans(tmp_path, 1).export(spans)

@@ -65,7 +65,16 @@ def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, as
     assert exporter.names == ["replica_handle_request Gateway __call__"]
 
 
-@pytest.mark.parametrize("path", ["GET /healthz", "GET /readyz"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "GET /healthz",
+        "HEAD /readyz",
+        "GET /v2/health/ready",
+        "grpc.health.v1.Health/Check",
+        "inference.GRPCInferenceService/ServerLive",
+    ],
+)
 def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
     request_span.update_name(path)
     request_span.end()
