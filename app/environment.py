@@ -1,7 +1,8 @@
 """The process environment: what makes Ray Serve fast, and what the user set there.
 
 Serve reads its environment once, when it is imported, and whatever Ray starts inherits it. This is
-the only module of ``app`` that touches it.
+the only module of ``app`` that sets it; ``launch/forks/client.py``, which imports nothing of ours,
+reads one variable.
 """
 
 import os

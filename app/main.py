@@ -48,7 +48,7 @@ def build(settings: Settings) -> Application:
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
     check_sample_store(settings.sample_dir)
-    shared_memory_of(settings)  # the same
+    shared_memory_of(is_on=bool(settings.shared_memory))  # the same
     model_sets = loaded_sets(settings)
     settings = in_versions(settings, model_sets)
     settings, why_float = decided(settings, *model_sets)
@@ -101,7 +101,7 @@ def _check(settings: Settings, model_set: ModelSet) -> None:
         if (network := member.networks.get(precision)) is not None:
             package = PACKAGES[network.runtime]
             check_installed(package, package, f"member {member.name}")
-    check_task(settings, manifest)
+    check_task(settings.cascade_margin, manifest)
     check_functions(settings, manifest)
 
 

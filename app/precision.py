@@ -1,5 +1,7 @@
 """Decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks."""
 
+from pathlib import Path
+
 from app.settings import Settings
 from models import golden
 from models.cpus import available_cpus
@@ -20,7 +22,8 @@ def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | 
     """
     if settings.precision != "auto":
         return settings, None
-    problems = (_problem(settings, model_set) for model_set in model_sets)
+    size = settings.batch_sizes[-1]
+    problems = (_problem(model_set, size, settings.compile_cache) for model_set in model_sets)
     if (problem := next(filter(None, problems), None)) is None:
         return settings.model_copy(update={"precision": "INT8"}), None
     try:
@@ -35,12 +38,12 @@ def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | 
     return settings.model_copy(update={"precision": "FP16"}), warning
 
 
-def _problem(settings: Settings, model_set: ModelSet) -> str | None:
+def _problem(model_set: ModelSet, batch_size: int, cache: Path | None) -> str | None:
     """Return why INT8 cannot be served on this machine."""
     options = RuntimeOptions(
         num_threads=available_cpus(),
-        batch_sizes=settings.batch_sizes[-1:],
-        cache_dir=settings.compile_cache,
+        batch_sizes=(batch_size,),
+        cache_dir=cache,
         float_type=model_set.manifest.float_type,
     )
     for member in model_set.manifest.members:

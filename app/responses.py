@@ -139,9 +139,9 @@ class Ready:
 def as_json(answer: Classified | Results | ErrorAnswer) -> bytes:
     """Return an answer as UTF-8 JSON; fields of an image's answer that are None are left out."""
     if isinstance(answer, Classified):
-        return orjson.dumps(_given(answer))
+        return orjson.dumps(_values_of(answer))
     if isinstance(answer, Results):
-        rows = [_given(row) if isinstance(row, Classified) else row for row in answer.results]
+        rows = [_values_of(row) if isinstance(row, Classified) else row for row in answer.results]
         return orjson.dumps({"results": rows, "request_id": answer.request_id})
     return orjson.dumps(answer)
 
@@ -152,19 +152,19 @@ def as_values(answer: Classified) -> dict[str, Any]:
     return values
 
 
-def _given(answer: Classified) -> dict[str, Any]:
+def _values_of(answer: Classified) -> dict[str, Any]:
     """Return the fields that are not None; orjson renders the dataclasses within."""
     values = _fields(answer)
     if answer.threshold is not None:  # a member may list no label
         values["members"] = {name: _fields(member) for name, member in answer.members.items()}
     values["timings_ms"] = {
         "total": answer.timings_ms.total,
-        "stages": list(map(_given_stage, answer.timings_ms.stages)),
+        "stages": list(map(_stage_values, answer.timings_ms.stages)),
     }
     return values
 
 
-def _given_stage(stage: StageTiming) -> dict[str, Any]:
+def _stage_values(stage: StageTiming) -> dict[str, Any]:
     """Return what :func:`_fields` would, sooner: an image has seven of them."""
     values: dict[str, Any] = {
         "stage": stage.stage,

@@ -12,10 +12,10 @@ from itertools import count
 import aiohttp
 
 from app.access.client_tls import ClientTls
-from app.bench.samples import Sample
+from app.bench.samples import TimedRequest
 
 MAX_UNDER_WAY = 2000  # of an open loop; further requests count as ``client_full`` and are not sent
-Heard = Callable[[Sample], None]
+Heard = Callable[[TimedRequest], None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ async def closed_loop(target: Target, clients: int, duration_s: float, hear: Hea
     async def client(session: aiohttp.ClientSession) -> None:
         while (now := time.perf_counter() - started) < duration_s:
             error = await _send(session, target, next(numbers))
-            hear(Sample(now, time.perf_counter() - started, error))
+            hear(TimedRequest(now, time.perf_counter() - started, error))
             if error is not None and not error.startswith("http_"):
                 await asyncio.sleep(0.1)
 
@@ -79,7 +79,7 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> N
 
         async def send(scheduled: float, number: int) -> None:
             error = await _send(session, target, number)
-            hear(Sample(scheduled, time.perf_counter() - started, error))
+            hear(TimedRequest(scheduled, time.perf_counter() - started, error))
 
         for number, scheduled in enumerate(arrivals):
             wait = scheduled - (time.perf_counter() - started)
@@ -88,7 +88,7 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> N
             elif number % 16 == 0:
                 await asyncio.sleep(0)  # late already, but answers must be read
             if len(under_way) >= MAX_UNDER_WAY:
-                hear(Sample(scheduled, time.perf_counter() - started, "client_full"))
+                hear(TimedRequest(scheduled, time.perf_counter() - started, "client_full"))
                 continue
             task = asyncio.create_task(send(scheduled, number))
             under_way.add(task)

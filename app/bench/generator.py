@@ -11,7 +11,7 @@ import psutil
 from app.bench.client import closed_loop, open_loop
 from app.bench.load import Load, poisson_arrivals
 from app.bench.process_tree import cpu_seconds
-from app.bench.samples import Run, Sample
+from app.bench.samples import Run, TimedRequest
 from app.compute.child_process import FunctionChild
 from app.errors import ConfigError
 
@@ -68,7 +68,7 @@ def _next(child: FunctionChild, load: Load, deadline: float) -> Progress | Run:
 
 def _generate(load: Load, pipe: Connection) -> None:
     """Run in the child: receive a load, send progress now and then, at the end the run."""
-    samples: list[Sample] = []
+    samples: list[TimedRequest] = []
     heard = _Heard(samples, pipe)
     pipe.send(Progress())
     before = time.process_time()
@@ -84,11 +84,11 @@ def _generate(load: Load, pipe: Connection) -> None:
 class _Heard:
     """Keeps every sample, and sends progress to the parent now and then."""
 
-    def __init__(self, samples: list[Sample], pipe: Connection) -> None:
+    def __init__(self, samples: list[TimedRequest], pipe: Connection) -> None:
         self._samples, self._pipe = samples, pipe
         self._num_failed, self._next = 0, 0.0
 
-    def __call__(self, sample: Sample) -> None:
+    def __call__(self, sample: TimedRequest) -> None:
         self._samples.append(sample)
         self._num_failed += sample.error is not None
         if sample.finished >= self._next:

@@ -13,7 +13,7 @@ MAX_BEHIND = 0.05  # of an open loop: share of failed requests, or added latency
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedRequest:
     """A request; times in s from the run's start. ``error`` is its kind, as ``http_429``."""
 
     scheduled: float  # in a closed loop, when it was sent
@@ -33,7 +33,7 @@ class Run:
     kind: str  # closed or open
     offered: float  # clients, or requests/s
     duration_s: float  # in which requests were sent; the last answers came later
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TimedRequest] = field(default_factory=list)
     client_cpu_s: float = 0.0  # of the load generator, over the run
     began_s: float = 0.0  # the time of the samples at which ``duration_s`` began
     service_cpu_s: dict[str, float] | None = None  # by stage; None: the service is elsewhere

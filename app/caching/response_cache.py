@@ -16,7 +16,7 @@ CacheUse = Literal["use", "renew", "off"]
 ImageFlight = Flight[Outcome | Fault]
 
 
-class Found(NamedTuple):
+class Lookup(NamedTuple):
     """The result of a lookup: cached rows, or a computation that the caller or another runs."""
 
     rows: Rows | None = None
@@ -50,15 +50,15 @@ class ResponseCache:
         number, self._store.num_evicted = self._store.num_evicted, 0
         return number
 
-    def look(self, key: bytes, lane: Lane) -> Found:
+    def look(self, key: bytes, lane: Lane) -> Lookup:
         """Return the cached rows, or a computation to wait for, or a new one to run.
 
         Whoever gets a new computation must :meth:`end` it, in every case.
         """
         if (rows := self.read(key)) is not None:
-            return Found(rows)
+            return Lookup(rows)
         joined = self._flights.join(key, lane)
-        return Found(None, joined.flight, joined.is_own)
+        return Lookup(None, joined.flight, joined.is_own)
 
     def read(self, key: bytes) -> Rows | None:
         return self._store.get(key)

@@ -23,7 +23,7 @@ from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, NotReadyError, Ove
 from models.errors import TandemError
 
 T = TypeVar("T")
-OF_RAY = (RayError, RayServeException)  # raised by calls through a handle
+CALL_ERRORS = (RayError, RayServeException)  # raised by calls through a handle
 # A request that kills replicas must not go through all of them.
 MAX_CALLS = 3
 # In the shortest pause Serve's router marks the dead replica. A deadline ends a pause as it ends

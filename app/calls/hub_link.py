@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from typing import Any
 
-from app.calls.attempts import OF_RAY, as_tandem
+from app.calls.attempts import CALL_ERRORS, as_tandem
 from app.errors import NotReadyError
 from models.errors import TandemError
 
@@ -74,5 +74,5 @@ class HubLink(ABC):
                 f"the deployment {self._name} did not answer within {CALL_S:g} s; requests are "
                 "served as before: try again"
             ) from error
-        except (TandemError, *OF_RAY) as error:
+        except (TandemError, *CALL_ERRORS) as error:
             raise as_tandem(error) from error

@@ -62,7 +62,7 @@ class ClusterRows:
             ConfigError: a name is not UTF-8, as text in Ray Data's blocks is.
 
         """
-        names = list(_answer(self._nodes[0], _on_node(self._nodes[0], _found, paths)))
+        names = list(_answer(self._nodes[0], _on_node(self._nodes[0], _file_names, paths)))
         if (name := first_not_utf8(names)) is not None:
             raise ConfigError(
                 f"the name {name!r} is not UTF-8; rename the file, or classify without --address"
@@ -105,7 +105,11 @@ class Driver:
             ray.data.from_arrow(blocks)
             .map_batches(_read, num_cpus=0, concurrency=2 * pool, **WHOLE)
             .map_batches(
-                Classifier, fn_constructor_args=asked, num_cpus=asked[1], compute=pool_of, **WHOLE
+                NodeClassifier,
+                fn_constructor_args=asked,
+                num_cpus=asked[1],
+                compute=pool_of,
+                **WHOLE,
             )
         )
         self._batches: Iterator[Any] = iter(rows.iter_batches(**WHOLE))
@@ -116,7 +120,7 @@ class Driver:
         return None if batch is None else batch["row"].to_pylist()
 
 
-class Classifier:
+class NodeClassifier:
     """Loads the networks once in a process, for some of its node's cores."""
 
     def __init__(self, model_set: str, cores: int, top_k: int, threshold: float | None) -> None:
@@ -165,7 +169,7 @@ def _inspected(model_set: str) -> tuple[str, Manifest]:
     return held.fingerprint("INT8"), held.manifest
 
 
-def _found(paths: list[str]) -> list[str]:
+def _file_names(paths: list[str]) -> list[str]:
     from app.bench.load import find_files
 
     names = (images_at(path) if is_store(path) else map(str, find_files([path])) for path in paths)

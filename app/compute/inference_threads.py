@@ -10,7 +10,6 @@ import ray
 
 from app.compute.cpu_affinity import keep_to_own_cores
 from app.queueing.scheduler import BatchScheduler
-from app.settings import Settings
 from models.cpus import available_cpus
 
 logger = logging.getLogger("ray.serve")
@@ -49,23 +48,25 @@ class InferenceThreads:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, value)
 
 
-def replica_inference_threads(settings: Settings, num_sharing: int = 1) -> InferenceThreads:
-    """Return this replica's threads, on their own cores if the settings say so.
+def replica_inference_threads(
+    streams: int, num_sharing: int = 1, *, keeps_to_own: bool = False
+) -> InferenceThreads:
+    """Return this replica's threads; with ``keeps_to_own`` on cores of their own.
 
     ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
     """
     whole = _whole_cpus()
-    if settings.affinity and whole:
+    if keeps_to_own and whole:
         keep_to_own_cores(whole)
     cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
-    if whole > cores or settings.streams > cores:
+    if whole > cores or streams > cores:
         logger.warning(
             "num_cpus %d, streams %d, but this replica has %d cores: it uses those",
             whole,
-            settings.streams,
+            streams,
             cores,
         )
-    return inference_threads_for(cores, settings.streams)
+    return inference_threads_for(cores, streams)
 
 
 def replica_cores(at_most: int) -> int:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from app.compute.group_limits import free_memory
@@ -13,7 +14,7 @@ from app.compute.inference_threads import InferenceThreads, replica_inference_th
 from app.deployments.member_call import MemberCall, MemberObserver
 from app.errors import UPDATING, OtherSetError
 from app.messages import MemberAnswer
-from app.metrics.member import Reports, golden_recorded
+from app.metrics.member import Reports, recorded_golden_ms
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.batch_records import QueueReport, TimedRows
@@ -26,6 +27,7 @@ from models import golden
 from models.ensemble import tempered
 from models.errors import TandemError
 from models.model_set import ModelSet
+from models.record import Precision
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
@@ -69,7 +71,7 @@ class Classifier:
         model_set = model_set or settings.load_set()
         self._label = f"{model_set.name}.{member}" if settings.has_several_sets else member
         self._inference_threads = threads or replica_inference_threads(
-            settings, len(model_set.manifest.members)
+            settings.streams, len(model_set.manifest.members), keeps_to_own=settings.affinity
         )
         self.calls_at_once = self._inference_threads.num  # for remote callers: one call per batch
         self._network = self._loaded(settings, model_set)
@@ -80,19 +82,23 @@ class Classifier:
         self._log_network()
         self._network.check_fits(self._input_size, manifest.num_classes)
         self._network.warm_up()
-        self._check_golden(model_set, member, settings)
+        self._check_golden(model_set, settings.served_precision)
         self._health = Health(f"batch of {member}")
         self._image_s = 0.0  # a thread's mean time for an image, in the last batches
         self._observer = MemberObserver(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
+        backlog = None
+        if settings.backlog_batches:
+            served, num_places = settings.served_precision, self.calls_at_once
+            backlog = backlog_size(model_set, member, served, self._network, num_places)
         self._queue = BatchQueue(
             self._infer,
             self._network.batch_sizes,
             settings.max_queued_images,
             scheduler=self._inference_threads.scheduler,
             on_batch=self._observer.executed,
-            backlog=backlog_size(settings, model_set, member, self._network, self.calls_at_once),
+            backlog=backlog,
             share=share,
         )
 
@@ -118,16 +124,14 @@ class Classifier:
             network.memory_bytes / 1e6,
         )
 
-    def _check_golden(self, model_set: ModelSet, member: str, settings: Settings) -> None:
+    def _check_golden(self, model_set: ModelSet, served: Precision) -> None:
         """Raise unless answers here match the golden answers, recorded where the set was made."""
         if (expected := model_set.golden) is None:
             logger.warning("%s has no golden answers: its answers are not checked", self._label)
             return
-        started = time.perf_counter()
-        precision = model_set.manifest.member(member).precision_of(settings.served_precision)
-        with golden_recorded(self._label):
-            golden.check(expected, member, precision, self._network)
-        taken_ms = (time.perf_counter() - started) * 1e3
+        precision = model_set.manifest.member(self._name).precision_of(served)
+        check = partial(golden.check, expected, self._name, precision, self._network)
+        taken_ms = recorded_golden_ms(self._label, check)
         logger.info("golden check of %s passed in %.0f ms", self._label, taken_ms)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -222,13 +226,13 @@ class Classifier:
 
 
 def backlog_size(
-    settings: Settings, model_set: ModelSet, member: str, network: LoadedNetwork, num_places: int
+    model_set: ModelSet, member: str, served: Precision, network: LoadedNetwork, num_places: int
 ) -> BacklogSize | None:
-    """Return a member's larger batch size for a backlog, or None if the settings exclude it.
+    """Return a member's larger batch size for a backlog; None if its network has a fixed one.
 
     ``num_places`` is how many of its batches run at a time.
     """
-    if not settings.backlog_batches or network.fixed_batch:
+    if network.fixed_batch:
         return None
     usual = network.max_batch_size
 
@@ -237,11 +241,11 @@ def backlog_size(
         if (free := free_memory()) < needed:
             raise MemoryError(f"{free / 1e6:.0f} MB are free, it takes up to {needed / 1e6:.0f}")
         # The file is read again, and its hash must be the same.
-        model_set.network_path(member, settings.served_precision)
+        model_set.network_path(member, served)
         network.add_batch_size(2 * usual)
         if (expected := model_set.golden) is None:
             return
-        precision = model_set.manifest.member(member).precision_of(settings.served_precision)
+        precision = model_set.manifest.member(member).precision_of(served)
         try:
             golden.check(expected, member, precision, network)  # in batches of the larger size
         except Exception:

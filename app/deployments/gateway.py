@@ -50,7 +50,9 @@ class Gateway(OpenInferenceMethods):
         if sets is not None:
             self._sets = SharedSets(sets, self._graph.sets, ",".join(settings.model_sets or ()))
         loader = self._sets or self._graph.sets
-        self._inference = Inference(self._service, shared_memory_of(settings), loader)
+        self._inference = Inference(
+            self._service, shared_memory_of(is_on=bool(settings.shared_memory)), loader
+        )
         self._open_inference = OpenInferenceInterface(self._inference)
         self._has_started = members is None
         self._traffic: TrafficControl | None = None

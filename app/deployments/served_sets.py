@@ -128,7 +128,7 @@ class ServedSets:
         return bool(getattr(self._settings, stage) == "deployment")
 
     async def _load(self, name: str) -> None:
-        own = self._own.get(name) or self._found(name)
+        own = self._own.get(name) or self._settings_of(name)
         model_set = await asyncio.to_thread(own.load_set)
         if model_set.name != name:
             raise UnknownModelError(f"the set in the folder {name} is called {model_set.name!r}")
@@ -169,7 +169,7 @@ class ServedSets:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("model set %s was not loaded: %s", name[:MAX_SHOWN], error)
 
-    def _found(self, name: str) -> Settings:
+    def _settings_of(self, name: str) -> Settings:
         """Return the settings of a set in the folders that are searched for sets."""
         folders = list_folders(self._settings.model_search)
         names = sorted({folder.name for folder in folders} | self._own.keys())

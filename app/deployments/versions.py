@@ -56,7 +56,7 @@ class Versions:
         for own, model_set in zip(settings.of_each_version(), sets, strict=True):
             # A shadow has its own threads: if it hangs, it blocks none that answer clients.
             built = stages.build(own, model_set, is_apart=bool(self._built))
-            graphs[version_name(model_set, own)] = self._join(own, built)
+            graphs[version_name(model_set, own.served_precision)] = self._join(own, built)
         self.graph = TrafficGraph(
             graphs,
             Plan.first(first_split(settings, sets)),
@@ -138,7 +138,9 @@ class Versions:
         model_set = own.load_set()
         for built in list(self._built.values()):
             check_fits(built.model_set, model_set)
-        if (is_now := version_name(model_set, own)) != name:  # of another precision
+        if (
+            is_now := version_name(model_set, own.served_precision)
+        ) != name:  # of another precision
             raise UnknownModelError(f"{name} is served as {is_now}: use that name")
         if is_to_answer and (reason := refused_by_gate(model_set, own)) is not None:
             raise BadParameterError(f"{name} must not answer clients: {reason}")
@@ -147,7 +149,7 @@ class Versions:
     def _join(self, own: Settings, built: SetStages) -> Graph:
         """Add a version's stages to those of this process, and return its graph."""
         self._stages.join(built)
-        name = version_name(built.model_set, own)
+        name = version_name(built.model_set, own.served_precision)
         self._built[name] = built
         self._refused[name] = refused_by_gate(built.model_set, own)
         return with_cache(built.ensemble, own, built.model_set, self._cached)

@@ -36,14 +36,13 @@ class OwnFunction:
         return f"{self.stage}={self.name}@{self.digest}"
 
 
-def load_function(settings: Settings, stage: Stage) -> OwnFunction | None:
-    """Import the function that the settings name for a stage; None if they name none.
+def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
+    """Import the function of a stage, MODULE:FUNCTION; None without a name.
 
     Raises:
         ConfigError: it cannot be imported, or does not accept the stage's arguments.
 
     """
-    name: str | None = getattr(settings, stage)
     if name is None:
         return None
     module_name, _, attribute = name.partition(":")
@@ -57,7 +56,7 @@ def load_function(settings: Settings, stage: Stage) -> OwnFunction | None:
 
 def identities(settings: Settings) -> tuple[str, ...]:
     """Return the identities of the settings' functions; () if there are none."""
-    functions = (load_function(settings, stage) for stage in NUM_ARGUMENTS)
+    functions = (load_function(getattr(settings, stage), stage) for stage in NUM_ARGUMENTS)
     return tuple(function.identity for function in functions if function is not None)
 
 

@@ -24,10 +24,12 @@ class OwnPreprocess:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        function = load_function(settings, "preprocess")
+        function = load_function(settings.preprocess, "preprocess")
         if function is None:
             return None
-        num_views = try_preprocess(function, settings, manifest)
+        num_views = try_preprocess(
+            function, manifest, settings.max_files, settings.max_queued_images
+        )
         calls = FunctionCalls(function, settings.decode_threads)
         return cls(calls, num_views, manifest.inputs)
 
@@ -61,10 +63,10 @@ class OwnCombine:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnCombine | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        function = load_function(settings, "combine")
+        function = load_function(settings.combine, "combine")
         if function is None:
             return None
-        try_combine(function, settings, manifest)
+        try_combine(function, manifest, settings.answer_policy)
         weights = {member.name: member.weight for member in manifest.members}
         calls = FunctionCalls(function, settings.decode_threads)
         return cls(calls, weights, is_multi_label=manifest.task == "multi_label")

@@ -12,7 +12,7 @@ from app.errors import ConfigError
 from app.functions.answers import WrongAnswerError, as_pixels, as_rows, check_scores
 from app.functions.loading import SIGNATURES, OwnFunction, load_function
 from app.setting_values import check_form_fits
-from app.settings import Settings
+from app.settings import AnswerPolicy, Settings
 from models.ensemble import Probabilities
 from models.manifest import Manifest
 from models.runtime import Pixels
@@ -30,13 +30,15 @@ def check_functions(settings: Settings, manifest: Manifest) -> None:
             wrong result.
 
     """
-    if (preprocess := load_function(settings, "preprocess")) is not None:
-        try_preprocess(preprocess, settings, manifest)
-    if (combine := load_function(settings, "combine")) is not None:
-        try_combine(combine, settings, manifest)
+    if (preprocess := load_function(settings.preprocess, "preprocess")) is not None:
+        try_preprocess(preprocess, manifest, settings.max_files, settings.max_queued_images)
+    if (combine := load_function(settings.combine, "combine")) is not None:
+        try_combine(combine, manifest, settings.answer_policy)
 
 
-def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest) -> int:
+def try_preprocess(
+    function: OwnFunction, manifest: Manifest, max_files: int, max_queued: int
+) -> int:
     """Call the function on generated pixels; return its number of views per image.
 
     Raises:
@@ -52,17 +54,17 @@ def try_preprocess(function: OwnFunction, settings: Settings, manifest: Manifest
             _, views = as_pixels(function.call(read_only(images)), images.shape, views)
     assert views is not None
     try:
-        check_form_fits(settings.max_queued_images, settings.max_files * views)
+        check_form_fits(max_queued, max_files * views)
     except ValueError as error:
         raise ConfigError(f"preprocess: {views} views of each file: {error}") from error
     return views
 
 
-def try_combine(function: OwnFunction, settings: Settings, manifest: Manifest) -> None:
+def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy) -> None:
     """Call the function on rows of all members, and of the fewest that the answer policy allows."""
     weights = {member.name: member.weight for member in manifest.members}
     is_multi_label = manifest.task == "multi_label"
-    for num_images, names in _trials(settings, list(weights)):
+    for num_images, names in _trials(list(weights), policy):
         shape = (num_images, manifest.num_classes)
         draw = _scores if is_multi_label else _rows
         members = {name: read_only(draw(shape, seed)) for seed, name in enumerate(names)}
@@ -86,10 +88,10 @@ def read_only(array: A) -> A:
     return seen
 
 
-def _trials(settings: Settings, names: list[str]) -> Iterator[tuple[int, list[str]]]:
+def _trials(names: list[str], policy: AnswerPolicy) -> Iterator[tuple[int, list[str]]]:
     for num_images in NUM_IMAGES:
         yield num_images, names
-    if settings.answer_policy != "all":  # a single member, the fewest that may answer
+    if policy != "all":  # a single member, the fewest that may answer
         yield 1, names[:1]
 
 

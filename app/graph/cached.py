@@ -40,20 +40,20 @@ def with_cache(
     if settings.cache == "none":
         return ensemble
     keys = ImageKeys(settings, model_set, identities(settings))
-    shared = None if settings.cache == "local" else _shared(ensemble, settings, keys, model_set)
+    shared = (
+        None if settings.cache == "local" else _shared(ensemble, settings.cache, keys, model_set)
+    )
     cache = ResponseCache(settings.cache_mib * MIB, shared, store)
     return CachedEnsemble(ensemble, cache, keys, model_set)
 
 
-def _shared(
-    ensemble: Ensemble, settings: Settings, keys: ImageKeys, model_set: ModelSet
-) -> RedisStore:
+def _shared(ensemble: Ensemble, url: str, keys: ImageKeys, model_set: ModelSet) -> RedisStore:
     num_members = len(ensemble.member_names)
     # An entry with the operator's combine has a row more; one of a cascade may have one member.
     nums_rows = (num_members, 1) if ensemble.cascade else (num_members + (not ensemble.averages),)
     form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
     prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
-    return RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
+    return RedisStore(RedisAddress.of(url), form, prefix, record_redis)
 
 
 class CachedEnsemble:

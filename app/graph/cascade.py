@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from app.calls.attempts import OF_RAY, as_tandem
+from app.calls.attempts import CALL_ERRORS, as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
 from app.graph.request import ClassifyRequest
@@ -53,7 +53,7 @@ class Cascade:
             first = await self._ask_the_first(images, request)
         except OtherSetError:
             raise
-        except (TandemError, *OF_RAY) as error:
+        except (TandemError, *CALL_ERRORS) as error:
             if not self._can_do_without(request):
                 raise
             return await self._ask_the_others(images, request, as_tandem(error).code)

@@ -48,13 +48,13 @@ class Ensemble:
         members: Mapping[str, MemberStage],
         combiner: CombinerStage,
     ) -> None:
-        check_task(settings, model_set.manifest)
+        check_task(settings.cascade_margin, model_set.manifest)
         self._decoder, self._combiner = decoder, combiner
         self._name, self.member_names = model_set.name, tuple(members)
         self._rule = model_set.answer_rule
         self._fingerprint = model_set.fingerprint(settings.served_precision)
         inputs = model_set.manifest.inputs
-        own_combine = load_function(settings, "combine")  # the Combiner calls it
+        own_combine = load_function(settings.combine, "combine")  # the Combiner calls it
         self.averages = own_combine is None
         self._combined_fingerprint = fingerprint_with(self._fingerprint, own_combine)
         self._preprocess = OwnPreprocess.of(settings, model_set.manifest)

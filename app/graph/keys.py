@@ -19,7 +19,6 @@ from app.environment import KEYS_VARIABLE, keys_of_environment
 from app.errors import UnauthorizedError
 from app.metrics.meter import meter
 from app.metrics.table import KEY_REQUESTS
-from app.settings import Settings
 
 logger = logging.getLogger("ray.serve")
 UNNAMED = "unnamed"  # the metric's label for a key without a name
@@ -112,15 +111,15 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_keys(settings: Settings) -> Keys:
-    """Return the keys of the settings' file and of TANDEM_API_KEYS; without any, all may call.
+def read_keys(path: Path | None) -> Keys:
+    """Return the keys of a file and of TANDEM_API_KEYS; without any, all may call.
 
     Raises:
         ApiKeyError: a key is too short or malformed, or the file cannot be read. So is a file or
             variable without keys: a service that should have keys does not start without them.
 
     """
-    file = KeyFile(path) if (path := settings.api_keys_file) else None
+    file = KeyFile(path) if path else None
     text = keys_of_environment()
     lines = [] if text is None else keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
     return Keys(lines, file)

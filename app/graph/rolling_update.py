@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from app.calls.attempts import HEDGE_AFTER_SHARE, OF_RAY, HedgeBudget, as_tandem, hedged
+from app.calls.attempts import CALL_ERRORS, HEDGE_AFTER_SHARE, HedgeBudget, as_tandem, hedged
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError
 from app.graph.request import ClassifyRequest, RequestAnswers
 from models.errors import TandemError
@@ -53,7 +53,7 @@ async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:
             f"no answer within {request.timeout_s:.3g} s; "
             f"the service is busy or a member hangs: {MORE_TIME}"
         ) from error
-    except OF_RAY as error:
+    except CALL_ERRORS as error:
         raise as_tandem(error) from error
 
 
@@ -90,7 +90,7 @@ class ForwardingGraph:
             try:
                 forwarded = request.forwarded()
                 answers: RequestAnswers = await handle.handle_forwarded.remote(forwarded)
-            except (TandemError, *OF_RAY) as error:
+            except (TandemError, *CALL_ERRORS) as error:
                 return as_tandem(error)  # an error is an answer too, and ends the attempts
             return answers
 

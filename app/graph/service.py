@@ -86,7 +86,7 @@ class EnsembleService:
         self.listeners: list[AnswerListener] = first.listeners if first else []
         # The labels of the loaded versions that share the traffic, by NAME@VERSION.
         self.version_labels: Callable[[], Mapping[str, Sequence[str]]] = dict
-        self.keys: Keys = first.keys if first else read_keys(settings)
+        self.keys: Keys = first.keys if first else read_keys(settings.api_keys_file)
         expected_ms = gateway_cpu_ms(
             model_set.manifest,
             settings.served_precision,

@@ -60,16 +60,16 @@ def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
     return verdict
 
 
-def check_task(settings: Settings, manifest: Manifest) -> None:
-    """Check that the settings fit the set's task.
+def check_task(cascade_margin: float | None, manifest: Manifest) -> None:
+    """Check that a cascade fits the set's task.
 
     Raises:
         ConfigError: a cascade is set for a multi-label set. The margin is the distance of the two
             highest probabilities; in a multi-label set several classes may have high scores.
 
     """
-    if manifest.task == "multi_label" and settings.cascade_margin is not None:
+    if manifest.task == "multi_label" and cascade_margin is not None:
         raise ConfigError(
-            f"cascade_margin is {settings.cascade_margin:g}, and {manifest.name} is multi-label: "
+            f"cascade_margin is {cascade_margin:g}, and {manifest.name} is multi-label: "
             "the margin needs classes that exclude each other; leave it out"
         )

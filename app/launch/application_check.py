@@ -35,7 +35,7 @@ def own_application(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return application
 
 
-def check_listeners(content: Mapping[str, Any], settings: Settings) -> None:
+def check_listeners(content: Mapping[str, Any], request_timeout_s: float) -> None:
     """Check the options of the HTTP and gRPC listeners, which all applications share."""
     if content.get("proxy_location") == "Disabled":
         raise ConfigError(
@@ -43,10 +43,10 @@ def check_listeners(content: Mapping[str, Any], settings: Settings) -> None:
         )
     for options in ("http_options", "grpc_options"):
         limit_s = (content.get(options) or {}).get("request_timeout_s")
-        if limit_s is not None and limit_s <= settings.request_timeout_s:
+        if limit_s is not None and limit_s <= request_timeout_s:
             raise ConfigError(
                 f"{options}.request_timeout_s is {limit_s:g}, and args.request_timeout_s "
-                f"{settings.request_timeout_s:g}: Serve would answer first, and not in this "
+                f"{request_timeout_s:g}: Serve would answer first, and not in this "
                 "service's form; leave out the first"
             )
 
@@ -58,12 +58,12 @@ def check_application(application: Mapping[str, Any], settings: Settings) -> Non
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"deployments has {twice[0]} twice: the second would win; leave one out")
     check_route_prefix(application.get("route_prefix", "/"))
-    _check_grace(deployments, settings)
+    _check_grace(deployments, settings.request_timeout_s)
     for deployment in deployments:
         if deployment["name"] == "Gateway":
-            _check_ongoing(deployment, settings)
+            _check_ongoing(deployment, settings.max_concurrent_requests)
         if deployment.get("user_config"):
-            _check_user_config(deployment, settings)
+            _check_user_config(deployment, settings.max_files)
 
 
 def check_route_prefix(prefix: str | None) -> None:
@@ -79,7 +79,7 @@ def check_route_prefix(prefix: str | None) -> None:
         raise ConfigError(f"route_prefix is {prefix!r}: {min(wrong)!r} has no place in a path")
 
 
-def _check_grace(deployments: list[Mapping[str, Any]], settings: Settings) -> None:
+def _check_grace(deployments: list[Mapping[str, Any]], request_timeout_s: float) -> None:
     """Refuse deployments whose grace period is shorter than the time limit of a request."""
     grace_s = {"Gateway": None} | {
         deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
@@ -87,18 +87,18 @@ def _check_grace(deployments: list[Mapping[str, Any]], settings: Settings) -> No
     }
     for name, own_s in grace_s.items():
         waits_s = SERVE_DEFAULT_GRACE_S if own_s is None else own_s
-        if waits_s < settings.request_timeout_s:
+        if waits_s < request_timeout_s:
             default = " (Serve's default)" if own_s is None else ""
             raise ConfigError(
                 f"{name} has a graceful_shutdown_timeout_s of {waits_s:g}{default}, and a request "
-                f"has a request_timeout_s of {settings.request_timeout_s:g} s: an update would cut "
+                f"has a request_timeout_s of {request_timeout_s:g} s: an update would cut "
                 "answers that are still in time; raise the first, or lower the second"
             )
 
 
-def _check_ongoing(gateway: Mapping[str, Any], settings: Settings) -> None:
+def _check_ongoing(gateway: Mapping[str, Any], ours: int) -> None:
     """Refuse a Gateway for which Serve's max_ongoing_requests is below our own request limit."""
-    ongoing, ours = gateway.get("max_ongoing_requests"), settings.max_concurrent_requests
+    ongoing = gateway.get("max_ongoing_requests")
     if ongoing is not None and ongoing < ours:
         raise ConfigError(
             f"Gateway has max_ongoing_requests of {ongoing}, and args.max_concurrent_requests is "
@@ -107,12 +107,12 @@ def _check_ongoing(gateway: Mapping[str, Any], settings: Settings) -> None:
         )
 
 
-def _check_user_config(deployment: Mapping[str, Any], settings: Settings) -> None:
+def _check_user_config(deployment: Mapping[str, Any], max_files: int) -> None:
     name = deployment["name"]
     if name in WITHOUT_USER_CONFIG:
         raise ConfigError(f"{name} takes no user_config: give it to the Gateway or to a member")
     try:
-        QueueConfig.of(deployment["user_config"], settings.max_files)
+        QueueConfig.of(deployment["user_config"], max_files)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}") from error
 

@@ -39,7 +39,7 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
             ScalingOptions.model_validate(_policy_kwargs(application))
         ours = own_application(checked)
         settings = Settings.model_validate(ours.get("args", {}))
-        check_listeners(checked, settings)
+        check_listeners(checked, settings.request_timeout_s)
         check_application(ours, settings)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_mistakes(error)}") from error

@@ -15,7 +15,7 @@ from app.launch.ports import joined
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
 CHAIN = "tls.pem"  # the certificate's file name in the run's folder
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches all interfaces
+REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches all interfaces
 HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
 
@@ -60,7 +60,7 @@ class HttpOptions(BaseModel):
 
     def address(self, port: int) -> str:
         """Return ``port`` with the address at which this machine reaches the service."""
-        return joined(LOOPBACK.get(self.host, self.host), port)
+        return joined(REACHED_AT.get(self.host, self.host), port)
 
 
 @dataclass(frozen=True)

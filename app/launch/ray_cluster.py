@@ -35,6 +35,8 @@ TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
 MIN_PROCESSES = 250
 DIED = re.compile(r"Worker PID: (\d+).*?Worker exit detail: ([^.]*)", re.DOTALL)
 LONGEST_LINE = 200
+# Workers that are started ahead belong to no job, so the fork server would not start them.
+WITH_FORKS = {"_system_config": {"prestart_worker_first_driver": False}}
 MIN_CPUS = 2  # Ray gets at least this, so that one core serves configs/separate.yaml too
 ANSWERS_WITHIN_S = 3.0  # time limit for a healthy controller
 POLL_EVERY_S = 0.1
@@ -82,19 +84,17 @@ def local_ray(
 
     """
     try:
-        if forks is not None and not FORKS.fits():
+        has_forks = forks is not None and FORKS.fits()
+        if forks is not None and not has_forks:
             forks.end()
-        client = CLIENT if forks is not None else None
-        with only_what_one_machine_needs(client), _start_failures_reported():
+        with only_what_one_machine_needs(CLIENT if has_forks else None), _start_failures_reported():
             _init_ray(
                 address=LOCAL,
                 num_cpus=max(MIN_CPUS, available_cpus()),
                 include_dashboard=False,
                 _temp_dir=str(folder),
                 _metrics_export_port=metrics_port,
-                # Workers that are started ahead belong to no job, so the fork server would not
-                # start them.
-                _system_config={"prestart_worker_first_driver": False},
+                **(WITH_FORKS if has_forks else {}),
             )
         with errors_passed_to(lambda text: warn(in_a_line(text))):
             yield

@@ -36,7 +36,7 @@ LOG_MONITOR = Feature(
     "it uses 0.01 of a core",
     (RayName(NODE, "Node.start_log_monitor"),),
 )
-ERRORS = Feature(
+DEATHS = Feature(
     "deaths of Ray's processes in a line",
     "each prints some 900 characters",
     (RayName("ray._private.worker", "print_to_stdstream", ("data",)),),
@@ -63,7 +63,7 @@ FORKS = Feature(
         RayName("ray._private.workers.default_worker", "parser"),
     ),
 )
-LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, ERRORS, ONE_MACHINE, FORKS)
+LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, DEATHS, ONE_MACHINE, FORKS)
 
 
 def check_installed_ray(*, is_joining: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from app.launch.ray_features import ERRORS, FORKS, LOG_MONITOR, ONE_MACHINE
+from app.launch.ray_features import DEATHS, FORKS, LOG_MONITOR, ONE_MACHINE
 
 NOBODY = b"127.0.0.1:9"  # an address where nothing listens: the port of the discard protocol
 
@@ -68,7 +68,7 @@ def _kept_sigterm() -> Iterator[None]:
 @contextlib.contextmanager
 def errors_passed_to(tell: Callable[[str], None]) -> Iterator[None]:
     """Pass Ray's messages on dead processes to ``tell``, which a thread of Ray's calls."""
-    if not ERRORS.fits():
+    if not DEATHS.fits():
         yield
         return
     from ray._private import worker

@@ -153,7 +153,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         config = config.with_json_log()
     if options.address is None:  # on a cluster that already serves, the ports may be in use
         _check_ports(config, options)
-        read_keys(config.settings)  # on a cluster the nodes have the key files
+        read_keys(config.settings.api_keys_file)  # on a cluster the nodes have the key files
     check_shared_memory(config, is_joining=options.address is not None)
     config = with_open_traffic(config, is_joining=options.address is not None)
     settings = config.settings
@@ -185,7 +185,7 @@ def _check_set(model_set: ModelSet, settings: Settings) -> None:
     _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.served_precision)
-    check_task(settings, model_set.manifest)
+    check_task(settings.cascade_margin, model_set.manifest)
     check_functions(settings, model_set.manifest)
 
 

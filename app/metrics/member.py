@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from app.metrics.meter import meter
 from app.metrics.table import (
@@ -69,20 +68,21 @@ class MemberMetrics:
         meter.set(QUEUE_AGE_MS, oldest_s * 1e3, member=self._member)
 
 
-@contextmanager
-def golden_recorded(member: str) -> Iterator[None]:
-    """Record whether the block, a member's golden check, passed, and how long it took.
+def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
+    """Run a member's golden check, record whether it passed, and return its ms.
 
     A failure is sent to Ray before the error is raised, since it ends the replica: Ray exports what
     it has when the process ends.
     """
     started = time.perf_counter()
     try:
-        yield
+        check()
     except Exception:
         meter.set(GOLDEN_PASSED, 0, member=member)
         meter.count(FAILED_GOLDEN_CHECKS, member=member)
         meter.flush()
         raise
     meter.set(GOLDEN_PASSED, 1, member=member)
-    meter.set(GOLDEN_MS, (time.perf_counter() - started) * 1e3, member=member)
+    taken_ms = (time.perf_counter() - started) * 1e3
+    meter.set(GOLDEN_MS, taken_ms, member=member)
+    return taken_ms

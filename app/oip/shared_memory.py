@@ -12,7 +12,6 @@ from app.oip.answer import InferAnswer, OutputTensor
 from app.oip.regions import Regions
 from app.oip.tensors import Tensor, shown
 from app.queueing.byte_budget import Share
-from app.settings import Settings
 
 OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: "
@@ -53,14 +52,14 @@ class SharedMemory:
         return self._regions
 
 
-def shared_memory_of(settings: Settings) -> SharedMemory:
+def shared_memory_of(*, is_on: bool) -> SharedMemory:
     """Return a Gateway's shared memory.
 
     Raises:
         ConfigError: shared memory is on, but callers may be on other machines.
 
     """
-    if not settings.shared_memory:
+    if not is_on:
         return SharedMemory()
     folder = environment_value(REGIONS_FOLDER)
     if folder is None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from app.calls.attempts import OF_RAY, as_tandem
+from app.calls.attempts import CALL_ERRORS, as_tandem
 from app.errors import NotReadyError, UnknownRequestError
 from app.messages import Fault
 from app.metrics.meter import meter
@@ -76,7 +76,7 @@ class Feedback:
     async def _ask(self, method: str, *arguments: object) -> Any:
         try:
             return await getattr(self._handle, method).remote(*arguments)
-        except (TandemError, *OF_RAY) as error:
+        except (TandemError, *CALL_ERRORS) as error:
             raise as_tandem(error) from None
 
     async def _send_now(self) -> None:

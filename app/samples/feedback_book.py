@@ -33,7 +33,7 @@ class AnsweredRequest(NamedTuple):
 
     @classmethod
     def of(cls, request_id: str, answers: Sequence[Classified | Fault]) -> "AnsweredRequest":
-        return cls(_key(request_id), tuple(map(_given_answer, answers)))
+        return cls(_key(request_id), tuple(map(_answer_of, answers)))
 
 
 def _key(request_id: str) -> str:
@@ -41,7 +41,7 @@ def _key(request_id: str) -> str:
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
 
 
-def _given_answer(answer: Classified | Fault) -> GivenAnswer | None:
+def _answer_of(answer: Classified | Fault) -> GivenAnswer | None:
     if isinstance(answer, Fault):
         return None
     listed = answer.predictions if answer.threshold is not None else answer.predictions[:1]

@@ -24,7 +24,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
 logger = logging.getLogger("ray.serve")
 
 
-class Waiting(NamedTuple):
+class WaitingSample(NamedTuple):
     """A sampled image that waits to be written."""
 
     image: bytes
@@ -50,7 +50,7 @@ class Sampler:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._ratio, self._place, self._observe, self._now = ratio, place, observe, now
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[WaitingSample] = deque()
         self._num_bytes = 0  # of the images that wait
         self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
@@ -66,15 +66,15 @@ class Sampler:
         """
         for place, (image, answer) in enumerate(zip(files, answers, strict=False)):
             if isinstance(answer, Classified) and is_chosen(request_id, place, self._ratio):
-                self._take(Waiting(image, answer, place, self._now()))
+                self._take(WaitingSample(image, answer, place, self._now()))
 
     def note_disagreement(
         self, image: bytes, answer: Classified, other: Classified, place: int
     ) -> None:
         """Take an image that another version answers differently; ``place``: in its request."""
-        self._take(Waiting(image, answer, place, self._now(), other))
+        self._take(WaitingSample(image, answer, place, self._now(), other))
 
-    def _take(self, chosen: Waiting) -> None:
+    def _take(self, chosen: WaitingSample) -> None:
         with self._changed:
             is_full = len(self._waiting) >= MAX_WAITING
             if is_full or self._num_bytes + len(chosen.image) > MAX_WAITING_BYTES:
@@ -101,7 +101,7 @@ class Sampler:
                 self._num_bytes -= len(chosen.image)
             self._observe(self._write(chosen))
 
-    def _write(self, chosen: Waiting) -> str:
+    def _write(self, chosen: WaitingSample) -> str:
         """Write a sample and return the result; after failures the place is tried less often."""
         if not self._breaker.allows():
             return "failed"

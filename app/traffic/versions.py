@@ -8,6 +8,7 @@ from app.settings import Settings
 from app.traffic.plan import Split
 from models.ledger import judge
 from models.model_set import ModelSet
+from models.record import Precision
 
 
 def loaded_sets(settings: Settings) -> list[ModelSet]:
@@ -50,10 +51,11 @@ def served_versions(settings: Settings) -> list[ModelSet]:
         ConfigError: two versions are the same, or of different sets or classes.
 
     """
+    served = settings.served_precision
     sets = [own.load_set() for own in settings.of_each_version()]
     for first, other in combinations(sets, 2):
         check_fits(first, other)
-        if (name := version_name(other, settings)) == version_name(first, settings):
+        if (name := version_name(other, served)) == version_name(first, served):
             raise ConfigError(
                 f"traffic and shadow name {name} twice: versions differ in what they answer; leave "
                 "one out"
@@ -61,9 +63,9 @@ def served_versions(settings: Settings) -> list[ModelSet]:
     return sets
 
 
-def version_name(model_set: ModelSet, settings: Settings) -> str:
+def version_name(model_set: ModelSet, served: Precision) -> str:
     """Return NAME@FINGERPRINT."""
-    return f"{model_set.name}@{model_set.fingerprint(settings.served_precision)}"
+    return f"{model_set.name}@{model_set.fingerprint(served)}"
 
 
 def check_fits(main: ModelSet, other: ModelSet) -> None:
@@ -124,7 +126,7 @@ def _some(names: list[str]) -> str:
 def first_split(settings: Settings, versions: list[ModelSet]) -> Split:
     """Return the split that the settings ask for; ``versions`` are from :func:`served_versions`."""
     of_settings = [own.model_set for own in settings.of_each_version()]
-    names = [version_name(model_set, settings) for model_set in versions]
+    names = [version_name(model_set, settings.served_precision) for model_set in versions]
     shares = dict(zip(names, _shares(settings), strict=True))
     shadow = None if settings.shadow is None else names[of_settings.index(settings.shadow)]
     return Split(shares, shadow)

@@ -10,10 +10,9 @@ from app.bench.load import drawn_photos, photos_in
 from app.errors import ConfigError
 from app.graph.set_checks import check_accuracy
 from app.launch.config import ServeConfig, default_config
-from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
-from models.model_set import ModelSet
+from models.image_inputs import ImageInputs
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 MAX_PHOTOS = 256  # of a folder, sampled evenly; every replica holds them
@@ -43,19 +42,21 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
     if images is None:
         drawn = drawn_photos()
         return Job(served, drawn, f"{len(drawn)} drawn photos of 500 x 375")
-    bodies = good_photos(photos_in(images), loaded, settings)
+    bodies = good_photos(
+        photos_in(images), loaded.manifest.inputs, settings.max_pixels, settings.max_full_pixels
+    )
     return Job(served, bodies, f"{len(bodies)} photos of {images}")
 
 
-def good_photos(bodies: list[bytes], model_set: ModelSet, settings: Settings) -> list[bytes]:
+def good_photos(
+    bodies: list[bytes], inputs: ImageInputs, max_pixels: int, max_full_pixels: int
+) -> list[bytes]:
     """Return photos that the service would accept, at most ``MAX_PHOTOS``."""
-    inputs, photos, why = model_set.manifest.inputs, [], ""
+    photos, why = [], ""
     some = bodies[:: -(-len(bodies) // MAX_PHOTOS)]
     for body in some:
         try:
-            checked = inputs.check(
-                body, max_pixels=settings.max_pixels, max_full_pixels=settings.max_full_pixels
-            )
+            checked = inputs.check(body, max_pixels=max_pixels, max_full_pixels=max_full_pixels)
             inputs.decode(body, checked)
         except ImageError as error:
             why = error.message

@@ -90,7 +90,7 @@ def plot(path: Path, points: Sequence[Point], chosen: Point | None, p99_ms: floa
                 color="#666666",
             )
         if chosen is not None:
-            axes.plot(*_places([chosen]), "*", color="#c8703a", markersize=16, label=_told(chosen))
+            axes.plot(*_places([chosen]), "*", color="#c8703a", markersize=16, label=_label(chosen))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -106,6 +106,6 @@ def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     return [p.throughput for p in points], [p.p99_ms for p in points]
 
 
-def _told(point: Point) -> str:
+def _label(point: Point) -> str:
     layout, batches = str(point.candidate).split("; ")
     return f"chosen: {layout},\n{batches}; {point.clients} clients"

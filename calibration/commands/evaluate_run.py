@@ -58,7 +58,7 @@ out = Console(soft_wrap=True, highlight=False)
 
 
 @dataclass(frozen=True)
-class Found:
+class EvaluatedSet:
     """The result of a run, for printing."""
 
     model_set: ModelSet
@@ -109,7 +109,7 @@ def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
         fit(model_set, dataset, precision, options, track)
 
 
-def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
+def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
     with _service(options, model_set) as service, _progress() as progress:
         precisions = (service.precision,) if service else _precisions(model_set)
@@ -123,10 +123,10 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> Found:
             study=study,
         )
     record = record_of(model_set, measured)
-    return Found(model_set, record, measured, service.result if service else None)
+    return EvaluatedSet(model_set, record, measured, service.result if service else None)
 
 
-def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> Found:
+def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     dataset = _sampled(read_label_sets(options.images, model_set), options.max_images)
     with _service(options, model_set) as service, _progress() as progress:
         assert service is None or isinstance(service, MultiLabelLiveService)
@@ -139,7 +139,7 @@ def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> Found
             observe=service.observe_answers if service else None,
         )
     record = record_of(model_set, measured)
-    return Found(model_set, record, measured, service.result if service else None)
+    return EvaluatedSet(model_set, record, measured, service.result if service else None)
 
 
 def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
@@ -154,7 +154,7 @@ def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
     return None
 
 
-def _is_well(evaluated: Found) -> bool:
+def _is_well(evaluated: EvaluatedSet) -> bool:
     record, limit = evaluated.record, evaluated.model_set.manifest.max_drop
     is_over = outcome_of(judged(record.drops, record.num_images, limit)) == "refused"
     if is_over:
@@ -256,7 +256,7 @@ def _served_as(model_set: ModelSet) -> str:
     return model_set.name if by_name == folder else str(folder)
 
 
-def _report(evaluated: Found, options: EvaluateOptions) -> None:
+def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
     manifest, record, measured, live = (
         evaluated.model_set.manifest,
         evaluated.record,

@@ -56,7 +56,7 @@ def _show(sets: list[ModelSet]) -> None:
             facts["name"],
             _classes(model_set.manifest),
             f"{', '.join(map(str, facts['input_sizes']))} px",
-            ", ".join(_told(member) for member in model_set.manifest.members),
+            ", ".join(_member_text(member) for member in model_set.manifest.members),
             _measured(facts),
         )
     console.print(table)
@@ -96,7 +96,7 @@ def _classes(manifest: Manifest) -> str:
     return f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
 
 
-def _told(member: MemberRecord) -> str:
+def _member_text(member: MemberRecord) -> str:
     """Return a member's name, another runtime than OpenVINO, and a batch size that is built in."""
     facts = [str(runtime) for runtime in member.runtimes if runtime != "openvino"]
     if member.fixed_batch is not None:

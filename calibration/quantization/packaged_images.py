@@ -20,7 +20,7 @@ from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
-TOLD = "packaged photographs"  # the name in manifests
+SOURCE = "packaged photographs"  # the name in manifests
 SCIKIT_IMAGE = Wheel(
     "scikit-image",
     "0.26.0",

@@ -12,7 +12,7 @@ from calibration.datasets.labelled import images_digest
 from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
 from calibration.quantization.nncf_errors import check_ignored, nncf_errors
-from calibration.quantization.packaged_images import TOLD, packaged_images
+from calibration.quantization.packaged_images import SOURCE, packaged_images
 from calibration.quantization.quantize import (
     Labelled,
     Quantized,
@@ -107,7 +107,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
     size = max(o.subset_size for o in options.values())
     inputs = manifest.inputs
-    say(f"reading {size} images of {request.images or TOLD}")
+    say(f"reading {size} images of {request.images or SOURCE}")
     chosen = _chosen(request, size, inputs)
     validation = held_out(request.images, request.validation, model_set, chosen.paths)
     outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
@@ -130,7 +130,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     if any(q.is_retried for q in outcome.members.values()):
         hashes |= set(validation.hashes)  # they chose float layers, so INT8 is fitted to them
     made = _with_int8(staging, manifest, outcome, options, hashes, validation)
-    made = made.model_copy(update={"calibration_source": "" if request.images else TOLD})
+    made = made.model_copy(update={"calibration_source": "" if request.images else SOURCE})
     is_validated = validation.labelled is not None
     result = merged(folder, manifest, made, floats, is_validated=is_validated)
     if request.max_drop is not None:

@@ -18,7 +18,7 @@ import pytest
 
 from app.bench.client import Target, open_loop
 from app.bench.load import poisson_arrivals
-from app.bench.samples import Sample
+from app.bench.samples import TimedRequest
 from models.cpus import available_cpus
 from tests.support.services.live_service import Service, changed_config
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
@@ -85,9 +85,9 @@ def scaling(
     service.stop()
 
 
-def load(service: Service) -> list[Sample]:
+def load(service: Service) -> list[TimedRequest]:
     """Send the step, and then a few images while the replicas that are too many end."""
-    samples: list[Sample] = []
+    samples: list[TimedRequest] = []
     step = poisson_arrivals(20, STEP_S, seed=1).tolist()
     after = [STEP_S + at for at in poisson_arrivals(3, TRICKLE_S, seed=2)]
     target = Target(service.url, [picture("green")])

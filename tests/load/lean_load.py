@@ -21,7 +21,7 @@ import uvloop
 
 from app.bench.client import Target
 from app.bench.load import Load
-from app.bench.samples import Run, Sample
+from app.bench.samples import Run, TimedRequest
 
 GRACE_S = 30.0  # beyond the run's time
 BOUNDARY = b"lean-load-boundary"
@@ -92,7 +92,7 @@ def _form(bodies: Sequence[bytes]) -> bytes:
     return b"".join(parts) + b"--%b--\r\n" % BOUNDARY
 
 
-async def _closed_loop(load: Load, requests: Sequence[bytes]) -> list[Sample]:
+async def _closed_loop(load: Load, requests: Sequence[bytes]) -> list[TimedRequest]:
     loop, place = asyncio.get_running_loop(), urlsplit(load.target.url)
     course = _Course(load.duration_s, requests)
     for _ in range(load.clients):
@@ -103,7 +103,7 @@ async def _closed_loop(load: Load, requests: Sequence[bytes]) -> list[Sample]:
     except TimeoutError:
         late = sum(not future.done() for future in course.ended)
         now = time.perf_counter() - course.started
-        course.samples += [Sample(now, now, "timeout")] * late
+        course.samples += [TimedRequest(now, now, "timeout")] * late
     return course.samples
 
 
@@ -113,7 +113,7 @@ class _Course:
     def __init__(self, duration_s: float, requests: Sequence[bytes]) -> None:
         self.duration_s, self._requests, self._numbers = duration_s, requests, count()
         self.started = time.perf_counter()
-        self.samples: list[Sample] = []
+        self.samples: list[TimedRequest] = []
         self.ended: list[asyncio.Future[None]] = []
 
     def next_request(self) -> bytes:
@@ -153,7 +153,7 @@ class _Client(asyncio.Protocol):
 
     def _note(self, error: str | None) -> None:
         now = time.perf_counter() - self._course.started
-        self._course.samples.append(Sample(self._sent, now, error))
+        self._course.samples.append(TimedRequest(self._sent, now, error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give this client up: a server that closes connections under this load is told so."""

@@ -70,7 +70,7 @@ class FakeService(EnsembleService):
         self._answer_timeout_s = self.settings.request_timeout_s
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
-        self.keys = read_keys(self.settings)
+        self.keys = read_keys(self.settings.api_keys_file)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
         self.admission = FakeAdmission(self.settings.max_concurrent_requests)

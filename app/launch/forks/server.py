@@ -26,7 +26,7 @@ from app.launch.forks.request import ForkRequest, become, received
 FORKS_END_WITHIN_S = 5.0
 FORKED = b"forked\n"
 # No module imported here reads variables with these prefixes.
-OF_RAY = ("RAY_", "SPT_NOENV")
+RAY_PREFIXES = ("RAY_", "SPT_NOENV")
 
 
 class ForkServer:
@@ -77,7 +77,7 @@ class ForkServer:
     def _others(self, environment: dict[str, str]) -> list[str]:
         """Return the variables that differ from those that the imported modules may have read."""
         everything = {*environment, *self._environment}
-        names = {name for name in everything - {*SET_LATE} if not name.startswith(OF_RAY)}
+        names = {name for name in everything - {*SET_LATE} if not name.startswith(RAY_PREFIXES)}
         return sorted(n for n in names if environment.get(n) != self._environment.get(n))
 
     def _fork(self, client: socket.socket, asked: ForkRequest) -> ForkRequest | None:

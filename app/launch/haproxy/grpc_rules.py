@@ -6,7 +6,7 @@ A refusal is a trailers-only response: HTTP status 200, with the call's status i
 from app.launch.haproxy import edits
 from app.launch.haproxy.answers import BEGIN_WITHIN_S
 from app.launch.haproxy.edit import Edit, appended
-from app.launch.haproxy.refusals import TOLD, refusals, stick_table, under_way
+from app.launch.haproxy.refusals import REFUSAL, refusals, stick_table, under_way
 from app.queueing.haproxy_headers import DEADLINE_METADATA, PREFIX_METADATA
 
 CALL_PATH = "/tandem.v1.Ensemble/Classify"  # the method of tandem.proto
@@ -69,7 +69,7 @@ def of_calls(section: str, max_requests: int | None) -> list[Edit]:
     ]
     begins = [f"{edits.FIRST_BYTES} if {IS_OURS}", TELL_PREFIX]
     if max_requests is not None:
-        limits += refusals(name, max_requests, IS_CALL, _refusal(TOLD))
+        limits += refusals(name, max_requests, IS_CALL, _refusal(REFUSAL))
         begins += under_way(name, IS_CALL)
     return [
         edits.of_backend("the limits of gRPC calls", section, limits),
@@ -91,14 +91,14 @@ def _few(row: int, calls: str, num: int) -> list[str]:
 
 def _refusal(message: str) -> str:
     """Return an action that answers RESOURCE_EXHAUSTED and when to try again."""
-    headers = _told(RESOURCE_EXHAUSTED, "overloaded", message)
+    headers = _headers(RESOURCE_EXHAUSTED, "overloaded", message)
     return f"http-request return status 200 {headers} hdr grpc-retry-pushback-ms 1000"
 
 
 def _late() -> str:
     late = f"headers and message did not begin to arrive within {BEGIN_WITHIN_S} s"
-    return f"http-error status 408 {_told(DEADLINE_EXCEEDED, 'slow_request', late)}"
+    return f"http-error status 408 {_headers(DEADLINE_EXCEEDED, 'slow_request', late)}"
 
 
-def _told(status: int, code: str, message: str) -> str:
+def _headers(status: int, code: str, message: str) -> str:
     return f'hdr grpc-status {status} hdr grpc-message "{message}" hdr error-code {code}'

@@ -25,7 +25,7 @@ LIMIT, SAID_AT, ASKED_AT, NUM_REFUSED = (
     f"proc.tandem_{name}" for name in ("limit", "said_at", "asked_at", "refused")
 )
 NOW = "date(0,ms)"
-TOLD = (
+REFUSAL = (
     "%[var(txn.limit)] requests are under way for each Gateway, the limit at present; "
     "try again in 1 s"
 )
@@ -64,8 +64,8 @@ def http_refusals(backend: str, max_requests: int) -> list[str]:
     They come before the wait for the body, which would not be read.
     """
     refusal = "http-request return status 429 content-type application/json hdr retry-after 1"
-    of_protocol = f"{refusal} lf-string '{protocol_error_body(TOLD)}' if {IS_INFER}"
-    answer = f"{refusal} lf-string '{error_body('overloaded', TOLD)}'"
+    of_protocol = f"{refusal} lf-string '{protocol_error_body(REFUSAL)}' if {IS_INFER}"
+    answer = f"{refusal} lf-string '{error_body('overloaded', REFUSAL)}'"
     return refusals(backend, max_requests, IS_CLASSIFY, answer, of_protocol)
 
 
@@ -86,7 +86,7 @@ def refusals(
     num = f"{SENT_ON},table_conn_cur({backend}),sub(txn.answered)"
     beyond = f"{{ nbsrv({backend}) gt 0 }} {{ {num},div(txn.gateways),sub(txn.limit) ge 0 }}"
     is_full, is_refused = "{ var(txn.full) -m bool }", "{ var(txn.refused) -m bool }"
-    has_told = f"{ours} {{ var({NUM_REFUSED},0) -m int gt 0 }}"
+    has_refused = f"{ours} {{ var({NUM_REFUSED},0) -m int gt 0 }}"
     return [
         f"http-request set-var(txn.gateways) nbsrv({backend}) {ours}",
         f"http-request set-var(txn.answered) {ANSWERED},table_conn_cur({backend}) {ours}",
@@ -101,8 +101,8 @@ def refusals(
         *([f"{first_answer} {is_refused}"] if first_answer else []),
         f"{answer} {ours} {is_refused}",
         f"http-request set-var({ASKED_AT}) {NOW} {ours} {is_full}",
-        f"http-request set-header {REFUSED_HEADER} %[var({NUM_REFUSED})] {has_told}",
-        f"http-request set-var({NUM_REFUSED}) int(0) {has_told}",
+        f"http-request set-header {REFUSED_HEADER} %[var({NUM_REFUSED})] {has_refused}",
+        f"http-request set-var({NUM_REFUSED}) int(0) {has_refused}",
     ]
 
 

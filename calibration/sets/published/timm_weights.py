@@ -61,13 +61,13 @@ class TimmWeights:
             if not path.is_file():
                 url = f"{source.hub.rstrip('/')}/{self.repository}/resolve/main/{FILE}"
                 raise DownloadError(f"{path} is not there; fetch {url} and put it there so named")
-            return WeightsFile(path, self._told(path.name, sha256_of(path)))
+            return WeightsFile(path, self._identity(path.name, sha256_of(path)))
         file = hub_file(source.hub, self.repository, FILE, what_next(name))
         path = source.cache_dir / file.sha256[:16] / name
         got = download(file.url, path, file.sha256, report)
-        return WeightsFile(got, self._told(file.url, file.sha256))
+        return WeightsFile(got, self._identity(file.url, file.sha256))
 
-    def _told(self, where: str, sha256: str) -> str:
+    def _identity(self, where: str, sha256: str) -> str:
         terms = self.config["license"]
         license_ = f", license {terms}" if terms else ""
         return f"timm {self.model}, {where}, sha256 {sha256}{license_}"

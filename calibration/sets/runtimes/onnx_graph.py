@@ -69,14 +69,14 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
     model = _read(converted or path, path)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
-    input_facts = f"{path} takes {_kind(inputs)} {_told(_sides(inputs))}"
+    input_facts = f"{path} takes {_kind(inputs)} {_shape_text(_sides(inputs))}"
     layout, size, batch = layout_and_size(_sides(inputs), input_facts, options)
     taken = inputs.type.tensor_type.elem_type
     if taken != TensorProto.FLOAT and taken not in INTEGERS:
         raise ModelSetError(
             f"{input_facts}; a member takes float32 or uint8: export it again as that"
         )
-    output_facts = f"{path} gives {_told(_sides(outputs))}"
+    output_facts = f"{path} gives {_shape_text(_sides(outputs))}"
     num_classes = num_classes_of(_sides(outputs), output_facts)
     exact, kind = _exact_end(graph, outputs.name)
     make = partial(_folded, model, options, layout, size, batch, num_classes, exact)
@@ -143,7 +143,7 @@ def _sides(port: Any) -> Sides:
     return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
 
 
-def _told(sides: Sides) -> str:
+def _shape_text(sides: Sides) -> str:
     return "[" + ",".join("?" if side is None else str(side) for side in sides) + "]"
 
 

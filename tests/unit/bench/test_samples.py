@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.bench.load import MAX_ARRIVALS, poisson_arrivals
 from app.bench.process_tree import stage_of
 from app.bench.report import knee
-from app.bench.samples import Run, Sample, Summary, summarise
+from app.bench.samples import Run, Summary, TimedRequest, summarise
 from app.cli.bench import numbers
 from app.errors import ConfigError
 
@@ -51,8 +51,8 @@ def test_more_arrivals_than_can_be_held_are_refused() -> None:
 
 
 def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -> Run:  # type: ignore[assignment]
-    samples = [Sample(1.0, 1.0 + ms / 1e3) for ms in latencies_ms]
-    samples += [Sample(1.0, 1.1, kind) for kind in errors]
+    samples = [TimedRequest(1.0, 1.0 + ms / 1e3) for ms in latencies_ms]
+    samples += [TimedRequest(1.0, 1.1, kind) for kind in errors]
     given_facts = {"kind": "closed", "offered": 8.0, "duration_s": 2.0} | facts
     return Run(**given_facts, samples=samples)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_a_process_belongs_to_a_stage(command_line: list[str], stage: str) -> No
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
-    assert Sample(scheduled=1.0, finished=3.5).latency_ms == 2500
+    assert TimedRequest(scheduled=1.0, finished=3.5).latency_ms == 2500
 
 
 def queued(rate: float, seconds: float, service_s: float, seed: int, cores: int = 2) -> Run:
@@ -111,7 +111,7 @@ def queued(rate: float, seconds: float, service_s: float, seed: int, cores: int 
     for at in poisson_arrivals(rate, seconds, seed).tolist():
         core = free.index(min(free))
         free[core] = max(at, free[core]) + service_s
-        samples.append(Sample(at, free[core]))
+        samples.append(TimedRequest(at, free[core]))
     return Run("open", rate, seconds, samples)
 
 
@@ -146,7 +146,7 @@ def test_an_open_loop_of_which_much_is_refused_is_saturated(
 
 @pytest.mark.parametrize("kind", ["open", "closed"])
 def test_a_straggler_does_not_thin_out_the_rate(kind: str) -> None:
-    samples = [Sample(0.1 * n, 0.1 * n + 0.1) for n in range(99)] + [Sample(9.9, 39.9)]
+    samples = [TimedRequest(0.1 * n, 0.1 * n + 0.1) for n in range(99)] + [TimedRequest(9.9, 39.9)]
     told = summarise(Run(kind, 10.0, 10.0, samples), 1000)
     assert told.throughput == pytest.approx(9.9, abs=0.02)
     assert told.goodput == pytest.approx(9.9, abs=0.02)
@@ -155,14 +155,14 @@ def test_a_straggler_does_not_thin_out_the_rate(kind: str) -> None:
 
 def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them() -> None:
     """Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done."""
-    samples = [Sample(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
+    samples = [TimedRequest(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
     assert summarise(Run("closed", 2.0, 1.0, samples), 1000).throughput == pytest.approx(
         2 / 0.3, abs=0.01
     )
 
 
 def test_the_rate_of_a_part_of_a_run() -> None:
-    samples = [Sample(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
+    samples = [TimedRequest(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
     run = Run("open", 10.0, 5.0, samples, began_s=5.0)
     assert summarise(run, 1000).throughput == 10.0
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from app.cli import cluster_rows
-from app.cli.cluster_rows import Classifier, ClusterRows
+from app.cli.cluster_rows import ClusterRows, NodeClassifier
 from app.errors import ConfigError
 from models import extras
 from models.model_set import load_model_set
@@ -138,7 +138,7 @@ def test_files_are_read_and_classified_as_in_one_process(
     files = [good, bad, gone, f"{bucket}/in/a.png", f"{bucket}/in/b.png"]
     monkeypatch.setattr(cluster_rows, "READERS", 2)
     read = pyarrow.concat_tables(cluster_rows._read(pyarrow.table({"file": files})))
-    done = Classifier(str(tiny_set), 1, 2, None)(read)
+    done = NodeClassifier(str(tiny_set), 1, 2, None)(read)
     rows = [json.loads(text) for text in done["row"].to_pylist()]
     assert [row["file"] for row in rows] == files
     labels = [row["predictions"][0]["label"] for row in rows if "error" not in row]

@@ -12,6 +12,8 @@ from app.compute.inference_threads import (
 )
 from app.settings import Settings
 
+STREAMS = Settings().streams
+
 
 @pytest.mark.parametrize(
     ("cores", "streams", "num", "threads_each"),
@@ -32,31 +34,31 @@ def test_cores_are_shared_out(cores: int, streams: int, num: int, threads_each: 
 @pytest.mark.parametrize(("cpus", "sharing", "cores"), [(8, 1, 8), (8, 2, 4), (1, 2, 1), (3, 2, 1)])
 def test_without_whole_cpus_the_machine_is_divided(monkeypatch, cpus, sharing, cores) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: cpus)
-    assert replica_inference_threads(Settings(), sharing).num == cores
+    assert replica_inference_threads(STREAMS, sharing).num == cores
 
 
 @pytest.mark.parametrize(("assigned", "cores"), [(3, 3), (8, 4), (0, 4)])
 def test_whole_cpus_count_as_far_as_they_are_there(monkeypatch, caplog, assigned, cores) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: 4)
     monkeypatch.setattr("app.compute.inference_threads._whole_cpus", lambda: assigned)
-    assert replica_inference_threads(Settings(), 1).num == cores
+    assert replica_inference_threads(STREAMS, 1).num == cores
     assert ("it uses those" in caplog.text) is (assigned > 4)
 
 
 def test_too_many_streams_are_told(monkeypatch, caplog) -> None:
     monkeypatch.setattr("app.compute.inference_threads.available_cpus", lambda: 2)
-    assert replica_inference_threads(Settings(streams=5)).num == 2
+    assert replica_inference_threads(5).num == 2
     assert "num_cpus 0, streams 5, but this replica has 2 cores" in caplog.text
 
 
 def test_a_replica_with_affinity_claims_its_cores(monkeypatch) -> None:
     claimed: list[int] = []
     monkeypatch.setattr("app.compute.inference_threads.keep_to_own_cores", claimed.append)
-    replica_inference_threads(Settings(affinity=True))  # no whole CPUs: nothing to keep to
+    replica_inference_threads(STREAMS, keeps_to_own=True)  # no whole CPUs: nothing to keep to
     monkeypatch.setattr("app.compute.inference_threads._whole_cpus", lambda: 2)
-    replica_inference_threads(Settings())
+    replica_inference_threads(STREAMS)
     assert claimed == []
-    replica_inference_threads(Settings(affinity=True))
+    replica_inference_threads(STREAMS, keeps_to_own=True)
     assert claimed == [2]
 
 

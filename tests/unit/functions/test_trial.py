@@ -109,9 +109,9 @@ def test_a_cascade_averages():
 
 def test_the_trial_counts_the_views(tiny_set):
     settings = Settings(preprocess=f"{OWN}:with_negatives")
-    function = load_function(settings, "preprocess")
+    function = load_function(settings.preprocess, "preprocess")
     assert function is not None
-    assert try_preprocess(function, settings, load_model_set(str(tiny_set)).manifest) == 2
+    assert try_preprocess(function, load_model_set(str(tiny_set)).manifest, 1, 64) == 2
 
 
 def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):

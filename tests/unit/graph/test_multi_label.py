@@ -114,7 +114,7 @@ def test_another_threshold_is_another_set(tmp_path, scored_set):
 def test_a_cascade_is_refused(scored_set):
     settings = Settings(model_set=scored_set, cascade_margin=0.5)
     with pytest.raises(ConfigError, match=r"cascade_margin is 0\.5, and scored is multi-label"):
-        check_task(settings, load_model_set(scored_set).manifest)
+        check_task(settings.cascade_margin, load_model_set(scored_set).manifest)
     with pytest.raises(ConfigError, match="multi-label"):
         service(scored_set, cascade_margin=0.5)
 

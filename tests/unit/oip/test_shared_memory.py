@@ -22,7 +22,7 @@ from tests.support.shared_regions import Memory
 
 def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
-    memory = shared_memory_of(Settings())
+    memory = shared_memory_of(is_on=False)
     assert not memory.is_on
     with pytest.raises(BadRegionError, match="shared memory is off here; send the data itself"):
         memory.for_caller(is_local=True)
@@ -33,9 +33,9 @@ def test_only_tandem_serve_on_loopback_has_it(
 ) -> None:
     monkeypatch.delenv(REGIONS_FOLDER, raising=False)
     with pytest.raises(ConfigError, match="is for tandem serve"):
-        shared_memory_of(Settings(shared_memory="unproxied"))
+        shared_memory_of(is_on=True)
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
-    memory = shared_memory_of(Settings(shared_memory="unproxied"))
+    memory = shared_memory_of(is_on=True)
     assert memory.is_on
     assert memory.for_caller(is_local=True).status() == []
 

@@ -122,7 +122,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelSet]:
     sets: list[ModelSet] = []
     real = evaluate_run._measured
 
-    def noted(model_set: ModelSet, options: EvaluateOptions) -> evaluate_run.Found:
+    def noted(model_set: ModelSet, options: EvaluateOptions) -> evaluate_run.EvaluatedSet:
         sets.append(model_set)
         return real(model_set, options)
 
